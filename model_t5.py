@@ -23,12 +23,10 @@ import logging
 import pickle
 import re
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -44,7 +42,7 @@ from transformers import (
 )
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
-from common.command_line import check_value
+from common.command_line import check_value, parse_yaml
 from common.errors import UserError
 from common.processes import free_memory, processes_here
 from common.reports import first_line, human_bytes
@@ -96,12 +94,7 @@ def parse_overrides(text: str | None) -> dict:
             raise ValueError(f"--config_overrides {text}: write key=value pairs separated by commas")
         if key in overrides:
             raise ValueError(f"--config_overrides {text}: {key} is set twice")
-        try:
-            overrides[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            overrides[key] = {}
-        if isinstance(overrides[key], dict | list | date):
-            raise ValueError(f"--config_overrides {key}={value[:80]}: not a number, word, true or false")
+        overrides[key] = parse_yaml(value)
         check_value(f"config_overrides {key}", overrides[key], _SHAPE_LIMITS.get(key, {}))
     return overrides
 

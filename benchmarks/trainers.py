@@ -34,8 +34,8 @@ from model_t5 import flops_per_sequence
 from modeling.generation_settings import set_generation_length
 from modeling.segment_masks import enable_packing
 from runs.speed import job_of, make_fast
-from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
 from trainer_t5 import T5Trainer
+from training.batching import BucketCollator, PackingCollator, bucket_lengths
 
 CHUNKS = 4096  # of random tokens; all ways to pre-train train on them
 LONG_RUN = 65_536  # steps of the run for which --speed chooses

@@ -25,7 +25,7 @@ from common.reports import read_json, write_json
 from modeling.families import output_head
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_CHECKSUM = "base_checksum.json"  # of the weights that the matrices were trained with; peft's files have no place for it
+_CHECKSUM = "base_checksum.json"  # of the weights that the matrices were trained with
 
 
 def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:

@@ -44,13 +44,13 @@ from corpora.examples import ChunkDataset
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model
 from modeling import rows_at_a_time
+from modeling.loss import STATISTICS, token_metrics
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
 from runs import trackers
 from runs.run import TrainingRun
 from runs.speed import device_peak_flops
 from runs.trackers import wandb_settings
-from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 from training.optimizers import learning_rate_factor
 

@@ -35,8 +35,8 @@ from modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_sc
 from modeling.segment_masks import enable_packing
 from objectives.denoisers import DenoiserMixture, PackedChunks
 from runs.memory import block_parameters, matrix_parameters
-from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import non_canonical_outputs
+from training.batching import BucketCollator, PackingCollator
 from training.checkpoints import check_resumed
 
 WORDS = 300
