@@ -31,7 +31,7 @@ from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments
 from common.processes import check_alike, finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary
-from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
+from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.blocks import contents_digest
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model
@@ -41,7 +41,7 @@ from runs.run import Run, shown_numbers
 from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, values_of_texts
-from tasks.task_records import TASK_RECORD, recorded_flags, recorded_lengths
+from tasks.task_records import recorded_flags, recorded_lengths
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
 

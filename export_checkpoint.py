@@ -31,7 +31,7 @@ from common.checkpoint_folders import newest_whole_checkpoint
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.processes import print_once, run_script
 from common.reports import end_summary, human_count, lines_until, read_json, start_summary
-from constants import DATASET_VALS
+from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import check_file, is_plain_text
 from corpora.reading import read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
@@ -44,7 +44,7 @@ from publishing.hub_uploads import upload
 from publishing.model_cards import model_card, read_run, shown_search, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
-from tasks.task_records import TASK_RECORD, read_record
+from tasks.task_records import read_record
 
 # Files that load_model reads; it merges LoRA's matrices.
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME, LOW_RANK)

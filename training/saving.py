@@ -19,9 +19,9 @@ from common.command_line import exit_on_user_error
 from common.manifests import is_disk_full, share
 from common.processes import is_first_process, print_once
 from common.reports import write_json
+from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
 from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
-from tasks.task_records import TASK_RECORD
 from training.checkpoints import SAVING, load_loss_state, publish, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
 
@@ -34,7 +34,7 @@ class SavingTrainer(RowOrderTrainer):
     _put_off: Exception | None = None  # error of a full disk, kept until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
     _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
-    task_record: dict | None = None  # of fine-tuning (tasks/task_records.py), saved with every model
+    task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):

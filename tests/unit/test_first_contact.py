@@ -34,7 +34,6 @@ from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
 from publishing.model_cards import _example, _first_entry, hub_task
 from runs.callbacks import T5ProgressCallback
-from search.report import enough_trials, robust_range
 from tasks.tasks import Task, Tasks
 
 ROOT = Path(constants.__file__).parent
@@ -256,11 +255,6 @@ class PictureTest(parameterized.TestCase):
     def test_metrics_that_are_shown_in_any_case(self):
         runs = [{"lines": self.lines(), "results": {}}]
         self.assertEqual(plot_runs.choose_metrics("loss,eval_loss,f1", runs), ["eval_f1"])
-
-    def test_sweeps(self):
-        self.assertEqual(robust_range([1, 2, 3, 4, 900]), (1, 4))
-        self.assertEqual(robust_range([1.0]), (1.0, 1.0))
-        self.assertEqual([enough_trials(dict.fromkeys(range(n))) for n in (1, 5)], [10, 20])
 
 
 class CardTest(parameterized.TestCase):
