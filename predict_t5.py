@@ -30,7 +30,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from arguments.own_pairs import prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import comma_words, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, comma_words, exit_on_user_error, option, parse_arguments
+from common.manifests import told_if_full
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
@@ -46,6 +47,7 @@ from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 from tasks.registry import as_list, source_text
 
+GO_ON = "What is written there stays. Free some space: then the same command goes on."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
 # Of tokenised texts [B]: the token ids written [B * count, T], the best first, and of several their log-probabilities.
@@ -133,6 +135,7 @@ def parse_flags(argv: list[str] | None) -> Plan:
     args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
     if Path(args.output_file).absolute() == Path(args.input_file).absolute():
         raise ValueError(f"--output_file {args.output_file}: is the input file")
+    check_folder("--output_file", str(Path(args.output_file).parent))
     entry, record = recorded_task(str(task_folder(args)), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
@@ -306,7 +309,8 @@ def main(argv: list[str] | None = None) -> dict:
             "give all nodes the same flags and files",
         )
         if state.is_main_process:  # another node's file may differ
-            output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
+            with told_if_full(f"--output_file {args.output_file}", GO_ON):
+                output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
         (done,) = broadcast_object_list([output and output.done])
         engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
         answer, searched = engine(plan, state.device) if done < len(sizes) else (None, None)
@@ -321,7 +325,8 @@ def main(argv: list[str] | None = None) -> dict:
         while window := list(itertools.islice(items, size)):
             records = answer_window(window, answer, plan, progress, begin)
             if output:
-                output.append(records[done - begin :])
+                with exit_on_user_error(), told_if_full(f"--output_file {args.output_file}", GO_ON):
+                    output.append(records[done - begin :])
             done = begin = begin + len(window)
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before

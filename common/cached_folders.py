@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from common.manifests import difference, fsync, is_disk_full, share, write_manifest
+from common.manifests import difference, fsync, share, told_if_full, write_manifest
 from common.processes import is_first_process, print_once
-from common.reports import first_line, human_bytes
+from common.reports import human_bytes
 
+FREE_SPACE = "Free some space, or name a folder on another disk."
 TOLD_BYTES = 2**33  # hashing more takes longer than some seconds
 
 
@@ -35,16 +36,9 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
     cache.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache, name)
     with _temporary(name, cache) as aside:
-        try:
+        with told_if_full(f"--data_cache_dir {cache}", f"{name} is written there. {FREE_SPACE}"):
             build(aside)
             write_manifest(aside)
-        except Exception as error:
-            if not is_disk_full(error):
-                raise
-            raise ValueError(
-                f"{cache} has no room for {name} ({first_line(error)}): free some space, or name a folder "
-                "on another disk with --data_cache_dir"
-            ) from None
         _put_in_place(aside, final, overwrite)
     return final
 
@@ -93,11 +87,11 @@ def _delete(folder: Path) -> None:
 def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
     """An empty folder to fill, renamed to `final` when the `with` block ends without an error, and else deleted.
 
-    FileExistsError if `final` holds files by then and `overwrite` is not set.
+    FileExistsError if `final` holds files by then and `overwrite` is not set. UserError if the disk is full.
     """
     parent = final.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    with _temporary(final.name, parent) as aside:
+    with told_if_full(f"--output_dir {final}", FREE_SPACE), _temporary(final.name, parent) as aside:
         yield aside
         paths = [*aside.rglob("*"), aside]
         share(paths)

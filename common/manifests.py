@@ -5,15 +5,19 @@
 Checkpoints and cached data are written into a temporary folder, described, synced to the disk, and renamed when whole.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Event
+
+from common.errors import UserError
+from common.reports import first_line
 
 MANIFEST = "manifest.json"
 READ_AT_ONCE = 8  # files whose contents are hashed side by side
@@ -107,3 +111,14 @@ def is_disk_full(error: BaseException) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@contextlib.contextmanager
+def told_if_full(place: str, advice: str) -> Iterator[None]:
+    """Turns the error of a full disk in the `with` block into a UserError: `place` has no room, and the advice."""
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise UserError(f"{place}: no room on the disk ({first_line(error)}). {advice}") from None

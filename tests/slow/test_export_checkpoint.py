@@ -24,7 +24,7 @@ import yaml
 import zoo
 from absl.testing import parameterized
 from fake_hub import FakeHub
-from helpers import run_main, sentences
+from helpers import run_main, sentences, small_disk
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -121,6 +121,14 @@ class HuggingFaceTest(TestCase):
     def test_an_export_that_fails_leaves_nothing(self):
         with mock.patch("export_checkpoint.model_card", side_effect=ValueError("the disk is full")):
             self.export(workspace() / "whole", code=2)
+        self.assertEmpty(list(self.folder.iterdir()))
+
+    @parameterized.parameters(400, 10_000)  # before the weights, or within them
+    def test_a_full_disk_is_named_and_leaves_nothing(self, largest):
+        source = workspace() / "whole"
+        with small_disk(largest):
+            _, _, error = self.export(source, code=2)
+        self.assertRegex(error.splitlines()[-1], "error: --output_dir .*out: no room on the disk .*Free some space, or")
         self.assertEmpty(list(self.folder.iterdir()))
 
     def test_an_earlier_export_is_replaced_as_a_whole(self):

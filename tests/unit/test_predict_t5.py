@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 from absl.testing import absltest, parameterized
-from helpers import run_main, write_tiny_model
+from helpers import run_main, small_disk, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 import predict_t5
@@ -178,6 +178,21 @@ class PredictTest(TestCase):
         _, _, error = self.predict(path, "--num_beams", "2", code=2)
         self.assertIn("answers.jsonl: holds answers with num_beams None, not 2; name another file", error)
         self.assertLen(self.predict(path, "--num_beams", "2", "--overwrite_output_file", "true")[1], 23)
+
+    @parameterized.parameters(100, 800)  # already for the settings beside the answers, or within the answers
+    def test_a_full_disk_keeps_what_is_answered(self, largest):
+        path = self.write("in.txt", "\n".join(LINES))
+        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 1))
+        flags = ["--model_name_or_path", self.model, "--output_file", self.folder / "answers.jsonl", *FLAGS]
+        with small_disk(largest):
+            _, _, error = run_main(predict_t5.main, *flags, "--input_file", path, code=2)
+        self.assertRegex(
+            error.splitlines()[-1],
+            "error: --output_file .*answers.jsonl: no room on the disk .* the same command goes on",
+        )
+        result, rows, _ = self.predict(path)
+        self.assertEqual(result["answered"] < 23, largest > 100)
+        self.assertEqual([row["prediction"] for row in rows], plain_answers(LINES))
 
     def test_answers_of_a_model_that_was_trained_again_are_not_continued(self):
         self.with_record(benchmark="glue", dataset_name="cola")
