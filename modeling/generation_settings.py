@@ -3,6 +3,7 @@
 from transformers import GenerationConfig, PreTrainedModel
 
 from common.processes import print_once
+from constants import CODE_ENTRIES
 
 # Settings that `generate` no longer supports, or not alone, or whose result depends on the machine's speed.
 _NOT_FOLLOWED = ("num_beam_groups", "diversity_penalty", "penalty_alpha", "constraints", "force_words_ids")
@@ -29,6 +30,8 @@ def complete(model: PreTrainedModel) -> None:
         if getattr(own, name, None) not in (None, False, 0, 1):
             print_once(f"generation_config.json: {name} {getattr(own, name)} is ignored")
         setattr(own, name, None)
+    for name in CODE_ENTRIES:
+        vars(own).pop(name, None)
 
 
 def deciding_settings(own: GenerationConfig) -> dict:
