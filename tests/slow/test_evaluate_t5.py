@@ -381,7 +381,7 @@ class EvaluateTest(parameterized.TestCase):
 
     def test_a_model_without_a_record_needs_a_task(self):
         error = run_main(evaluate_t5.main, "--model_name_or_path", str(self.model), "--use_cpu", code=2)[2]
-        self.assertRegex(error, "--model_name_or_path .*: has no task.json .*name a task, such as --task glue/sst2")
+        self.assertRegex(error, "--model_name_or_path .*: has no task.json .*Name a task, such as --task glue/sst2")
 
     def test_folder_in_use_is_refused_or_overwritten(self):
         _, folder, _ = self.run_script()
