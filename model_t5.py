@@ -46,7 +46,7 @@ from common.command_line import check_value, parse_yaml
 from common.errors import UserError
 from common.processes import free_memory, processes_here
 from common.reports import first_line, human_bytes
-from constants import MODEL_SHAPES, T5_VOCAB_SIZE
+from constants import CODE_ENTRIES, MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.adaptation import SOURCES
@@ -265,7 +265,7 @@ def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTra
         while base := base_of(place):  # LoRA's matrices: the configuration is that of their checkpoint
             place = base
         do_not_wait_for_the_hub(place)
-        return AutoConfig.from_pretrained(place, trust_remote_code=False)
+        return _without_code(AutoConfig.from_pretrained(place, trust_remote_code=False))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
         wrong = f"its LoRA matrices belong to {place}, {wrong}" if place != name_or_path else wrong
@@ -298,6 +298,16 @@ def _reading_weights(shown: str) -> Iterator[None]:
         if "file named" in reason:
             reason += " Those of Flax or TensorFlow: transformers 4 converts them, by from_flax=True or from_tf=True"
         raise ValueError(f"{shown}: its weights cannot be read ({reason})") from None
+
+
+def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration and its parts without the entries that name code."""
+    for name in CODE_ENTRIES:
+        vars(config).pop(name, None)
+    for part in vars(config).values():
+        if isinstance(part, PreTrainedConfig):
+            _without_code(part)
+    return config
 
 
 def _in_float32(config):

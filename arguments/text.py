@@ -63,11 +63,12 @@ class PreTrainingDataArguments:
             self.eos_between_documents = self.packing == "documents"
 
 
-def check_pre_training_data(args: PreTrainingDataArguments) -> None:
-    """ValueError for contradictions among the flags of text and corruption, and for missing files."""
+def check_pre_training_data(args: PreTrainingDataArguments, evaluates: bool = False) -> None:
+    """ValueError for contradictions among the flags of text and corruption, and for missing files. evaluates: no text
+    is trained on."""
     if args.dataset_name and args.train_file:
         raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
-    if args.validation_file and not args.train_file:
+    if args.validation_file and not args.train_file and not evaluates:
         raise ValueError("--validation_file needs --train_file")
     if args.dataset_config_name and args.dataset_name in (None, BUILTIN_CORPUS):
         raise ValueError("--dataset_config_name needs the Hub name of a data set in --dataset_name")

@@ -190,7 +190,7 @@ def parse_arguments(
             sys.modules["datasets"].disable_progress_bars()
     if argv is None:
         argv = sys.argv[1:]
-        sys.argv[1:] = _without_secrets(argv)  # W&B records it
+        sys.argv[1:] = without_secrets(argv)  # W&B records it
     argv = list(map(str, argv))  # a notebook may give numbers and paths
     show_all = not {"--help_all", "--help-all"}.isdisjoint(argv)
     parser = T5ArgumentParser(dataclass_types, show_all, about)
@@ -239,7 +239,7 @@ def _check_together(values: dict, given: set[str], where: str) -> None:
             raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
 
 
-def _without_secrets(words: list[str]) -> list[str]:
+def without_secrets(words: list[str]) -> list[str]:
     """["--hub_token", "hf_x", "--a-token=y"] -> ["--hub_token", "***", "--a-token=***"]."""
     shown, hide = [], False
     for word in words:

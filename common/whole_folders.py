@@ -28,6 +28,7 @@ from common.processes import is_first_process, print_once
 from common.reports import first_line, human_bytes
 
 MANIFEST = "manifest.json"
+FREE_SPACE = "Free some space, or name a folder on another disk."
 DIGESTS = "digests.json"  # in a cache: [size, time, inode, SHA-256] of the files that were read
 READ_AT_ONCE = 8  # files whose contents are hashed side by side
 READ_BYTES = 2**20
@@ -181,6 +182,17 @@ def is_disk_full(error: BaseException) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def told_if_full(place: str, advice: str) -> Iterator[None]:
+    """Turns the error of a full disk in the `with` block into a UserError: `place` has no room, and the advice."""
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise UserError(f"{place}: no room on the disk ({first_line(error)}). {advice}") from None
+
+
 # ---------------------------------------------------------------- appearing
 def put_in_place(aside: Path, final: Path, unless_whole: bool = False) -> None:
     """Renames a finished folder to `final`. What stands there is moved away just before, and deleted afterwards.
@@ -231,10 +243,11 @@ def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
     """An empty folder to fill, renamed to `final` when the `with` block ends without an error, and else deleted.
 
     FileExistsError if `final` is a file, or holds files by then and `overwrite` is not set.
+    UserError if the disk is full.
     """
     parent = final.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    with _temporary(final.name, parent) as aside:
+    with told_if_full(f"--output_dir {final}", FREE_SPACE), _temporary(final.name, parent) as aside:
         yield aside
         secure(aside)
         if final.is_file() or (final.is_dir() and any(final.iterdir()) and not overwrite):
@@ -260,16 +273,9 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
     cache.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache, name)
     with _temporary(name, cache) as aside:
-        try:
+        with told_if_full(f"--data_cache_dir {cache}", f"{name} is written there. {FREE_SPACE}"):
             build(aside)
             write_manifest(aside)
-        except Exception as error:
-            if not is_disk_full(error):
-                raise
-            raise UserError(
-                f"{cache} has no room for {name} ({first_line(error)}): free some space, or name a folder "
-                "on another disk with --data_cache_dir"
-            ) from None
         put_in_place(aside, final, unless_whole=not overwrite)
     return final
 

@@ -32,6 +32,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, 
 
 from arguments.text import PreTrainingDataArguments
 from common import whole_folders
+from common.errors import UserError
 from common.whole_folders import cached, write_manifest
 from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs, token_files
@@ -762,8 +763,8 @@ class CachedTest(TestCase):
             (folder / "x").write_text("half")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        message = r"has no room for thing \(\[Errno 28\] .*free some space, or .*another disk with --data_cache_dir"
-        with self.assertRaisesRegex(ValueError, message):
+        message = r"--data_cache_dir .*: no room on the disk \(\[Errno 28\] .*thing is written there. Free some space"
+        with self.assertRaisesRegex(UserError, message):
             cached(self.folder, "thing", "k", build)
         self.assertEmpty(list(self.folder.iterdir()))
 

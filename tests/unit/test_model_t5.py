@@ -668,3 +668,25 @@ class SearchSettingsTest(parameterized.TestCase):
         saved = json.loads((self.folder / "new" / "generation_config.json").read_text())
         self.assertEqual(saved["eos_token_id"], 1)
         self.assertNoCommonElements(saved, [] if "do_sample" in saved else rules)
+
+    @parameterized.parameters(
+        dict(forced_bos_token_id=9),
+        dict(forced_eos_token_id=9),
+        dict(suppress_tokens=[9]),
+        dict(begin_suppress_tokens=[9]),
+        dict(bad_words_ids=[[9]]),
+        dict(sequence_bias=[[[9], 2.0]]),
+        dict(exponential_decay_length_penalty=[1, 2.0]),
+    )
+    def test_rules_about_tokens_do_not_outlive_fine_tuning(self, **rules):
+        """The new targets may lack a token that they force, or have one that they forbid."""
+        model = create_model(build_config("tiny", 64, TINY))
+        model.generation_config.update(num_beams=2, **rules)
+        model.save_pretrained(self.folder / "own")
+        model = load_model(str(self.folder / "own"))
+        self.assertContainsSubset(rules, model.generation_config.to_dict())
+        forget_search(model, greedy=False)
+        model.save_pretrained(self.folder / "new")
+        saved = json.loads((self.folder / "new" / "generation_config.json").read_text())
+        self.assertNoCommonElements(saved, rules)
+        self.assertEqual(saved["num_beams"], 2)
