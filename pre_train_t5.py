@@ -32,19 +32,19 @@ from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, packed_flag
 from runs.room import check_before_data
 from runs.run import TrainingRun
-from runs.samples import SamplesCallback
 from runs.speed import job_of, make_fast
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
 
+FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingDataArguments, PreTrainingArguments]:
     """The flags of model, text and training, checked."""
     model_args, text_args, args = parse_arguments(
-        [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
+        FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
@@ -96,6 +96,8 @@ def main(argv: list[str] | None = None) -> dict:
         compute_metrics=text.compute_metrics(),
     )
     if args.num_samples and validation is not None and objective.shows_gaps:
+        from runs.samples import SamplesCallback
+
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]

@@ -4,7 +4,7 @@
     .parquet                a row group
     .npy                    a stretch of rows of ready-made ids, or of pieces of a flat array
     .csv                    a file, since only reading from its start finds the rows; resuming within it seeks the row
-    .json, .tsv, anything compressed, WikiExtractor's <doc> format, .jsonl that is one array
+    .json, .tsv, anything compressed, WikiExtractor's <doc> format
                             a file; resuming within it reads again what comes before
     a Hub stream            a shard, or a row group if there are few shards
 
@@ -26,9 +26,9 @@ from corpora.reading import (
     byte_lines,
     csv_rows,
     decoded,
-    is_open_json,
+    json_object,
+    json_value,
     open_parquet,
-    parse_json,
     read_rows,
     read_text_documents,
     text_line,
@@ -145,7 +145,8 @@ class FileCorpus(Corpus):
         elif block.kind == "jsonl":
             for place, line in _lines(block, start):
                 if text := decoded(line, block.path, place).strip():
-                    yield place, _object(text, block.path, place)
+                    value = json_value(text, Path(f"{block.path} at byte {place:,}"))
+                    yield place, json_object(value, f"{block.path} at byte {place:,}")
         elif block.kind == "csv":
             yield from csv_rows(block.path, start or 0)
         elif block.kind == "ids":
@@ -202,7 +203,7 @@ def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
         return [Block(file, "whole")]
     if kind == "csv":
         return [Block(file, "csv")]
-    if _must_be_read_whole(file, kind):
+    if kind == "text" and _has_pages(file):
         return [Block(file, "whole")]
     size = file.stat().st_size
     return [Block(file, kind, start, min(start + BLOCK_BYTES, size)) for start in range(0, size, BLOCK_BYTES)]
@@ -214,11 +215,9 @@ def _blocks_of_array(file: Path, documents: ArrayDocuments) -> list[Block]:
     return [Block(file, "ids", start, min(start + count, len(documents))) for start in starts]
 
 
-def _must_be_read_whole(file: Path, kind: str) -> bool:
-    """Whether lines belong together: WikiExtractor's pages, .jsonl that is an array or has objects of several lines."""
+def _has_pages(file: Path) -> bool:
+    """Whether a text is in WikiExtractor's format, whose pages are several lines."""
     with open_text(file) as stream:
-        if kind == "jsonl":
-            return is_open_json(stream.readline())
         return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
 
 
@@ -236,13 +235,6 @@ def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
                 return
             yield place, line
             place += len(line)
-
-
-def _object(text: str, path: Path, place: int) -> dict:
-    row = parse_json(text, Path(f"{path} at byte {place:,}"))
-    if not isinstance(row, dict):
-        raise ValueError(f"{path} at byte {place:,}: must be a JSON object, got {type(row).__name__}")
-    return row
 
 
 def _row_group(block: Block, start: int, column: str | None) -> Rows:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.command_line import listed
+from common.errors import UserError
 from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
 
 CHUNK_BYTES = 2**16  # read at once; within a longer line, as much as there is of it
@@ -142,66 +143,56 @@ def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
 
 
 def _read_json(path: Path) -> Iterator[dict]:
-    """Rows of an array, or of objects that follow one another, each on one line or on several."""
+    """Rows of one object a line, or of a .json that is one value: an array of rows, or an object over several lines."""
     with open_text(path) as stream:
         first = stream.readline()
-        if is_open_json(first):
-            text = first + stream.read()
-            rows = enumerate(_json_values(text, path), start=1)
+        if data_suffix(path) == ".json" and not _is_object(first):
+            value = json_value(first + stream.read(), path)
+            rows = enumerate(value if isinstance(value, list) else [value], start=1)
         else:
             lines = enumerate(itertools.chain([first], stream), start=1)
-            rows = ((number, parse_json(line.strip(), path, number)) for number, line in lines if line.strip())
+            rows = ((number, json_value(line.strip(), path, number)) for number, line in lines if line.strip())
         for number, row in rows:
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
-            yield row
+            yield json_object(row, f"{path}, row {number}")
 
 
-def is_open_json(line: str) -> bool:
-    """Whether a line begins an array, or an object that a later line ends: [ and {, but not {"a": 1} or {"a": x."""
+def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), list)
-    except json.JSONDecodeError as error:
-        return error.pos >= len(line.rstrip()) or line.lstrip().startswith("[")
+        return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _json_values(text: str, path: Path) -> Iterator:
-    """The values that follow one another in a text; of an array its items."""
-    if text.lstrip().startswith("["):
-        yield from parse_json(text, path)
-        return
-    decoder, place, line, space = json.JSONDecoder(), 0, 1, re.compile(r"\s*")
-    while (begin := space.match(text, place).end()) < len(text):
-        line += text.count("\n", place, begin)
-        try:
-            _, place = decoder.raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            place = len(text)
-        yield parse_json(text[begin:place], path, line)
-        line += text.count("\n", begin, place)
+def json_object(value: Any, place: str) -> dict:
+    """The value itself. UserError if it is no JSON object."""
+    if not isinstance(value, dict):
+        hint = ": a file that is one array is called .json" if isinstance(value, list) else ""
+        raise UserError(f"{place}: must be a JSON object, got {type(value).__name__}{hint}")
+    return value
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str, path: Path, line: int = 1) -> Any:
-    """The value of a text that begins in this line of a file. ValueError names the file and line."""
+def json_value(text: str, path: Path, line: int = 1) -> Any:
+    """The value of a text that begins in this line of a file. UserError names the file and line."""
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        line, problem = line + error.lineno - 1, error.msg
-        if "control character" not in problem and _is_python(text):
+        wrong, problem = text.splitlines()[error.lineno - 1 : error.lineno], error.msg
+        line += error.lineno - 1
+        if problem == "Extra data":
+            problem = "several values: write one on each line, or an array"
+        elif "control character" not in problem and any(map(_is_python, (text, *wrong))):
             problem = "values as Python prints them: write the file with json.dumps"
     except UnicodeEncodeError as error:
         problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}"
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
         problem = str(error)
-    raise ValueError(f"{path}, line {line}: broken JSON ({problem})")
+    raise UserError(f"{path}, line {line}: broken JSON ({problem})")
 
 
 def _is_python(text: str) -> bool:

@@ -10,7 +10,7 @@ from arguments.own_pairs import OWN, SHAPES, has_training_rows, own_entry
 from arguments.task import TaskArguments
 from common.command_line import listed
 from common.processes import print_once
-from tasks.registry import as_list
+from tasks.registry import as_list, number_of
 from tasks.rows import SplitReader, pieces_of
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
@@ -70,7 +70,11 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
             f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
             f"with --skip_rows_where {entry['target']}=, or write a label into them"
         )
-    return sorted(found, key=int) if all(text.isdecimal() for text in found) else sorted(found)
+    numbers = {text: number_of(text) for text in sorted(found)}
+    spelled = {text if number is None else number: text for text, number in numbers.items()}  # 1 and 1.0 are one class
+    if None in numbers.values():
+        return sorted(spelled.values())
+    return [spelled[number] for number in sorted(spelled)]
 
 
 # ---------------------------------------------------------------- entries for people

@@ -188,6 +188,7 @@ class ReadRowsTest(TestCase):
         ("json_line", "a.jsonl", '{"text": "x"}\n\n{"text": "y"\n', r"a.jsonl, line 3: broken JSON \(Expecting"),
         ("json_array", "a.json", '[{"text": "x"},\n {"text": }]', r"a.json, line 2: broken JSON \(Expecting value"),
         ("json_no_object", "a.jsonl", '{"text": "x"}\n["y"]', "a.jsonl, row 2: must be a JSON object, got list"),
+        ("json_lines_of_an_array", "a.jsonl", '[{"text": "x"}]', "a.jsonl, row 1: .* is one array is called .json"),
         ("json_control", "a.jsonl", '{"text": "x\ty"}', r"line 1: broken JSON \(Invalid control character at\)"),
         ("json_python", "a.jsonl", "{'text': None}", r"line 1: broken JSON \(values as Python prints them"),
         ("json_column", "a.jsonl", '{"text": "x"}\n{"body": "y"}', "a.jsonl, row 2: no column text; available: body"),
