@@ -30,11 +30,8 @@ from corpora import blocks, streams
 from corpora.blocks import FileCorpus, hub_corpora
 from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed
 from corpora.tokenizers import plain_encoder
-<<<<<<< HEAD
-from tasks.tasks import LoadedTask, Task
-=======
 from corpora.word_encoder import flat
->>>>>>> area-text
+from tasks.tasks import LoadedTask, Task
 
 EXAMPLES = 1_500
 CHOOSER = random.Random(5)
