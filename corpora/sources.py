@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from common.processes import print_once
+from common.processes import cores_here, print_once
 from common.reports import human_bytes
 from common.whole_folders import cached, kept_digests, stamp
 from constants import BUILTIN_CORPUS
@@ -157,7 +156,7 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
 
     def build(folder: Path) -> None:
         print_once(f"collecting the documentation of the installed packages into {cache}")
-        corpus.build(folder, num_workers=num_workers or os.cpu_count() or 1)
+        corpus.build(folder, num_workers=num_workers or cores_here())
 
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 
