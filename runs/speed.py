@@ -17,8 +17,8 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import T5Config
 
 from arguments.sharding import wants_fsdp, zero_stage
-from arguments.training import CUDA_GRAPHS, GPUS, cores_of_a_process
-from common.processes import free_memory, lacks_compiler, processes_here
+from arguments.training import CUDA_GRAPHS, GPUS
+from common.processes import cores_of_a_process, free_memory, lacks_compiler, processes_here
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
