@@ -1,5 +1,6 @@
 """Flags of training: those of transformers and ours, and their checks."""
 
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -24,7 +25,6 @@ from arguments.sharding import (
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import (
-    check_folder,
     check_limits,
     check_repository_name,
     check_value,
@@ -47,7 +47,6 @@ from common.reports import is_secret
 from constants import (
     DEFAULT_OPTIMIZER,
     HARDWARE_PEAKS,
-    LORA,
     OPTIMIZERS,
     TRAINING_DEFAULTS,
 )
@@ -83,7 +82,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
-        "loss_chunk_size fused_projections fused_cross_projections bf16_residual kernel_timings generation_cache",
+        "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
@@ -160,8 +159,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
-    fused_projections: bool = option(False, "Compute Q, K, V in one product, and wi_0, wi_1 in one.")
-    fused_cross_projections: bool = option(False, "Compute all cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
     # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
@@ -171,7 +168,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         None, "Its options in JSON, such as '{\"use_reentrant\": true}'."
     )
     _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "activation_checkpointing_kwargs"]
-    kernel_timings: str | None = option(None, "Folder where t5_fused keeps its kernels' times, to use the fastest.")
     generation_cache: str = option("dynamic", "Cache of generate; static: compiled.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
     speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
@@ -325,12 +321,6 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         )
     if job not in TRAINING_DEFAULTS:
         raise UserError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
-    if job.endswith(LORA):
-        refuse(
-            args,
-            "fused_projections fused_cross_projections",
-            "joins matrices in one product, past those of --lora_rank: leave one of them out",
-        )
     choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
@@ -398,6 +388,14 @@ def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
         )
 
 
+def warmup_of(arguments: dict, total_steps: int) -> int:
+    """Steps of the warm-up: `--warmup_steps`, or a share of all steps; 0 for a schedule without one."""
+    share = arguments["warmup_steps"]
+    if arguments["lr_scheduler_type"] in ("constant", *BY_METRIC):
+        return 0
+    return int(share) if share >= 1 else math.ceil(share * total_steps)
+
+
 def global_batch_size(args: T5TrainingArguments) -> int:
     """Sequences of one optimizer step: per process x accumulation x processes."""
     return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -405,36 +403,31 @@ def global_batch_size(args: T5TrainingArguments) -> int:
 
 def _check_step(args: T5TrainingArguments) -> None:
     """UserError for contradictions among the options of the training step."""
-    if args.kernel_timings is not None:
-        check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
         raise UserError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
-    if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
-        refuse(
-            args,
-            "fused_cross_projections",
-            "not with use_reentrant, whose backward pass of each layer would go "
-            "through the keys and values that are made once: leave one of them out",
-        )
     if zero_stage(args) == 3 or wants_fsdp(args):
         sharding = "ZeRO-3" if zero_stage(args) == 3 else "--fsdp"
         refuse(
             args,
-            "fused_projections fused_cross_projections torch_compile loss_chunk_size",
+            "torch_compile loss_chunk_size",
             f"not with {sharding}, which gathers a module's weights only when it runs; ZeRO-2 works",
         )
-    if args.deepspeed or wants_fsdp(args):
-        refuse(args, "auto_find_batch_size", "tries sizes on a whole model: not with --deepspeed or --fsdp")
+    refuse(
+        args,
+        "auto_find_batch_size",
+        "leave it out: the memory plan chooses the micro-batch unless --per_device_train_batch_size is given, and "
+        "--gradient_accumulation_steps keeps the global batch",
+    )
     if buckets := getattr(args, "length_buckets", 0):
         refuse(
             args,
-            "train_sampling_strategy auto_find_batch_size",
+            "train_sampling_strategy",
             f"--length_buckets {buckets} orders the rows itself, in batches of a fixed number of rows: leave it out",
         )
     if getattr(args, "packing", False):
         refuse(
             args,
-            "length_buckets torch_compile auto_find_batch_size",
+            "length_buckets torch_compile",
             "not with --packing true, which gives every batch a shape of its own: leave one of them out",
         )
     if args.torch_compile:
@@ -453,12 +446,6 @@ def _check_step(args: T5TrainingArguments) -> None:
             f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
             "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
             f"{args.gradient_accumulation_steps}, or leave the mode out"
-        )
-    if args.torch_compile_mode in CUDA_GRAPHS:
-        refuse(
-            args,
-            "auto_find_batch_size",
-            f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients, which this flag may ask for",
         )
     if args.precompile:
         if not args.torch_compile:
@@ -485,7 +472,7 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
     )
     refuse(
         training_args,
-        "length_buckets packing auto_find_batch_size",
+        "length_buckets packing",
         "does not go with --streaming, whose batches are cut on the fly, all of one size",
     )
     training_args.ignore_data_skip = True  # skipping batches before a resumed step: the stream itself begins there

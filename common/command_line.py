@@ -6,12 +6,14 @@ Seq2SeqTrainingArguments, `--help_all` shows every flag.
 """
 
 import argparse
+import ast
 import contextlib
 import copy
 import dataclasses
 import difflib
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import operator
 import os
@@ -235,7 +237,7 @@ def parse_arguments(
     if argv is None:
         keep_table(table)
         argv = sys.argv[1:]
-        sys.argv[1:] = _without_secrets(argv)  # W&B records it
+        sys.argv[1:] = without_secrets(argv)  # W&B records it
     argv = list(map(str, argv))  # a notebook may give numbers and paths
     fills = [fill for fill in (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types)) if fill]
     values, given = read_flags(table, argv, about or "", default_recipe, starts_anew, fills)
@@ -264,6 +266,7 @@ def read_flags(
         parser.parse_args(["--help"])
     argv = list(argv)
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    argv = list(itertools.chain(*(_from_wandb(parser, word) for word in argv)))
     given = _flags_given(parser, argv)
     if recipe is None and default_recipe is not None and given.isdisjoint(starts_anew):
         recipe = default_recipe
@@ -274,15 +277,16 @@ def read_flags(
     values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
     _check_together(values, given, "on the command line")
     _check_together(values, set(words), f"in the recipe {recipe}")
+    filled = {}
     for fill in fills:
-        more = fill(values, given | words.keys())
-        words = {name: _as_flag(name, value) for name, value in more.items()} | words
+        filled |= fill(values, given | words.keys())
+    parser.set_defaults(**filled)  # as they are: a list or a text that begins with - must not be read as flags again
     found, left_over = parser.parse_known_args([*sum(words.values(), []), *argv])
     if "-f" in left_over and any(word.endswith(".json") for word in argv):
         raise UserError("-f: is Jupyter's, not a flag: in a notebook call main([...]) with a list (docs/notebooks.md)")
     if left_over:
         raise UserError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
-    values, given = vars(found), given | words.keys()
+    values, given = vars(found), given | words.keys() | filled.keys()
     for name in given & parser.limits.keys():
         if values[name] is not None:
             check_value(name, values[name], parser.limits[name])
@@ -341,6 +345,19 @@ def _table_file() -> tuple[Path, str]:
     return cache / f"{Path(sys.argv[0]).stem}.json", hashlib.sha256(repr((states, versions)).encode()).hexdigest()
 
 
+def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
+    """The words of a flag as W&B's agent writes null and lists: "--seed=None" -> [], "--labels=['a', 'b']" ->
+    ["--labels", "a", "b"]. Any other word stays."""
+    name, equals, value = word.partition("=")
+    action = parser.flags.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") and equals else None
+    if action is not None and value == "None":
+        return []
+    if action is not None and action.nargs == "+" and value[:1] == "[":
+        with contextlib.suppress(ValueError, SyntaxError):
+            return [name, *map(str, ast.literal_eval(value))]
+    return [word]
+
+
 def _check_together(values: dict, given: set[str], where: str) -> None:
     """UserError for an empty value among the flags given in one place, or for two of them that exclude each other.
     values: of all flags."""
@@ -359,7 +376,7 @@ def _check_together(values: dict, given: set[str], where: str) -> None:
             raise UserError(f"{one} and {other} exclude each other: give one of them {where}")
 
 
-def _without_secrets(words: list[str]) -> list[str]:
+def without_secrets(words: list[str]) -> list[str]:
     """["--hub_token", "hf_x", "--a-token=y"] -> ["--hub_token", "***", "--a-token=***"]."""
     shown, hide = [], False
     for word in words:

@@ -23,7 +23,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from warm_python import warm_python
 
-from common.checkpoint_folders import checkpoints_of, damage
+from common.whole_folders import checkpoints_of, damage
 from constants import DEFAULT_OPTIMIZER, PREEMPTED_EXIT_CODE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -99,7 +99,7 @@ class PathTest(parameterized.TestCase):
         check_folder("--data_cache_dir", "~/cache")
 
     def test_an_address_is_no_folder(self):
-        with self.assertRaisesRegex(UserError, "--output_dir s3://bucket/x: is an address, .*Name a folder"):
+        with self.assertRaisesRegex(UserError, "--output_dir s3://bucket/x: is an address, .* folder is needed"):
             check_folder("--output_dir", "s3://bucket/x")
 
     def test_data_workers_need_open_files(self):
