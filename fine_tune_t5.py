@@ -33,7 +33,7 @@ from arguments.own_pairs import SOURCES
 from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
-from common.processes import print_once, run_script
+from common.processes import prepare_process, print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
@@ -123,4 +123,5 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

@@ -90,11 +90,27 @@ def check_value(name: str, value: Any, limits: dict) -> None:
             raise UserError(f"--{name} {item}: must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}")
 
 
-def refuse(flags: Any, names: str, reason: str) -> None:
-    """UserError "--flag value: reason" for the first field among `names` whose value is not its default."""
+def refuse(flags: Any, names: str, reason: str, given: Collection[str] = ()) -> None:
+    """UserError "--flag value: reason" for the first field among `names` whose value is not its default, or that is
+    among those `given`."""
     for f in dataclasses.fields(flags):
-        if f.name in names.split() and getattr(flags, f.name) not in (f.default, ""):
-            raise UserError(f"--{f.name} {getattr(flags, f.name)}: {reason}")
+        value = getattr(flags, f.name)
+        if f.name in names.split() and (value not in (f.default, "") or f.name in given):
+            raise UserError(f"--{f.name} {' '.join(map(str, value)) if isinstance(value, list) else value}: {reason}")
+
+
+Rules = Sequence[tuple[str, Callable[[Any], object], str]]
+
+
+def check_rules(flags: Any, rules: Rules, given: Collection[str] = ()) -> None:
+    """UserError for the first flag that does not go with the others.
+
+    rules: (names of flags, when they are refused, why and what to do); {name} stands for the value of another flag. A
+    flag with its default value is refused only if it is among those `given`.
+    """
+    for names, is_refused, reason in rules:
+        if is_refused(flags):
+            refuse(flags, names, reason.format_map(vars(flags)), given)
 
 
 # ---------------------------------------------------------------- parsing

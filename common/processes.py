@@ -60,12 +60,11 @@ def cores_of_a_process() -> int:
 
 
 def check_open_files(workers: int) -> None:
-    """Lets this process open as many files as it may. UserError if data workers need more: pipes, and shared memory for
-    each batch that they make ahead."""
+    """UserError if data workers need more open files than this process may have: pipes, and shared memory for each
+    batch that they make ahead."""
     import resource  # which Windows lacks
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 64 + 20 * workers
     if most != resource.RLIM_INFINITY and workers and needed > most:
         raise UserError(
@@ -161,6 +160,23 @@ def end_with_parent() -> None:
     process; stopped by one, it would leave the training running."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def prepare_process() -> None:
+    """What a training script changes in its process, before anything else: threads, limits and how it ends."""
+    import resource  # which Windows lacks
+
+    import torch
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if not has_accelerator():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it looks for one
+        if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+            # `accelerate launch` gives a process one thread by default, but here it may use its cores.
+            torch.set_num_threads(cores_of_a_process())
+    if "ACCELERATE_USE_CPU" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        end_with_parent()
 
 
 def finish_process_group() -> None:

@@ -45,15 +45,16 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual("bf16" in args.given, asked == "bf16" and flag is None)  # --speed leaves it alone
 
     @parameterized.parameters(("1", "2", 3), ("2", "2", None), ("1", "1", 6))
-    def test_a_launched_process_takes_its_share_of_the_cores(self, threads, processes, taken):
+    def test_a_launched_process_takes_its_share_of_the_cores(self, threads, count, taken):
         """accelerate launch gives each one thread, unless the user has said how many."""
-        environment = dict(ACCELERATE_MIXED_PRECISION="no", OMP_NUM_THREADS=threads, LOCAL_WORLD_SIZE=processes)
+        environment = dict(ACCELERATE_MIXED_PRECISION="no", OMP_NUM_THREADS=threads, LOCAL_WORLD_SIZE=count)
         with (
             mock.patch.dict(os.environ, environment),
             mock.patch.object(os, "sched_getaffinity", lambda _: range(6)),
             mock.patch.object(torch, "set_num_threads") as set_threads,
+            mock.patch("resource.setrlimit"),
         ):
-            arguments()
+            processes.prepare_process()
         self.assertEqual([call.args[0] for call in set_threads.call_args_list], [taken] * (taken is not None))
 
     @parameterized.parameters(
