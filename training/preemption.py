@@ -150,7 +150,7 @@ def with_own_workers(loader: DataLoader) -> DataLoader:
 def _outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_without_batch)
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_without_batch)  # type: ignore[attr-defined]
     if initialise is not None:
         initialise(worker)
 
