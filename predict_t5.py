@@ -27,9 +27,9 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from arguments.own_pairs import prefix_of
+from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import comma_words, exit_on_user_error, option, parse_arguments
+from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX
@@ -75,8 +75,8 @@ class PredictionArguments:
     seed: int = option(42, "Seed of --do_sample.", at_least=0)
 
     def __post_init__(self):
-        if self.source_column and len(self.source_column) == 1:
-            self.source_column = comma_words(self.source_column[0])
+        if self.source_column:
+            self.source_column = column_names(self.source_column)
 
 
 @dataclass
@@ -152,7 +152,7 @@ def parse_flags(argv: list[str] | None) -> Plan:
         raise ValueError(
             "--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other tokens than transformers"
         )
-    plan = Plan(args, entry, InputReader(entry, args.source_column), tokenizer, search)
+    plan = Plan(args, entry, InputReader(entry, args.source_column, record.get("tsv_header")), tokenizer, search)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")
     return plan

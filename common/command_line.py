@@ -398,8 +398,9 @@ def check_repository_name(flag: str, name: str) -> None:
 
 
 def comma_words(text: str) -> list[str]:
-    """ "a, b,c" -> ["a", "b", "c"]."""
-    return [word.strip() for word in text.split(",")]
+    """ "a, b,c" -> ["a", "b", "c"]. Double quotes keep commas and spaces: '"a, b",c' -> ["a, b", "c"]."""
+    words = re.findall(r'(?:^|,)\s*("[^"]*"(?=\s*(?:,|$))|[^,]*)', text)
+    return [word[1:-1] if word[:1] == word[1:][-1:] == '"' else word.strip() for word in words]
 
 
 def listed(names: Iterable) -> str:

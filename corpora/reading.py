@@ -95,6 +95,12 @@ def checked_header(names: list[str], path: Path) -> list[str]:
     return names
 
 
+def first_line(path: Path) -> list[str]:
+    """The fields of the first line of a tab-separated file."""
+    with open_text(path) as stream:
+        return stream.readline().rstrip("\n").split("\t")
+
+
 def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
     """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line.
 
@@ -104,29 +110,34 @@ def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
     """
     with open_text(path) as stream:
         lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
-        names = checked_header(next(lines, (1, []))[1], path) if header else None
+        names = checked_header(next(lines, (1, []))[1], path) if header else []
+        quoted = bare = (
+            0  # fields in quotes as a CSV writer puts them, and fields with quotes that it would not leave so
+        )
         for number, values in lines:
             if not values:  # an empty line
                 continue
-            if names is None:
-                yield dict(enumerate(values))
-                continue
-            if len(values) < len(names) and _is_open(values[-1]):
+            if not (names or header):
+                names = list(range(len(values)))
+            if header and len(values) < len(names) and _is_open(values[-1]):
                 values = _joined(values, (more for _, more in lines))
             if len(values) != len(names):
-                raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(names)}")
-            if any(map(_is_csv_field, values)):
-                say_once(
-                    f"{path}: some fields look quoted as in CSV, but in .tsv quotes are part of the text: if they "
-                    "are not, write .csv with commas, or .jsonl"
-                )
+                wanted = f"the header has {len(names)}" if header else f"the lines before have {len(names)}"
+                raise UserError(f"{path}, line {number}: {len(values)} fields, {wanted}")
+            with_quotes = [value for value in values if '"' in value]
+            in_quotes = sum(map(_is_csv_field, with_quotes))
+            quoted, bare = quoted + in_quotes, bare + len(with_quotes) - in_quotes
             yield dict(zip(names, values, strict=True))
+    if quoted and not bare:
+        say_once(
+            f"{path}: {quoted:,} fields are in double quotes, which are part of the text in .tsv. If they come from "
+            "Excel or pandas and are not, save the file as .csv with commas, or as .jsonl"
+        )
 
 
 def _is_csv_field(field: str) -> bool:
-    """Whether a CSV writer quoted a field that has quotes: "a ""b"" c", but not "a b", nor "a" and "b" as one field."""
-    inner = field[1:-1]
-    return '""' in inner and field[0] == field[-1] == '"' and '"' not in inner.replace('""', "")
+    """Whether a CSV writer may have put a field in quotes: "a, b" and "a ""b"" c", but not "a" or "b" as one field."""
+    return len(field) > 1 and field[0] == field[-1] == '"' and '"' not in field[1:-1].replace('""', "")
 
 
 def _is_open(field: str) -> bool:

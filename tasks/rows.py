@@ -6,7 +6,9 @@ record of a file, the Hub or a stream --file_columns, preprocess--> rows --the e
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from common.command_line import comma_words, did_you_mean, home_path, listed
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
-from corpora.reading import read_rows, read_text_documents, read_tsv
+from corpora.reading import first_line, read_rows, read_text_documents, read_tsv
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, source_text, target_text
@@ -27,17 +29,21 @@ MISSING = object()  # a missing column; None is an empty value
 HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 
-def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
-    """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
+def load_rows(name: str, task: dict, args: TaskArguments, split: str, left_out: Counter | None = None) -> list[dict]:
+    """All rows of a split as {column: value} with the entry's column names. UserError if there are none.
 
     Rows of a test split have the target column only where their labels are public. With --streaming no more than
-    --max_eval_samples rows of a --validation_file are read.
+    --max_eval_samples rows of a --validation_file are read. left_out: gets the rows that each condition of skip_where
+    left out.
     """
     named, evaluated = own_files(args, task), eval_splits(task)[0]
     held_out = task.get("held_out") and split in ("train", evaluated) and evaluated not in named
     source = "train" if held_out else split
     limit = args.max_eval_samples if args.streaming and source in named else None
-    rows = list(itertools.islice(SplitReader(name, task, args, source), limit))
+    reader = SplitReader(name, task, args, source)
+    rows = list(itertools.islice(reader, limit))
+    if left_out is not None:
+        left_out.update(reader.left_out)
     if held_out:
         rows = _halves(name, task, rows)[split != "train"]
     if split == "train":
@@ -137,22 +143,26 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
     return found
 
 
-def read_records(task: dict, path: Path) -> Iterator[dict]:
-    """The records of one file, under its own column names."""
+def read_records(task: dict, path: Path, has_header: bool | None = None) -> Iterator[dict]:
+    """The records of one file, under its own column names, or under numbers for a .tsv without a header line.
+
+    has_header: of a .tsv. None: as the entry and the file say.
+    """
     if is_text_corpus(task) and is_plain_text(path):
         return ({"text": document} for document in read_text_documents(path))
     if data_suffix(path) in (".tsv", ".txt"):
-        return read_tsv(path, header=_has_header(task, path))
+        return read_tsv(path, _has_header(task, path) if has_header is None else has_header)
     return read_rows(path)
 
 
 def _has_header(task: dict, path: Path) -> bool:
     """Whether the first line of a tab-separated file names its columns. If the entry counts them, only a line with the
-    entry's own names does."""
-    if {type(there) for there in task.get("file_columns", {}).values()} != {int}:
+    entry's own names does, and no line if these are numbers."""
+    places = [place for there in task.get("file_columns", {}).values() for place in as_list(there)]
+    if {type(place) for place in places} != {int}:
         return True
-    with open_text(path) as stream:
-        return set(task["inputs"].values()) <= set(stream.readline().rstrip("\n").split("\t"))
+    names = set(task["inputs"].values())
+    return not all(name.isdecimal() for name in names) and names <= set(first_line(path))
 
 
 def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
@@ -171,9 +181,9 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
 
 # ---------------------------------------------------------------- records -> rows
 class SplitReader:
-    """Iterates over the rows of one split, with the entry's columns. ValueError, with the place, for a wrong row.
+    """Iterates over the rows of one split, with the entry's columns. UserError, with the place, for a wrong row.
 
-    files_of: the split whose files are read, if that is another.
+    files_of: the split whose files are read, if that is another. left_out: {(column, value): rows with it so far}.
     """
 
     def __init__(self, name: str, task: dict, args: TaskArguments, split: str, files_of: str | None = None):
@@ -182,10 +192,11 @@ class SplitReader:
         names_are_the_hubs = self.files is None and "files" in task
         self.renamed = {} if names_are_the_hubs else task.get("file_columns", {})
         without = task.get("train_without", {}) if split == "train" else {}
-        self.left_out, self.elsewhere = task.get("skip_where", {}), set()
+        conditions, self.elsewhere = task.get("skip_where", {}), set()
         if isinstance(without, dict):
-            self.left_out = self.left_out | without
-        elif self.files and not own_files(args, task):
+            conditions = conditions | without
+        self.left_out = Counter({(column, text): 0 for column, texts in conditions.items() for text in texts})
+        if isinstance(without, str) and self.files and not own_files(args, task):
             self.elsewhere = {source_text(task, row) for row in SplitReader(name, task, args, without)}
 
     def __iter__(self) -> Iterator[dict]:
@@ -214,22 +225,25 @@ class SplitReader:
     def rows_of(self, record: dict, place: str) -> Iterator[dict]:
         """The rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
         for piece in pieces_of(self.task, record, place):
-            for row in as_list(preprocessed(self.task, piece | renamed_columns(piece, self.renamed), place)):
-                if self._is_left_out(row, place):
+            renamed = piece | renamed_columns(piece, self.renamed)
+            for row in as_list(preprocessed(self.task, renamed, place)):
+                if self._is_left_out(row | renamed, place):
                     continue
                 picked = self._picked(row, place)
                 if not self.elsewhere or source_text(self.task, picked) not in self.elsewhere:
                     yield picked
 
     def _is_left_out(self, row: dict, place: str) -> bool:
-        """Whether the row has one of the values that leave rows out."""
-        for column, values in self.left_out.items():
+        """Whether the row has one of the values that leave rows out; each is counted."""
+        found = []
+        for column, text in self.left_out:
             value = value_of(row, column)
             if value is MISSING:
                 raise no_column(place, column, row, "by which rows are left out")
-            if ("" if lacks_value(value) else str(value)) in values:
-                return True
-        return False
+            if is_written(value, text):
+                found.append((column, text))
+        self.left_out.update(found)
+        return bool(found)
 
     def _picked(self, row: dict, place: str) -> dict:
         """The task's columns of a row; only the answers of a test split may be missing."""
@@ -251,6 +265,18 @@ class SplitReader:
 def lacks_value(value: object) -> bool:
     """Whether a value, or an item of a list, is missing: None, or NaN, which pandas writes for it in JSON."""
     return any(item is None or (isinstance(item, float) and math.isnan(item)) for item in as_list(value))
+
+
+def is_written(value: object, text: str) -> bool:
+    """Whether a text says the value of a row: "0" is 0.0, "false" is False, "" is a missing value."""
+    if lacks_value(value) or text == "":
+        return text == "" and (lacks_value(value) or value == "")
+    if text.lower() in ("true", "false"):
+        return str(value).lower() == text.lower()
+    try:
+        return str(value) == text or Decimal(str(value)) == Decimal(text)
+    except ArithmeticError:  # one of them is no number
+        return False
 
 
 def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:

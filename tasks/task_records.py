@@ -20,13 +20,24 @@ TASK_RECORD = "task.json"
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
-_OWN_PAIRS = "source_column target_column source_prefix target_type labels metrics record_shape records skip_rows_where"
+_OWN_PAIRS = (
+    "source_column",
+    "target_column",
+    "tsv_header",
+    "source_prefix",
+    "target_type",
+    "labels",
+    "metrics",
+    "record_shape",
+    "records",
+    "skip_rows_where",
+)
 _GENERATION = ("predict_with_generate", "generation_num_beams", "generation_max_length")
 _FLAGS = (
     "benchmark",
     "dataset_name",
     *_PLACES,
-    *_OWN_PAIRS.split(),
+    *_OWN_PAIRS,
     "max_eval_samples",
     *LENGTHS,
     "bf16",
@@ -81,7 +92,7 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
         return {}
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
     if names and OWN not in names:
-        left_out |= {*_OWN_PAIRS.split(), *_PLACES[1:]}  # of the pairs beside the tasks asked for
+        left_out |= {*_OWN_PAIRS, *_PLACES[1:]}  # of the pairs beside the tasks asked for
     if names == {OWN}:
         left_out.add("data_dir")  # of the tasks beside the pairs
     if values["split"] or values["do_predict"]:

@@ -8,6 +8,7 @@ T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_t
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from arguments.task import CORRUPTED_SHARE, TaskArguments
 from arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from common.cached_folders import cached
 from common.command_line import refuse
+from common.errors import UserError
 from common.processes import print_once
 from corpora.blocks import Corpus
 from corpora.streams import StreamDataset, one_by_one
@@ -64,15 +66,25 @@ class Task:
         self.corpus = open_corpus(self.name, self.entry, self.args)
 
     def read(self, splits: list[str]) -> None:
-        """Reads all rows of the splits; of a streamed text without validation file its first documents are held out."""
+        """Reads all rows of the splits; of a streamed text without validation file its first documents are held out.
+        UserError if a condition of --skip_rows_where leaves out no row of them."""
         holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
         if holds_out and self.corpus is None:
             self.open_stream()
+        skipped = Counter()
         for split in splits:
+            left_out = Counter()
             if holds_out and split in registry.eval_splits(self.entry):
                 self.rows[split] = held_out_rows(self.name, self.entry, self.args, self.corpus)
             else:
-                self.rows[split] = load_rows(self.name, self.entry, self.args, split)
+                self.rows[split] = load_rows(self.name, self.entry, self.args, split, left_out)
+            for (column, value), count in left_out.items() if self.name == OWN else ():
+                print_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
+            skipped.update(left_out)
+        unmet = next((condition for condition, count in skipped.items() if not count), None)
+        if unmet and self.name == OWN and "train" in splits:
+            column, value = unmet
+            raise UserError(f"--skip_rows_where {column}={value}: no row has this value. Give one that the column has.")
 
     def tokenise(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Tokenises the rows that were read, limited to --max_train_samples and --max_eval_samples."""

@@ -18,6 +18,7 @@ from transformers import ByT5Tokenizer
 import constants
 from arguments.task import TaskArguments, check_tasks
 from common.command_line import parse_arguments
+from common.errors import UserError
 from tasks.own_pairs import as_source, translated
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows, row_splitter
@@ -62,6 +63,8 @@ FILES = {
     "src.txt": "".join(row["prompt"] + "\n" for row in PAIRS),
     "tgt.txt": "".join(row["completion"] + "\n" for row in PAIRS),
     "short.txt": "one\n",
+    "wide.tsv": "a\tb\na\tb\tc\n",
+    "zero.tsv": "0\t1\na\tb\n",
     "labels.jsonl": lines([{"text": f"text {n}", "label": n % 3 + 1} for n in range(12)]),
     "gold.tsv": "gold\ttext\nyes\ta\n-\tb\nno\tc\n\td\nyes\te\n",
     "twice.jsonl": lines([{"prompt": f"p{n // 4}", "completion": f"c{n}"} for n in range(40)]),
@@ -154,6 +157,109 @@ class ReadTest(TestCase):
         self.assertEqual(self.rows(f"{flags} completion,other", "validation")[0][1], ["answer 0", "reply 0"])
         self.assertLen(self.rows(f"{flags} completion,other"), 40)  # training has a row for each reference
 
+    def test_no_answer_stands_in_the_source(self):
+        """A name that we invent for several answers is none of the file's, which may be called as it likes."""
+        row = {"sentence": "s", "target": "t", "source": "u", "column_1": "v", "a or b": "w", "a": "one", "b": "two"}
+        Path("x.jsonl").write_text(lines([row]))
+        columns = "sentence,target,source,column_1,a or b"
+        flags = ["--train_file", "x.jsonl", "--validation_file", "x.jsonl", "--source_column", columns]
+        wanted = "sentence: s target: t source: u column_1: v a or b: w"
+        self.assertEqual(self.rows([*flags, "--target_column", "a,b"], "validation"), [(wanted, ["one", "two"])])
+
+    def test_conditions_read_the_columns_of_the_file(self):
+        rows = [{"instruction": "i", "output": "o", "target": f"t{n}", "a": "1", "b": "2"} for n in (1, 2)]
+        Path("x.jsonl").write_text(lines(rows))
+        flags = "--train_file x.jsonl --validation_file x.jsonl --skip_rows_where target=t1"
+        self.assertEqual(self.rows(f"{flags} --record_shape alpaca", "validation"), [("i", ["o"])])
+        flags += " --source_column instruction --target_column a,b"
+        self.assertEqual(self.rows(flags, "validation"), [("i", ["1", "2"])])
+
+    @parameterized.parameters(
+        ("x.jsonl", lines([{"0": "a", "1": "b"}]), None),
+        ("x.csv", "0,1\na,b\n", None),
+        ("x.tsv", "1\t0\nb\ta\n", True),  # a header that has the names wins
+        ("x.tsv", "a\tb\n", False),
+        ("x.tsv", "a\tb\n0\tx\n", False),
+        ("x.tsv", "a\tb\n-\t-\n", False),
+    )
+    def test_a_number_is_a_name_or_a_place_as_the_file_has_it(self, name, content, header):
+        Path(name).write_text(content)
+        flags = f"--train_file {name} --validation_file {name} --source_column 0 --target_column 1"
+        self.assertEqual(self.rows(flags, "validation")[0], ("a", ["b"]))
+        (task,) = self.tasks(flags)
+        self.assertIs(task.args.tsv_header, header)
+
+    def test_numbers_of_a_tsv_whose_first_row_holds_them(self):
+        Path("x.tsv").write_text("1\t0\n0\t1\n")
+        flags = "--train_file x.tsv --validation_file x.tsv --source_column 1 --target_column 0"
+        self.assertEqual(self.rows(flags, "validation"), [("0", ["1"])])
+        wanted = [("0", ["1"]), ("1", ["0"])]
+        self.assertEqual(self.rows(f"{flags} --tsv_header false", "validation"), wanted)
+
+    def test_places_in_conditions_and_of_several_answers(self):
+        Path("x.tsv").write_text("p\tx\ty\t-\nq\tx\ty\tz\n")
+        flags = "--train_file x.tsv --validation_file x.tsv --source_column 0 --target_column 1,2 --skip_rows_where 3=-"
+        self.assertEqual(self.rows(flags, "validation"), [("q", ["x", "y"])])
+
+    @parameterized.parameters(
+        ('"a, b"', "1"), (" c", "2"), ('" c"', "2"), ('"a, b"," c"', "a, b: 1  c: 2"), ('d,"a, b"', "d: 3 a, b: 1")
+    )
+    def test_names_of_columns_with_commas_and_spaces(self, name, wanted):
+        Path("x.jsonl").write_text(lines([{"a, b": "1", " c": "2", "d": "3"}]))
+        flags = [
+            "--train_file",
+            "x.jsonl",
+            "--validation_file",
+            "x.jsonl",
+            "--target_column",
+            "d",
+            "--source_column",
+            name,
+        ]
+        self.assertEqual(self.rows(flags)[0][0], wanted)
+
+    @parameterized.parameters(
+        ("w=0", ["a"]),
+        ("w=0.0", ["a"]),
+        ("w=2.50", ["b"]),
+        ("w=", ["c", "d"]),
+        ("v=false", ["a", "b"]),
+        ("v=True", ["c"]),
+        ("code=9007199254740993", ["a"]),
+        ("code=7", ["b"]),
+        ("code=x", ["c"]),
+        ("code=[]", ["d"]),
+    )
+    def test_conditions_compare_by_meaning(self, condition, wanted):
+        rows = [
+            {"q": "a", "w": 0.0, "v": False, "code": 9007199254740993},
+            {"q": "b", "w": "2.5", "v": "False", "code": 7.0},
+            {"q": "c", "w": None, "v": True, "code": "x"},
+            {"q": "d", "w": float("nan"), "v": None, "code": []},
+            {"q": "e", "w": 1, "v": 1, "code": 9007199254740992},
+        ]
+        Path("x.jsonl").write_text(lines(rows))
+        flags = "--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column q"
+        found = [source for source, _ in self.rows([*flags.split(), "--skip_rows_where", condition])]
+        self.assertEqual(found, [row["q"] for row in rows if row["q"] not in wanted])
+
+    def test_what_conditions_leave_out_is_told_and_nothing_is_an_error(self):
+        Path("x.jsonl").write_text(lines([{"q": str(n), "w": n % 3} for n in range(9)]))
+        Path("dev.jsonl").write_text(lines([{"q": "a", "w": 2}, {"q": "b", "w": 7}]))
+        flags = "--train_file x.jsonl --validation_file dev.jsonl --source_column q --target_column q --skip_rows_where"
+        (task,) = self.tasks(f"{flags} w=0 w=7")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            task.read(["train", "validation"])
+        for line in (
+            "train: --skip_rows_where w=0 leaves out 3 rows",
+            "validation: --skip_rows_where w=7 leaves out 1 ",
+        ):
+            self.assertIn(line, printed.getvalue())
+        (task,) = self.tasks(f"{flags} w=zero")
+        with self.assertRaisesRegex(UserError, "--skip_rows_where w=zero: no row has this value"):
+            task.read(["train", "validation"])
+
     @parameterized.parameters(
         ("t0.jsonl", "prompt_completion", "a", "b"),
         ("flan.jsonl", "inputs_targets", "a", "b"),
@@ -231,7 +337,7 @@ class ReadTest(TestCase):
         flags = "--hub_dataset some/set --source_column q --target_column a,b --streaming --max_eval_samples 2"
         (task,) = self.tasks(flags)
         rows = row_splitter(task.name, task.entry, task.args)({"q": "x", "a": "1", "b": "2"})
-        self.assertEqual(rows, [{"q": "x", "target": "1"}, {"q": "x", "target": "2"}])
+        self.assertEqual(rows, [{"q": "x", "a or b": "1"}, {"q": "x", "a or b": "2"}])
 
     def test_a_hub_data_set(self):
         import datasets
@@ -376,7 +482,7 @@ class MistakeTest(TestCase):
     @parameterized.parameters(
         ("--train_file pairs.csv", "pairs.csv: read as --record_shape prompt_completion", None),
         ("--train_file labels.jsonl", "which column is read and which is written. Say --source_column"),
-        ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt needs --target_column"),
+        ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt: needs --target_column"),
         ("--source_column a --target_column b", "--source_column describes pairs of your own: name them"),
         ("--train_file pairs.jsonl --source_column promt --target_column completion", "did you mean prompt"),
         (f"--train_file nested.json {COLUMNS}", "no column prompt, which task pairs needs; available: version, data"),
@@ -409,6 +515,15 @@ class MistakeTest(TestCase):
         ),
         (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is for named tasks"),
         (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
+        (
+            "--train_file wide.tsv --source_column 0 --target_column 1",
+            "wide.tsv, line 2: 3 fields, the lines before have 2",
+        ),
+        (
+            "--train_file bare.tsv zero.tsv --source_column 0 --target_column 1",
+            "--tsv_header: line 1 of zero.tsv has the columns 0, 1, and line 1 of bare.tsv has not",
+        ),
+        (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: the columns are numbers then"),
         (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
     )
     def test_message(self, flags, message, error=ValueError):
