@@ -30,7 +30,7 @@ from typing import TextIO
 import torch
 import transformers
 
-from benchmarks import answers, attention, inputs, plan, scripts, step, trainers
+from benchmarks import answers, inputs, plan, scripts, step, trainers
 from benchmarks.material import full_name
 from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, recording, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
@@ -59,7 +59,6 @@ PARTS = {
     "tokenise": Part(inputs.measure_tokenise, "text to chunks of tokens against datasets.map and grouping",
                      dict(source_length=512)),
     "load": Part(inputs.measure_load, "the data loader on memory-mapped corpora, and its memory", _AS_IN_PRE_TRAINING),
-    "attention": Part(attention.measure_attention, "T5's three kinds of attention, by implementation"),
     "evaluate": Part(answers.measure_evaluate, "scoring labels against generate() and run_glue's set-up", _GLUE),
     "fine_tune": Part(trainers.measure_fine_tune, "an epoch of a classification task against run_glue's set-up",
                       _GLUE | dict(batch=32, rounds=3)),
@@ -75,7 +74,7 @@ PARTS = {
 # fmt: on
 # {suite: {part, maybe with a shape: share of --minutes after which it begins nothing new}}, in this order.
 SUITES = {
-    "all": dict.fromkeys("collator tokenise load attention evaluate generate step trainer fine_tune".split(), 1.0),
+    "all": dict.fromkeys("collator tokenise load evaluate generate step trainer fine_tune".split(), 1.0),
     "gpu": {
         "parity": 1.0,
         "step": 0.35,
@@ -139,7 +138,6 @@ class BenchmarkArguments:
     rows: str | None = option(None, f"Rungs: all, best (the default), or some of {', '.join(step.RUNGS)}.")
     steps: int = option(4, "Steps timed together in a turn.", at_least=1)
     alone: bool = option(False, "Puts a rung on the lowest one, not on all below it.")
-    implementations: str = option(f"{','.join(ATTENTION_IMPLEMENTATIONS)},t5_flex", "Attention, commas between.")
     megabytes: float | None = option(None, "Size of the text.", above=0)
     gigabytes: list[float] = option([1.0], "Sizes of the synthetic corpora.", above=0)
     workers: int = option(min(8, os.cpu_count() or 1), "Of the DataLoader.", at_least=0)

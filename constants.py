@@ -8,7 +8,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
     target              the column that holds the answer; a list of texts holds several references: each becomes a
                         training row, evaluation counts the best. Any column may be dotted: translation.en, answers.text
     target_type         "class" (one of `labels`), "number" (written in STS-B's rounding) or "text" (unchanged)
-    labels              class names in class order (only for "class"); an integer in the data is an index into it
+    labels              class names in class order (only for "class"); a whole number in the data is an index into it,
+                        unless a name is a number: then numbers are compared as numbers
     metrics             names in METRICS of tasks/metrics/scoring.py; the first one chooses the best checkpoint. Any
                         other name, or a folder, is loaded with evaluate.load, which runs its code
     metric_columns      further columns that a metric reads (question_exact_match, referent_accuracy)
@@ -137,10 +138,9 @@ LORA = " with LoRA"
 _LORA_RATES = dict(adamw_rms_scaled=2e-2, adafactor=2e-2, muon=2e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3)
 for _job in ("continued pre-training", "fine-tuning a checkpoint"):
     TRAINING_DEFAULTS[_job + LORA] = TRAINING_DEFAULTS[_job] | dict(optim="adamw_torch", learning_rate=_LORA_RATES)
-# The batch for which these rates are known: T5's and nanoT5's 128 sequences, in pre-training of 568 raw tokens each.
-SHOWN_SEQUENCES, SHOWN_TOKENS = 128, 128 * 568
 
 PREEMPTED_EXIT_CODE = 75  # a signal or its time limit stopped the run: the same command resumes it
+TASK_RECORD = "task.json"  # in the folder of a fine-tuned model: what repeats its evaluation (tasks/task_records.py)
 
 # ---------------------------------------------------------------- the built-in corpus
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py

@@ -26,7 +26,7 @@ from common.reports import human_count
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.examples import SomeExamples, WeightedExamples, evaluation_shares
-from corpora.own_ids import IdDocument, IdEncoder, corpus_files, id_format, ids_of_row, ids_tokenizer
+from corpora.own_ids import IdDocument, IdEncoder, corpus_files, has_ids, ids_of_row, ids_tokenizer
 from corpora.reading import text_of
 from corpora.sources import builtin_sources, described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from corpora.streams import StreamDataset, Units, packed
@@ -61,7 +61,7 @@ class Text:
     _train: Callable[[str | None], Dataset]  # checkpoint -> training examples
 
     def __init__(self, args: PreTrainingDataArguments, model_args: ModelArguments):
-        self.args, self.ids = args, id_format(args)
+        self.args, self.ids = args, has_ids(args)
         found = find_corpora(args)
         self.weights = [weight for weight, _ in found.values()]
         self.names = list(found)
@@ -183,7 +183,7 @@ class Text:
         if self.args.validation_file or self.args.streaming:
             return "give a longer --validation_file"
         held_out = "percentage" if self.args.validation_split_count is None else "count"
-        return f"raise --validation_split_{held_out}, give --validation_file"
+        return f"documents are held out whole; raise --validation_split_{held_out}, give --validation_file"
 
     def _eval_samples(self, most: int) -> list[int]:
         """Examples of each corpus, if `most` are evaluated on together."""
@@ -239,7 +239,7 @@ class StreamedText(Text):
     def _open(self, args) -> dict[str, Corpus]:
         if args.train_file:
             named_files = {"train": args.train_file, "validation": args.validation_file}
-            files = {s: corpus_files(f"--{s}_file", paths, self.ids) for s, paths in named_files.items() if paths}
+            files = {s: corpus_files(f"--{s}_file", paths, args) for s, paths in named_files.items() if paths}
         elif args.dataset_name in (None, BUILTIN_CORPUS):
             sources = builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
             files = {split: source.files for split, source in sources.items()}
@@ -311,14 +311,13 @@ class StreamedText(Text):
             read = partial(self._document, corpus)
             return packed(read, self._encode, objective.window, objective.cut, self._eos)
 
-        column = self.ids or self.args.text_column
         stream = StreamDataset.of_run(
             [(sources["train"], units(sources["train"])) for sources in self.sources.values()],
             make_batch,
             args,
             self.args.shuffle_buffer_size,
             weights=self.weights,
-            description=f"{objective.identity} {column} {self._eos} {tokenizer_fingerprint(self.tokenizer)}",
+            description=f"{objective.identity} {self._column} {self._eos} {tokenizer_fingerprint(self.tokenizer)}",
         )
         if checkpoint:
             stream.resume(checkpoint)

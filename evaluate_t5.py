@@ -31,18 +31,17 @@ from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments
 from common.processes import check_alike, finish_process_group, is_first_process, print_once, run_script
 from common.reports import end_summary
-from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS
+from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.blocks import contents_digest
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model
 from modeling.generation_settings import set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
-from runs.samples import prompt
 from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, values_of_texts
-from tasks.task_records import TASK_RECORD, recorded_flags, recorded_lengths
+from tasks.task_records import recorded_flags, recorded_lengths
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
 
@@ -340,6 +339,8 @@ def finish(run: Run, jobs: list[Job], results: dict, missing: dict[str, str]) ->
 
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
     """{"lines": how many were answered}, from a prompt or a pipe. Writes no file."""
+    from runs.samples import prompt
+
     tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
     model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))

@@ -38,15 +38,17 @@ from runs.run import TrainingRun
 from runs.speed import job_of, make_fast
 from tasks.tasks import Task, Tasks
 from trainer_t5 import T5Trainer
+from training.batching import train_collator
 from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
 
+FLAGS = [ModelArguments, TaskArguments, FineTuningArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, FineTuningArguments, Tasks]:
     """The three groups of flags and the tasks they name, checked and completed from one another."""
     model_args, task_args, args = parse_arguments(
-        [ModelArguments, TaskArguments, FineTuningArguments],
+        FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
@@ -92,7 +94,7 @@ def main(argv: list[str] | None = None) -> dict:
         tasks.resume(checkpoint)
         forget_search(model, greedy=not any(task.predict_with_generate for task in tasks.judged.values()))
         set_generation_length(model, tasks.generation_length)
-        train_collator = tasks.train_collator(args, model)
+        collator = train_collator(tasks.train, args, model)
 
     trainer = T5Trainer(
         model=model,
@@ -100,12 +102,12 @@ def main(argv: list[str] | None = None) -> dict:
         train_dataset=tasks.train,
         eval_dataset=tasks.validation,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
-        train_collator=train_collator,
+        train_collator=collator,
         processing_class=tokenizer,
         evaluation_tasks=tasks.judged,
         summarise=tasks.summarise,
+        task_record=tasks.record(),
     )
-    trainer.task_record = tasks.record()
     title, flags = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}", [model_args, task_args, args]
     source = model_args.model_name_or_path or f"scratch ({model_args.config_name})"
     rows = {"from": source, "vocabulary": vocabulary, "speed": speed}

@@ -8,9 +8,8 @@
 Methods of the model that are replaced:
   - forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass of
     its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the forward pass is unchanged.
-  - products of its blocks, on request: --fused_projections, --bf16_residual (modeling/fused_projections.py).
-  - the tanh-GELU, by torch's in one kernel (fuse_activation there), and the gradient of the relative biases, summed in
-    a fixed order (modeling/relative_bias.py); T5Trainer asks for the latter.
+  - the tanh-GELU, by torch's in one kernel, the gradient of the relative biases, summed in a fixed order, and the type
+    of the residual stream, with --bf16_residual (modeling/layers.py).
   - save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
   - masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 
@@ -24,12 +23,10 @@ import logging
 import pickle
 import re
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -45,7 +42,7 @@ from transformers import (
 )
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
-from common.command_line import check_value
+from common.command_line import check_value, parse_yaml
 from common.processes import free_memory, processes_here
 from common.reports import first_line, human_bytes
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
@@ -53,8 +50,8 @@ from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
-from modeling.fused_projections import fuse_activation
 from modeling.generation_settings import complete, drop_idle_search
+from modeling.layers import fuse_activation
 from modeling.low_rank import add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
@@ -96,12 +93,7 @@ def parse_overrides(text: str | None) -> dict:
             raise ValueError(f"--config_overrides {text}: write key=value pairs separated by commas")
         if key in overrides:
             raise ValueError(f"--config_overrides {text}: {key} is set twice")
-        try:
-            overrides[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            overrides[key] = {}
-        if isinstance(overrides[key], dict | list | date):
-            raise ValueError(f"--config_overrides {key}={value[:80]}: not a number, word, true or false")
+        overrides[key] = parse_yaml(value)
         check_value(f"config_overrides {key}", overrides[key], _SHAPE_LIMITS.get(key, {}))
     return overrides
 

@@ -32,7 +32,7 @@ from arguments.training import FineTuningArguments
 from common.command_line import exit_on_user_error, option, parse_arguments
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
-from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX
+from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
 from corpora.blocks import contents_digest
 from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
@@ -43,7 +43,6 @@ from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate
 from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 from tasks.registry import as_list, source_text
-from tasks.task_records import TASK_RECORD
 
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first

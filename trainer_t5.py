@@ -29,13 +29,11 @@ from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from corpora.streams import StreamError
 from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
-from modeling.fused_projections import fuse_cross_projections, fuse_projections, keep_weight_copies, use_bf16_residual
-from modeling.loss import compute_loss_in_forward
-from modeling.relative_bias import sum_bias_by_diagonals
+from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
+from modeling.loss import compute_loss_in_forward, token_metrics
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
-from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
-from tasks.metrics.scoring import token_metrics
+from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of
@@ -44,14 +42,8 @@ from training.teacher_forcing import score_rows
 
 
 def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
-    """Applies the options of the training step to the model: loss, compilation, joined products, residual stream."""
+    """Applies the options of the training step to the model: loss, compilation, residual stream."""
     sum_bias_by_diagonals(model)
-    if args.fused_projections:
-        fuse_projections(model)
-    if args.fused_cross_projections:
-        fuse_cross_projections(model)
-    if (args.fused_projections or args.fused_cross_projections) and args.bf16 and not args.deepspeed:
-        keep_weight_copies(model)  # DeepSpeed's weights are in bfloat16 already
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
@@ -79,7 +71,7 @@ class T5Trainer(FiniteTrainer):
     scored unless `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask},
     where the data sets are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with
     the prefix "eval_". train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one
-    bucket.
+    bucket. task_record: the content of task.json, which is saved with every model.
     """
 
     def __init__(
@@ -92,6 +84,7 @@ class T5Trainer(FiniteTrainer):
         evaluation_tasks: dict[str, EvaluationTask] | None = None,
         summarise: Callable[[dict], dict] | None = None,
         train_collator: BucketCollator | PackingCollator | None = None,
+        task_record: dict | None = None,
         **kwargs,
     ):
         if evaluation_tasks:  # a single data set is scored like the first task
@@ -110,6 +103,7 @@ class T5Trainer(FiniteTrainer):
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(args, self.model)
         self.class_label_ids, self.train_collator = class_label_ids, train_collator
+        self.task_record = task_record
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.asked_options = []  # of the optimizer's groups, as the flags ask for
         self.preemption = PreemptionCallback(self)

@@ -4,22 +4,17 @@ Legend of shapes: B batch, S source length, T target length.
 """
 
 from argparse import Namespace
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, T5Config
 from transformers.activations import NewGELUActivation
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.t5.modeling_t5 import eager_attention_forward
 
-import modeling.flex_attention  # noqa: F401 (registers t5_flex)
-from benchmarks.measure import NotAvailableError
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model, is_local_model, set_dropout
-from tasks.batching import MULTIPLE
+from training.batching import MULTIPLE
 
 SMALL_VOCABULARY = 4096  # of the shapes that are trained with their own tokenizer
 # Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
@@ -50,7 +45,7 @@ def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
 
 def new_model(config: T5Config, ours: bool, attention: str | None = None, dropout: float = 0.0) -> PreTrainedModel:
     """A model with the initial weights of a comparison. A peer gets transformers' own GELU back, which create_model has
-    replaced (modeling/fused_projections.py)."""
+    replaced (modeling/layers.py)."""
     torch.manual_seed(0)
     model = create_model(config, attention)
     set_dropout(model, dropout)
@@ -58,14 +53,6 @@ def new_model(config: T5Config, ours: bool, attention: str | None = None, dropou
         if isinstance(getattr(module, "act", None), torch.nn.GELU):
             module.act = NewGELUActivation()
     return model
-
-
-def attention_function(name: str) -> Callable:
-    """The function that transformers calls for `--attn_implementation name`; NotAvailableError without one."""
-    try:
-        return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-    except KeyError as error:
-        raise NotAvailableError(f"attention {name}: {str(error).strip(chr(34))}") from None
 
 
 def setting_of(args: Namespace) -> dict:

@@ -20,8 +20,8 @@ from data_collator_t5 import T5DataCollator
 from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
 from runs.speed import job_of, make_fast
-from tasks.batching import BucketCollator, PackingCollator, bucket_lengths
 from trainer_t5 import T5Trainer
+from training.batching import BucketCollator, PackingCollator, bucket_lengths
 
 CHUNKS = 4096  # of random tokens; all ways to pre-train train on them
 LONG_RUN = 65_536  # steps of the run for which --speed chooses
@@ -55,16 +55,16 @@ PRE_TRAINING = {
 _SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
 _FAST = dict(pads="buckets", ours=True, attention="t5_fused")
-_FUSED = dict(bf16_residual=True, fused_projections=True, fused_cross_projections=True, torch_compile=True)
-_COMPILED = "the same, --torch_compile, fused projections, bf16 residual stream"
-_GRAPHS = _FUSED | dict(torch_compile_mode="reduce-overhead")
+_LEAN = dict(bf16_residual=True, torch_compile=True)
+_COMPILED = "the same, --torch_compile, bf16 residual stream"
+_GRAPHS = _LEAN | dict(torch_compile_mode="reduce-overhead")
 FINE_TUNING = {
     "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all", dropout=0.1),
     "by_length": Way(_SORTED, "batch", _BY_LENGTH, dropout=0.1),
     "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}", "buckets", dropout=0.1, ours=True),
     "packing": Way("T5Trainer, --packing true", "packs", dropout=0.1, ours=True),
     "t5_fused": Way("T5Trainer with buckets, --dropout_rate 0 --attn_implementation t5_fused", **_FAST),
-    "compiled": Way(_COMPILED, flags=_FUSED, compiled=True, **_FAST),
+    "compiled": Way(_COMPILED, flags=_LEAN, compiled=True, **_FAST),
     "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", flags=_GRAPHS, compiled=True, **_FAST),
 }
 

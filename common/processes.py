@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import sysconfig
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -72,22 +71,9 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-# Set by torchrun, `accelerate launch` and `deepspeed`, which end all processes as soon as one has ended.
-ENDING_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
-PATIENCE = 10.0  # seconds
-
-
-def tells_errors() -> bool:
-    """Whether this process prints its error. The first one of each node does: a file may be missing on one node alone.
-    Another one waits, since its launcher would end the first before that has told the same; if it is still there then,
-    the error is its own."""
-    if is_first_process() or os.environ.get("LOCAL_RANK") == "0":
-        return True
-    if ENDING_LAUNCHERS.isdisjoint(os.environ):
-        return False
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the launcher ends it
-    time.sleep(PATIENCE)
-    return True
+def is_first_of_its_node() -> bool:
+    """Whether this process tells a user's mistake: rank 0, and the first of each node, which alone may lack a file."""
+    return is_first_process() or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def print_once(text: str) -> None:
@@ -157,27 +143,6 @@ def answers(url: str) -> bool:
     return True
 
 
-class _Output(io.FileIO):
-    """Where a script prints. What cannot be written is lost: a log on a full disk, or a `tee` that Ctrl-C has ended
-    first, must not end a training."""
-
-    def write(self, data, /) -> int:
-        try:
-            return super().write(data) or len(data)  # None: a pipe that does not block is full
-        except OSError:
-            return len(data)
-
-
-def _keep_printing() -> None:
-    """Makes stdout and stderr an _Output each; one that was closed before the start is /dev/null."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        plain = getattr(sys, f"__{name}__")
-        if getattr(sys, name) is plain:  # otherwise a notebook's
-            file = _Output(number, "w", closefd=False) if plain else _Output(os.devnull, "w")
-            how = (plain.encoding, plain.errors) if plain else ("utf-8", "replace")
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(file), *how, line_buffering=True))
-
-
 def _follow_parent() -> None:
     """For a process that a script forks, such as one that tokenises: Ctrl-C, which reaches it too, is the script's to
     answer, and no signal that ends the script may leave it running."""
@@ -185,39 +150,16 @@ def _follow_parent() -> None:
     end_with_parent()
 
 
-# What gloo and NCCL say if a process at the other end is gone.
-_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-
-
-def _explained(error: BaseException, several: bool) -> str | None:
-    """In one line what an error means that comes from the machine or from another process of the run: that one has
-    told its own, so that a line of each node is enough, and "" for the others. None for any other error."""
-    if not isinstance(error, RuntimeError | MemoryError):
-        return None
-    said = next(filter(None, str(error).splitlines()), type(error).__name__)
-    if several and (words := next((words for words in _GONE if words in str(error)), None)):
-        host = f"{socket.gethostname()} ended, since another process of the run has"
-        return f"{host} ({words}): the lines of that one say why" if os.environ.get("LOCAL_RANK", "0") == "0" else ""
-    if isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said:
-        return (
-            f"{said.rstrip('.')}. Less memory is needed by smaller batches (--per_device_train_batch_size with "
-            "more --gradient_accumulation_steps, --per_device_eval_batch_size, predict_t5.py --batch_size), by "
-            "shorter texts and by --activation_checkpointing; --resume_from_checkpoint resumes"
-        )
-    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return f"torch.compile failed ({said}): --torch_compile false trains without it"
-    return None
-
-
 def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's main(). A process of several then ends at once, with main's exit code. An error that is known to
-    come from the machine, or from another process of the run, is one line instead of a traceback.
+    """Runs a script's main(). A process of several then ends at once, with main's exit code.
 
     Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done,
     so that the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
-    _keep_printing()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a log in ASCII shows an umlaut of a path as \xfc
     os.register_at_fork(after_in_child=_follow_parent)
     try:
         main()
@@ -226,15 +168,10 @@ def run_script(main: Callable[[], object]) -> None:
             raise
         code = stop.code or 0
     except BaseException as error:
-        is_ctrl_c = KeyboardInterrupt in (type(error), type(error.__context__))  # datasets turns it into a TimeoutError
-        explained = "\ninterrupted" if is_ctrl_c else _explained(error, several)
-        if explained is None or (os.environ.get("T5_FOUNDRY_TRACEBACK") and not is_ctrl_c):
+        if KeyboardInterrupt not in (type(error), type(error.__context__)):  # datasets turns it into a TimeoutError
             raise
-        if is_ctrl_c:
-            print_once(explained)
-        elif explained:
-            print(f"{Path(sys.argv[0]).name}: error: {explained}", file=sys.stderr, flush=True)
-        code = 130 if is_ctrl_c else 1  # 130: a shell's code for a program that Ctrl-C ended
+        print_once("\ninterrupted")
+        code = 130  # a shell's code for a program that Ctrl-C ended
         if not several:
             raise SystemExit(code) from None
     if several:

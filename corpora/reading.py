@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 from common.command_line import listed
 from common.errors import UserError
 from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
-from corpora.long_text import LONGEST_PART, Stretch, joined, place_to_cut
 
 CHUNK_BYTES = 2**16  # read at once; within a longer line, as much as there is of it
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
@@ -64,7 +63,7 @@ def csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
 
         def lines() -> Iterator[str]:
             nonlocal place
-            for piece, _ in byte_lines(stream):
+            for piece in byte_lines(stream):
                 text = decoded(piece, path, place)
                 place += len(piece)
                 yield text
@@ -225,62 +224,34 @@ def read_text_documents(path: Path) -> Iterator[str]:
 
     Without control characters; entities of pages are resolved ("&amp;" -> "&"). Empty documents are yielded too.
     """
-    return joined(read_text_parts(path))
-
-
-def read_text_parts(path: Path) -> Iterator[str]:
-    """The same documents; a line of more than LONGEST_PART bytes is cut into Stretches as it is read."""
     page: list[str] | None = None  # lines of the open <doc>; None outside
-    place, begins = 0, True
+    place = 0
     with open_binary(path) as stream:
-        for piece, ends in byte_lines(stream, LONGEST_PART):
-            line = text_part(piece, path, place, begins, ends)
-            if page is None and begins and ends and WIKI_OPEN.match(line):
+        for piece in byte_lines(stream):
+            line = text_line(piece, path, place)
+            if page is None and WIKI_OPEN.match(line):
                 page = []
-            elif page is not None and begins and line == "</doc>":
+            elif page is not None and line == "</doc>":
                 # The first line repeats the title: a page without more is empty.
                 yield html.unescape("\n".join(page)) if len(page) > 1 else ""
                 page = None
-            elif page is not None and not begins:
-                page[-1] += line
             elif page is not None:
                 page += [line] if line else []
             else:
                 yield line
-            place, begins = place + len(piece), ends
+            place += len(piece)
     if page:
         yield html.unescape("\n".join(page))
 
 
-def byte_lines(stream: BinaryIO, longest: int | None = None) -> Iterator[tuple[bytes, bool]]:
-    """(line with its end LF, CR LF or CR, True) of all lines from the stream's place on.
-
-    A line longer than `longest` bytes comes in parts, with False for all but the last. Each cut depends only on what
-    follows the one before, so reading from a cut on gives the same parts.
-    """
+def byte_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines from the stream's place on, each with its end LF, CR LF or CR."""
     rest = b""
     while chunk := stream.read(max(CHUNK_BYTES, len(rest))):
         *lines, rest = (rest + chunk).splitlines(keepends=True)  # the last one may continue, or its CR be half of CR LF
-        for line in lines:
-            *parts, line = _cut(line, longest)
-            yield from ((part, False) for part in parts)
-            yield line, True
-        *parts, rest = _cut(rest, longest)
-        yield from ((part, False) for part in parts)
+        yield from lines
     if rest:
-        yield rest, True
-
-
-def _cut(line: bytes, longest: int | None) -> list[bytes]:
-    """A line, or its beginning, in parts of at most `longest` bytes; only the first may be white space only."""
-    parts = []
-    while longest and len(line) > longest:
-        text = line[:longest].decode(errors="ignore")  # leaves out a letter cut in two at the end
-        place = place_to_cut(CONTROL.sub(" ", text)) or len(text)
-        size = len(text[:place].encode()) or longest
-        parts.append(line[:size])
-        line = line[size:]
-    return [*parts, line]
+        yield rest
 
 
 def decoded(line: bytes, path: Path, place: int) -> str:
@@ -292,18 +263,15 @@ def decoded(line: bytes, path: Path, place: int) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def text_part(line: bytes, path: Path, place: int, begins: bool, ends: bool) -> str:
-    """The text of a line, or of the part of one that begins or ends it, at a byte of a file: without control characters
-    and white space around the line; a Stretch unless it ends."""
-    text = CONTROL.sub("", decoded(line, path, place))
-    text = text.lstrip() if begins else text
-    return text.rstrip() if ends else Stretch(text)
+def text_line(line: bytes, path: Path, place: int) -> str:
+    """The text of a line at a byte of a file, without control characters and white space around it."""
+    return CONTROL.sub("", decoded(line, path, place)).strip()
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[str]:
-    """The documents of a file of any format; long ones of plain text in parts (`read_text_parts`)."""
+    """The documents of a file of any format."""
     if is_plain_text(path):
-        yield from read_text_parts(path)
+        yield from read_text_documents(path)
     else:
         yield from column_texts(read_rows(path, [text_column]), text_column, path)
 

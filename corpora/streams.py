@@ -29,7 +29,7 @@ from transformers import TrainingArguments
 
 from corpora.blocks import Corpus
 from corpora.examples import shares
-from corpora.long_text import goes_on, is_blank
+from corpora.own_ids import goes_on, is_blank
 from corpora.tokenizers import cut_at_spaces
 
 LANES = 24

@@ -6,6 +6,7 @@ Other lengths, another folder and another name of the tokenizer use the same fil
 """
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -19,8 +20,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from common.cached_folders import cached
-from corpora.long_text import LONGEST_PART, first_documents, goes_on, is_blank, stretches
-from corpora.own_ids import IdDocument, IdEncoder
+from corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.word_encoder import corpus_encoder, flat
@@ -68,19 +68,19 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     def build(folder: Path) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
         eos = [tokenizer.eos_token_id] if args.eos_between_documents else []
-        encoder = corpus_encoder if sources["train"].ids is None else ids_encoder
+        encoder = corpus_encoder if not sources["train"].ids else ids_encoder
         writers = {
             split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encoder(tokenizer), eos)
             for split in ("train", "validation")
         }
         for split, source in sources.items():
             limit = args.max_train_samples if split == "train" else None
-            used = first_documents(source.documents(), limit)
+            used = itertools.islice(source.documents(), limit)
             blocks = [(False, used)]
             if "validation" not in sources:
                 blocks = split_documents(used, args.validation_split_percentage)
                 if count:
-                    total = sum(map(_is_counted, first_documents(source.documents(), limit)))
+                    total = sum(map(_is_counted, itertools.islice(source.documents(), limit)))
                     blocks = split_off_documents(used, count, total)
             shown = dict(unit="B", unit_scale=True, desc="tokenising", disable=not sys.stderr.isatty())
             with tqdm(total=source.size, **shown) as bar:
@@ -110,26 +110,20 @@ def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tup
     """(held out, documents) blocks: evenly spread stretches of neighbouring documents, `percentage` of the text in all.
 
     Stretches, since a single line between two training lines is hardly held out. They grow with the text read so far,
-    to stay about a tenth of what is held out: the total need not be known. A document longer than the longest stretch,
-    as a whole book on one line, is cut into such stretches itself.
+    to stay about a tenth of what is held out: the total need not be known.
     """
     shortest, longest = HELD_OUT_BLOCK
     block, size, total, credit = [], 0, 0, 0.0
     for document in documents:
-        parts = [document]
-        if len(document) > longest:
-            length = min(max(int((total + len(document)) * percentage / 1000), shortest), longest)
-            parts = document.cut(length) if isinstance(document, IdDocument) else stretches(document, length)
-        for number, part in enumerate(parts):
-            block.append(part)
-            size += len(part) + 1 - (number > 0 and isinstance(part, str) and part.startswith(" "))  # a space a cut
-            if size >= min(max(total * percentage / 1000, shortest), longest):
-                total += size
-                credit += size * percentage / 100
-                held_out = credit >= size / 2
-                credit -= size if held_out else 0
-                yield held_out, block
-                block, size = [], 0
+        block.append(document)
+        size += len(document) + 1
+        if size >= min(max(total * percentage / 1000, shortest), longest):
+            total += size
+            credit += size * percentage / 100
+            held_out = credit >= size / 2
+            credit -= size if held_out else 0
+            yield held_out, block
+            block, size = [], 0
     if block:
         yield False, block
 
@@ -156,7 +150,7 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
 
 
 class TokenWriter:
-    """Writes the tokens of documents, texts or ready-made ids, to a binary file; memory does not grow with the text.
+    """Writes the tokens of documents, texts or ready-made ids, to a binary file, some megabytes at a time.
 
     encode: documents -> (all ids, where those of each end). eos: ids after each document. info: the other fields of the
     `TokenFile`; whole after `flush`.
@@ -171,21 +165,18 @@ class TokenWriter:
 
     def add(self, document: str | IdDocument) -> int:
         """Takes one document; returns its size in bytes."""
-        is_long = isinstance(document, str) and len(document) > LONGEST_PART
-        return sum(map(self._add_part, stretches(document, LONGEST_PART) if is_long else [document]))
-
-    def _add_part(self, document: str | IdDocument) -> int:
-        ends = not goes_on(document)  # and is to be counted
-        if ends and not self.goes_on and is_blank(document):
+        if is_blank(document):
             self.info["empty_documents"] += 1
             return 0
-        is_text = isinstance(document, str)
-        size = len(document.encode()) if is_text else document.ids.nbytes
-        self.info["documents"] += ends
-        self.info["text_bytes"] += size * is_text
+        if isinstance(document, str):
+            size = len(document.encode())
+            self.info["text_bytes"] += size
+        else:
+            size = document.ids.nbytes
+        self.goes_on = goes_on(document)
+        self.info["documents"] += not self.goes_on
         self.batch.append(document)
         self.batch_size += len(document)
-        self.goes_on = not ends
         if self.batch_size >= TOKENISE_BATCH:
             self.flush()
         return size

@@ -23,7 +23,6 @@ from common.processes import in_background, print_once
 from common.reports import first_line, read_json, write_json
 from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
-from corpora.long_text import LONGEST_PART, whole_parts
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_level
 
 TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they are cut
@@ -302,8 +301,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
     """Parts of at most `longest` characters, words whole if possible: ("one two three", 8) -> "one two", "three"."""
-    for number, part in enumerate(whole_parts(text, longest)):
-        yield part.removeprefix(" ") if number else part
+    begin, end = 0, len(text.rstrip())
+    while end - begin > longest:
+        cut = text.rfind(" ", begin + 1, begin + longest + 1)
+        cut = begin + longest if cut == -1 else cut
+        yield text[begin:cut]
+        begin = cut + (text[cut] == " ")
+    yield text[begin:]
 
 
 def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], Sequence[Sequence[int]]]:
@@ -330,11 +334,8 @@ def encode_targets(
 
 
 def ids_of(encode: Callable[[list[str]], Sequence[Sequence[int]]], texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text by a `plain_encoder`, of long texts part by part, since lists of ids take much memory."""
-    if max(map(len, texts), default=0) <= LONGEST_PART:
-        return [np.array(ids, dtype=np.uint32) for ids in encode(texts)]
-    parts = (whole_parts(text, LONGEST_PART) for text in texts)
-    return [np.concatenate([np.array(encode([part])[0], dtype=np.uint32) for part in text]) for text in parts]
+    """The ids of each text by a `plain_encoder`."""
+    return [np.array(ids, dtype=np.uint32) for ids in encode(texts)]
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, dict[str, str]]:

@@ -14,12 +14,23 @@ import functools
 import types
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers.utils import ModelOutput
 
 from constants import IGNORE_INDEX
 from modeling.families import family_of, output_head
+
+# Columns that T5Trainer's evaluation keeps of each row; an objective adds its own (objectives/metrics.py).
+# predicted_class is -1 where no class label would be written.
+STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class")
+
+
+def token_metrics(statistics: np.ndarray) -> dict[str, float]:
+    """Mean loss in nats per target token, and the share of target tokens that are the most likely ones."""
+    nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])
+    return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)}
 
 
 def loss_sum(

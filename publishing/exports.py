@@ -5,13 +5,9 @@ tokens the same log-probabilities within TOLERANCES. Where PyTorch's own two bes
 right. If the checkpoint is decoded with beams, CTranslate2's beams are compared too, and equal texts counted.
 """
 
-import contextlib
 import copy
 import importlib.util
-import io
 import json
-import logging
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +17,9 @@ from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreT
 
 from common.reports import write_json
 from corpora.tokenizers import save_tokenizer
-from model_t5 import set_attention
-from modeling.families import shape_of
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
-TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25, "onnx": 1e-3}
+TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25}
 # Of the encoder alone: largest difference of a number of its output, or of a text's embedding. transformers' own class
 # computes the activation in eight operations, which round differently from our one.
 TOLERANCES |= {"encoder": 1e-5, "sentence_transformers": 1e-5}
@@ -36,8 +30,7 @@ LONGEST_SOURCE = 512  # tokens of a text that are compared
 # scores better than the worst finished one. 8 came nearest to that in our counts, and never found a worse text.
 PATIENCE = 8
 CTRANSLATE2_TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
-NEEDS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
-NEEDS["ctranslate2_int8"] = NEEDS["ctranslate2"]
+NEEDS = {"ctranslate2": ("ctranslate2",), "ctranslate2_int8": ("ctranslate2",)}
 
 
 # ---------------------------------------------------------------- what is compared
@@ -191,72 +184,6 @@ class CTranslate2Engine:
         return [scored.log_probs[: len(target)] for scored, target in zip(scores, targets, strict=True)]
 
 
-# ---------------------------------------------------------------- ONNX
-class _Decoder(torch.nn.Module):
-    """The model without its encoder, whose output T5's own forward would return too."""
-
-    def __init__(self, model: PreTrainedModel):
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, input_ids: torch.Tensor, encoder_hidden_states: torch.Tensor, encoder_attention_mask: torch.Tensor
-    ) -> torch.Tensor:
-        encoded = dict(encoder_outputs=(encoder_hidden_states,), attention_mask=encoder_attention_mask)
-        return self.model(decoder_input_ids=input_ids, use_cache=False, **encoded).logits
-
-
-def write_onnx(model: PreTrainedModel, folder: Path) -> None:
-    """Writes encoder_model.onnx and decoder_model.onnx (the names that Optimum reads), any batch size and length.
-
-    Through torch.export (`dynamo=True`) with eager attention: the tracing exporter freezes T5's relative positions at
-    the lengths of its example, so that logits are wrong in silence.
-    """
-    folder.mkdir()
-    batch, source, target = (torch.export.Dim(name, min=1) for name in ("batch", "source", "target"))
-    ids, decoder_ids = torch.tensor([[5, 6, 7, 8, 1], [9, 4, 1, 0, 0]]), torch.tensor([[0, 5, 6], [0, 9, 4]])
-    mask, hidden = ids.ne(0).long(), torch.zeros(*ids.shape, shape_of(model.config).encoder.width)
-    sources, targets = {0: batch, 1: source}, {0: batch, 1: target}
-    of_decoder = {"input_ids": decoder_ids, "encoder_hidden_states": hidden, "encoder_attention_mask": mask}
-    # A separate file for weights that do not fit into one ONNX file: protobuf's limit is 2 GiB.
-    large = sum(p.numel() * 4 for p in model.parameters()) > 1.5e9
-    attention = model.config._attn_implementation
-    set_attention(model, "eager")
-    for name, part, inputs, output in (
-        ("encoder", model.get_encoder(), {"input_ids": ids, "attention_mask": mask}, "last_hidden_state"),
-        ("decoder", _Decoder(model).eval(), of_decoder, "logits"),
-    ):
-        torch.onnx.export(
-            part,
-            kwargs=inputs,
-            f=str(folder / f"{name}_model.onnx"),
-            dynamo=True,
-            verbose=False,
-            output_names=[output],
-            dynamic_shapes={key: targets if tensor is decoder_ids else sources for key, tensor in inputs.items()},
-            external_data=large,
-        )
-    set_attention(model, attention)
-
-
-def onnx_answers(folder: Path, original: Original) -> Answers:
-    """The answers of write_onnx's folder: log-probabilities [T, V] along the wanted tokens, and the best tokens there,
-    which are those of greedy decoding up to the first that is not the wanted one."""
-    import onnxruntime
-
-    files = [str(folder / f"{name}_model.onnx") for name in ("encoder", "decoder")]
-    encoder, decoder = (onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files)
-    log_probs, start = [], original.model.config.decoder_start_token_id
-    for source, target in zip(original.sources, original.answers.tokens, strict=True):
-        ids = np.array([source])
-        mask = np.ones_like(ids)
-        hidden = encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-        inputs = {"input_ids": np.array([[start, *target[:-1]]])}
-        inputs |= {"encoder_hidden_states": hidden, "encoder_attention_mask": mask}
-        log_probs.append(torch.from_numpy(decoder.run(None, inputs)[0][0]).log_softmax(-1).numpy())
-    return Answers([array.argmax(-1).tolist() for array in log_probs], log_probs)
-
-
 # ---------------------------------------------------------------- the encoder alone
 def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
     """Writes the encoder as transformers' own class for it (T5EncoderModel) and the tokenizer; pooled: also for
@@ -311,13 +238,7 @@ def write_format(kind: str, original: Original, folder: Path) -> dict:
     many texts both find the same.
     """
     model, sources = original.model, original.sources
-    if kind == "onnx":
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter's own inner workings
-            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-            write_onnx(model, folder)
-        result = compare(kind, original.answers, onnx_answers(folder, original))
-    elif kind in ("encoder", "sentence_transformers"):
+    if kind in ("encoder", "sentence_transformers"):
         write_encoder(original, folder, pooled=kind == "sentence_transformers")
         result = compare_encoder(kind, original, folder)
     else:

@@ -29,7 +29,6 @@ from transformers import (
 )
 
 from arguments.training import best_metric_key
-from common.curves import draw_curves, eval_loss_key
 from common.reports import (
     SHORT_NAMES,
     human_time,
@@ -311,6 +310,8 @@ class LossCurveCallback(TrainerCallback):
         self.output_dir = Path(output_dir)
 
     def on_save(self, *_, **__) -> None:
+        from common.curves import draw_curves, eval_loss_key
+
         try:
             lines = read_metrics(self.output_dir / "metrics.jsonl")
             # A save may come before the first log; a run of few steps may log nothing but its evaluations.

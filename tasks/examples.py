@@ -15,7 +15,8 @@ from transformers.trainer_utils import EvalPrediction
 from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets
 from data_collator_t5 import find_bos_id
-from tasks.metrics.scoring import STATISTICS, score_predictions, token_metrics
+from modeling.loss import STATISTICS, token_metrics
+from tasks.metrics.scoring import score_predictions
 from tasks.registry import reference_texts, source_text, target_text
 
 

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.processes import print_once
 from corpora.files import ROW_SUFFIXES, data_suffix, expand_files
 from corpora.reading import first_line
-from tasks.registry import as_list
+from tasks.registry import as_list, number_of
 from tasks.rows import SplitReader, pieces_of
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
@@ -97,7 +97,11 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
             f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
             f"with --skip_rows_where {entry['target']}=, or write a label into them"
         )
-    return sorted(found, key=int) if all(text.isdecimal() for text in found) else sorted(found)
+    numbers = {text: number_of(text) for text in sorted(found)}
+    spelled = {text if number is None else number: text for text, number in numbers.items()}  # 1 and 1.0 are one class
+    if None in numbers.values():
+        return sorted(spelled.values())
+    return [spelled[number] for number in sorted(spelled)]
 
 
 # ---------------------------------------------------------------- entries for people

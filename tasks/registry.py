@@ -7,6 +7,7 @@ import numpy as np
 
 from arguments.task import TARGET_TYPES
 from common.command_line import did_you_mean
+from common.errors import UserError
 from tasks.transforms import TRANSFORMS
 
 # {what a value may be: (fields of an entry, the test)}.
@@ -127,17 +128,27 @@ def target_text(name: str, task: dict, row: dict) -> str:
         except (TypeError, ValueError):
             raise ValueError(f"task {name}: {task['target']} is {value!r}, which is not a number") from None
     labels, text = task["labels"], str(value).strip()
-    if text in labels:  # JSON's true is SuperGLUE's "True"; if labels are numbers, 2 is "2", not an index
+    if text in labels:  # JSON's true is SuperGLUE's "True"
         return text
-    # With labels 1, 2, 3 it is unclear whether a 0 is an index: a 1 beside it would be another label's.
-    numbers = ((int(label), index) for index, label in enumerate(labels) if label.isdecimal())
-    counts = all(number == index or number >= len(labels) for number, index in numbers)
-    if text.isdecimal() and int(text) < len(labels) and counts:
-        return labels[int(text)]
-    nor = f" nor an index below {len(labels)}" if counts else ""
-    raise ValueError(
-        f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)}{nor}"
+    number, numbers = number_of(text), [number_of(label) for label in labels]
+    has_numbers = any(each is not None for each in numbers)
+    if number is not None and number in numbers:  # a 1 is the label "1.0"
+        return labels[numbers.index(number)]
+    if not has_numbers and number in range(len(labels)):
+        return labels[int(number)]
+    nor = "" if has_numbers else f" nor an index below {len(labels)}"
+    raise UserError(
+        f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)}{nor}. Correct "
+        "the row, or leave it out with --skip_rows_where or the entry's skip_where"
     )
+
+
+def number_of(text: str) -> float | None:
+    """The finite number that a text is: " 3.80" -> 3.8; "3.8 4", "", "nan" -> None."""
+    try:
+        return float(text) if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
 
 
 def format_number_target(value: float) -> str:
@@ -185,10 +196,7 @@ def value_of_text(task: dict, text: str) -> float | int | None:
     """
     if task["target_type"] == "class":
         return task["labels"].index(text.strip()) if text.strip() in task["labels"] else None
-    try:
-        return float(text) if math.isfinite(float(text)) else None
-    except ValueError:
-        return None
+    return number_of(text)
 
 
 def values_of_texts(task: dict, texts: Iterable[str]) -> list[float]:

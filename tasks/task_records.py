@@ -12,10 +12,10 @@ from pathlib import Path
 from arguments.own_pairs import OWN
 from arguments.task import LENGTHS
 from common.command_line import comma_words
+from constants import TASK_RECORD
 from corpora.files import compressed
 from tasks.registry import as_list
 
-TASK_RECORD = "task.json"
 # Where the rows are: used from the record all together or not at all. The first ones are paths.
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)

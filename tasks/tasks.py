@@ -10,12 +10,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from arguments.own_pairs import OWN
 from arguments.task import CORRUPTED_SHARE, TaskArguments
@@ -25,13 +24,12 @@ from common.command_line import refuse
 from common.errors import UserError
 from common.processes import print_once
 from corpora.blocks import Corpus
+from corpora.examples import row_lengths
 from corpora.streams import StreamDataset, one_by_one
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, unknown_in_rows
 from model_t5 import flops_per_sequence
-from modeling.segment_masks import enable_packing
 from tasks import examples, registry
-from tasks.batching import BucketCollator, PackingCollator, bucket_lengths, row_lengths
 from tasks.metrics.scoring import ERROR_METRICS, PERCENT_METRICS, check_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
@@ -284,21 +282,6 @@ class Tasks:
         """Lets a stream continue where the checkpoint was written; other data are resumed by their order."""
         if self.args.streaming and checkpoint:
             self.train.resume(checkpoint)
-
-    def train_collator(
-        self, args: FineTuningArguments, model: PreTrainedModel
-    ) -> BucketCollator | PackingCollator | None:
-        """For `--packing true`: several examples in a row, for which the model is prepared. For `--length_buckets` N:
-        batches of `args.train_batch_size` rows in N shapes. Else None, to pad tightly."""
-        padding = model.config.pad_token_id, model.config.decoder_start_token_id
-        if args.packing:
-            enable_packing(model)
-            return PackingCollator(*padding, cost=partial(flops_per_sequence, model.config))
-        if not args.length_buckets:
-            return None
-        lengths = bucket_lengths(row_lengths(self.train), args.length_buckets)
-        (longest,) = bucket_lengths(row_lengths(self.train, "labels"), 1)
-        return BucketCollator(*padding, lengths, longest, args.train_batch_size)
 
     # ------------------------------------------------------------ evaluation
     @property

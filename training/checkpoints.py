@@ -30,7 +30,7 @@ from common.command_line import RESUME_NEWEST, check_folder
 from common.manifests import MANIFEST, fsync, write_manifest
 from common.processes import check_alike, is_first_process, print_once
 from common.reports import is_secret, read_json
-from tasks.task_records import TASK_RECORD
+from constants import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
@@ -263,7 +263,7 @@ _DECISIVE = (
 ).split()
 # Those that decide which part of a text is trained on: its fingerprint covers all of it, a task's its training rows.
 _DECIDES_PART = (
-    "text_column input_ids_column input_ids_dtype max_train_samples validation_split_percentage validation_split_count"
+    "text_column input_ids_column max_train_samples validation_split_percentage validation_split_count"
 ).split()
 # Flags that may differ between nodes: where files are, and what only the first process does.
 _OF_A_NODE = (
@@ -331,18 +331,6 @@ def _flat(config: dict) -> dict:
 def run_of(checkpoint: str | None) -> dict:
     """The run.json beside a checkpoint; {} without a checkpoint, or where there is no such file."""
     return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
-
-
-def resumed_batch_notice(checkpoint: str | None, sequences: int) -> str | None:
-    """The notice that a run resumes with another global batch than run.json records; None if it is the same."""
-    before = run_of(checkpoint).get("sequences_per_step")
-    if not before or before == sequences:
-        return None
-    return (
-        f"resuming with {sequences} sequences per step instead of {before}: steps count the examples seen, so the "
-        f"run resumes at another example than it stopped at; {before} a step, however made up, resume at the same "
-        "one"
-    )
 
 
 def _recorded(path: Path) -> dict:

@@ -8,7 +8,7 @@ from transformers import DefaultFlowCallback, Trainer, TrainerCallback, TrainerC
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.processes import finish_process_group, print_once
-from modeling.fused_projections import checkpoint_blocks_only
+from modeling.layers import checkpoint_blocks_only
 from training.optimizers import restore_options
 
 

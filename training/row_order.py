@@ -11,8 +11,8 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
-from corpora.examples import EpochSampler
-from tasks.batching import BucketCollator, FilledRows, PackingCollator, row_lengths
+from corpora.examples import EpochSampler, row_lengths
+from training.batching import BucketCollator, FilledRows, PackingCollator
 from training.preemption import outlive_signals
 
 

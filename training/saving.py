@@ -19,11 +19,9 @@ from common.command_line import exit_on_user_error
 from common.manifests import is_disk_full, share
 from common.processes import is_first_process, print_once
 from common.reports import write_json
+from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
 from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
-from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
-from publishing.model_cards import model_card, read_run
-from tasks.task_records import TASK_RECORD
 from training.checkpoints import SAVING, load_loss_state, publish, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
 
@@ -36,7 +34,7 @@ class SavingTrainer(RowOrderTrainer):
     _put_off: Exception | None = None  # error of a full disk, kept until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
     _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
-    task_record: dict | None = None  # of fine-tuning (tasks/task_records.py), saved with every model
+    task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
@@ -201,6 +199,8 @@ class SavingTrainer(RowOrderTrainer):
         if self.is_world_process_zero() and not self.args.dry_run:
             name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
             private = self.args.hub_private_repo if private is None else private
+            from publishing.hub_uploads import create_repository
+
             with exit_on_user_error():
                 self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
 
@@ -209,6 +209,8 @@ class SavingTrainer(RowOrderTrainer):
         written. The model is uploaded without the states of the training; `--hub_strategy` adds those."""
         if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
+        from publishing.hub_uploads import NOT_PUBLISHED, start_upload
+
         folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
         start = partial(start_upload, folder, self.hub_model_id, token=self.args.hub_token)
         self._uploads.append(start(message, ignore=NOT_PUBLISHED))
@@ -220,6 +222,8 @@ class SavingTrainer(RowOrderTrainer):
         """Waits for the uploads in the background and prints those that failed; the training continues without them."""
         for started in self._uploads:
             if error := started.exception():
+                from publishing.hub_uploads import reason
+
                 print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
         self._uploads = []
 
@@ -227,6 +231,9 @@ class SavingTrainer(RowOrderTrainer):
         """Uploads the finished run's folder with its model card; returns its address. ValueError if that fails."""
         if not self.is_world_process_zero():
             return None
+        from publishing.hub_uploads import upload
+        from publishing.model_cards import model_card, read_run
+
         self._finish_current_push()
         folder = Path(self.args.output_dir)
         card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from common.command_line import did_you_mean
 from tasks.metrics import answers, general
 from tasks.registry import as_list, format_number_target, value_of_text, values_of_texts
@@ -133,15 +131,3 @@ def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
             logger.warning("Metric %s is %s; it is reported as 0.0.", key, value)
             scores[key] = 0.0
     return scores
-
-
-# ---------------------------------------------------------------- metrics from teacher forcing
-# Columns that T5Trainer's evaluation keeps of an example, before those of an objective (objectives/metrics.py);
-# predicted_class is -1 for no class.
-STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class")
-
-
-def token_metrics(statistics: np.ndarray) -> dict[str, float]:
-    """Mean loss in nats per target token, and the share of target tokens that are the most likely ones."""
-    nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])
-    return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)}

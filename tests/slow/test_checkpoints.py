@@ -413,14 +413,6 @@ class RunTest(TestCase):
         self.run_to_end("--resume_from_checkpoint", "--validation_file", text, code=2)
         self.assertIn("a validation text of its own: no in its run, yes now", (self.folder / "log").read_text())
 
-    def test_another_global_batch_is_said(self):
-        self.run_to_end("--max_steps", "6")
-        size = ["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "1"]
-        self.run_to_end("--max_steps", "8", "--resume_from_checkpoint", *size)
-        self.assertRegex((self.folder / "log").read_text(), r"resuming with 3 sequences per step instead of \d+: ")
-        self.run_to_end("--max_steps", "9", "--resume_from_checkpoint", *size)
-        self.assertEqual((self.folder / "log").read_text().count("sequences per step instead of"), 1)
-
     def test_a_resumed_run_logs_evaluates_and_saves_as_its_own_flags_say(self):
         self.run_to_end("--max_steps", "6")
         more = ("--max_steps", "16", "--save_steps", "5", "--eval_steps", "0.25", "--logging_steps", "2")

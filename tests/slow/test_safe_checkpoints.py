@@ -22,6 +22,7 @@ import pre_train_t5
 from arguments.training import FineTuningArguments
 from common.cached_folders import cached
 from common.command_line import parse_arguments
+from common.errors import UserError
 from common.manifests import difference, file_digests, is_disk_full, write_manifest
 from common.reports import read_metrics, side_file
 from corpora import sources
@@ -31,7 +32,7 @@ from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config
 from runs.callbacks import MetricsFileCallback
 from runs.trackers import TensorBoardTracker
-from search.sweep_files import choose_folder
+from search.sweep_files import read_sweep
 from training.checkpoints import check_optimizer_state, check_saved_state, prepare_output_dir, publish
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
@@ -201,8 +202,10 @@ class NamesTest(TestCase):
 
     @parameterized.parameters("", "..", ".", None)
     def test_a_sweep_without_a_name(self, name):
-        with self.assertRaisesRegex(ValueError, "s.yaml, name: .* must have a letter"):
-            choose_folder("s.yaml", {"command": ["x"], "name": name}, None)
+        sweep = {"program": __file__, "method": "grid", "parameters": {"x": {"values": [1, 2]}}, "name": name}
+        (self.folder / "_.yaml").write_text(json.dumps(sweep))
+        with self.assertRaisesRegex(UserError, "name: .* must have a letter"):
+            read_sweep(str(self.folder / "_.yaml"))
 
     def test_a_run_name_leads_nowhere_else(self):
         args = SimpleNamespace(output_dir=str(self.folder / "out"))

@@ -563,7 +563,6 @@ class ScriptTest(parameterized.TestCase):
         ("order", "fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
         ("not", "fine_tune", "--streaming false", "--shuffle_buffer_size 64: needs --streaming"),
         ("buckets", "fine_tune", "--length_buckets 3", "--length_buckets 3: does not go with --streaming"),
-        ("sizes", "pre_train", "--auto_find_batch_size true", "--auto_find_batch_size True: does not go with --strea"),
         ("files", "fine_tune", "--train_file no/such", "--train_file no/such: no such file"),
         ("piece", "fine_tune", "--max_piece_length 0", "--max_piece_length 0: must be at least 1 character"),
         (

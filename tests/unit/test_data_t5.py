@@ -39,7 +39,6 @@ from corpora import hub, installed_docs, token_files
 from corpora.blocks import hub_corpora
 from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
 from corpora.hub import load_dataset_splits
-from corpora.long_text import Stretch
 from corpora.reading import read_documents, read_rows, read_tsv
 from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import split_documents, tokenised
@@ -801,14 +800,6 @@ class SplitDocumentsTest(parameterized.TestCase):
     def test_one_document_is_never_held_out_alone(self):
         self.assertEqual(list(split_documents(["a" * 100], 50.0)), [(False, ["a" * 100])])
         self.assertEqual(list(split_documents([], 50.0)), [])
-
-    def test_a_book_on_one_line_is_held_out_in_part(self):
-        book = " ".join(f"word{n}" for n in range(100_000))
-        parts = [(held_out, part) for held_out, block in split_documents([book, "short"], 5.0) for part in block]
-        self.assertEqual("".join(part for _, part in parts[:-1]), book)
-        self.assertEqual(sum(not isinstance(part, Stretch) for _, part in parts), 2)
-        share = sum(len(part) for held_out, part in parts if held_out) / len(book)
-        self.assertAlmostEqual(share, 0.05, delta=0.01)
 
     @parameterized.parameters(
         ("one two three", 8, ["one two", "three"]),

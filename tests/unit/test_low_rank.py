@@ -195,8 +195,6 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual((args.optim, args.learning_rate, args.lr_scheduler_type), ("adamw_torch", 1e-3, "constant"))
 
     def test_refusals(self):
-        with self.assertRaisesRegex(ValueError, "--fused_projections True: joins matrices in one product"):
-            check_training(self.training(fused_projections=True), f"fine-tuning a checkpoint{LORA}")
         with self.assertRaisesRegex(ValueError, "--lora_rank: adapts a checkpoint, and none is named"):
             check_training(self.training(), f"fine-tuning from scratch{LORA}")
         check_model(ModelArguments(model_name_or_path="somewhere", lora_rank=4))

@@ -427,14 +427,11 @@ class LoadingTest(ModelTest):
         ("sdpa", dict(attn_implementation="sdpa"), {}, "--attn_implementation sdpa: LongT5's encoder has attention of"),
         ("t5_fused", dict(attn_implementation="t5_fused"), {}, "--attn_implementation t5_fused: LongT5's encoder has"),
         ("compile", {}, dict(torch_compile=True), "--torch_compile: not for longt5"),
-        ("projections", {}, dict(fused_projections=True), "--fused_projections: not for longt5 models, only for t5"),
-        ("cross", {}, dict(fused_cross_projections=True), "--fused_cross_projections: not for longt5 models"),
         ("packing", {}, "--packing documents", "--packing documents: LongT5's encoder takes no mask"),
     )
     def test_longt5_refuses_what_its_encoder_has_not(self, model_flags, others, message):
         folder = write_checkpoint(self.folder, LONGT5, random_state(LONGT5, tied=False))
-        options = dict(torch_compile=False, fused_projections=False, fused_cross_projections=False)
-        options |= dict(output_dir="out", overwrite_output_dir=False)
+        options = dict(torch_compile=False, output_dir="out", overwrite_output_dir=False)
         args = SimpleNamespace(**options | (others if isinstance(others, dict) else {}))
         packed = others if isinstance(others, str) else None
         for source in (dict(model_name_or_path=folder), dict(config_name=folder)):

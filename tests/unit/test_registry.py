@@ -17,8 +17,9 @@ from transformers import ByT5Tokenizer, EvalPrediction
 
 from arguments.task import TaskArguments
 from constants import DATASET_VALS
+from modeling.loss import STATISTICS
 from tasks.examples import build_tokenize_function, task_metrics
-from tasks.metrics.scoring import STATISTICS, check_metrics
+from tasks.metrics.scoring import check_metrics
 from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
