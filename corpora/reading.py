@@ -6,6 +6,7 @@ import csv
 import html
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -282,8 +283,14 @@ def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterat
 
 
 def text_of(value: object, column: str, place: str) -> str:
-    """The text of a column in the row at a place, "" for a missing one. ValueError for any other value."""
-    if not isinstance(value, str | None):
-        kind = type(value).__name__
-        raise ValueError(f"{place}: the column {column} holds no text, but a value of type {kind}")
-    return value or ""
+    """The text of a column in the row at a place, "" for a missing one. UserError for any other value."""
+    if is_missing(value):
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(value).__name__}")
+    return value
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value is None, or NaN, which pandas writes for it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))

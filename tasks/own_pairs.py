@@ -14,7 +14,7 @@ from common.processes import print_once
 from corpora.files import ROW_SUFFIXES, data_suffix, expand_files
 from corpora.reading import first_line
 from tasks.registry import as_list, number_of
-from tasks.rows import SplitReader, pieces_of
+from tasks.rows import SplitReader, pieces_of, single_answer
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
 
@@ -85,7 +85,7 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
         raise ValueError("--target_type class needs --labels where there are no training rows to find them in")
     texts = entry | dict(target_type="text")
     rows = SplitReader(OWN, texts, args, "train")
-    values = [text for row in rows for text in as_list(row[entry["target"]])]
+    values = [single_answer(row[entry["target"]], entry["target"], "--target_type class") for row in rows]
     found = {str(value).strip() for value in values}
     if len(found) > max(10, len(values) // 2):
         raise ValueError(

@@ -5,7 +5,6 @@ record of a file, the Hub or a stream --file_columns, preprocess--> rows --the e
 
 import contextlib
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
@@ -16,10 +15,11 @@ import numpy as np
 from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
 from common.command_line import comma_words, did_you_mean, home_path, listed
+from common.errors import UserError
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
-from corpora.reading import first_line, read_rows, read_text_documents, read_tsv
+from corpora.reading import first_line, is_missing, read_rows, read_text_documents, read_tsv
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, source_text, target_text
@@ -252,6 +252,8 @@ class SplitReader:
             value, needed = value_of(row, column), column in task["inputs"].values() or not hidden
             if needed or not (value is MISSING or lacks_value(value)):
                 picked[column] = checked_value(row, column, self.renamed, place, f"which task {self.name} needs")
+        if task["target_type"] != "text" and task["target"] in picked:
+            picked[task["target"]] = single_answer(picked[task["target"]], task["target"], place)
         if not hidden:
             if picked[task["target"]] == []:
                 raise ValueError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
@@ -263,8 +265,8 @@ class SplitReader:
 
 
 def lacks_value(value: object) -> bool:
-    """Whether a value, or an item of a list, is missing: None, or NaN, which pandas writes for it in JSON."""
-    return any(item is None or (isinstance(item, float) and math.isnan(item)) for item in as_list(value))
+    """Whether a value, or an item of a list, is missing."""
+    return any(map(is_missing, as_list(value)))
 
 
 def is_written(value: object, text: str) -> bool:
@@ -292,6 +294,19 @@ def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -
         if isinstance(item, dict | list | bytes):
             raise ValueError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}")
     return value
+
+
+def single_answer(value: object, column: str, place: str) -> object:
+    """The item of a list of one, as labelling tools write it; any other value unchanged. UserError for several."""
+    if not isinstance(value, list | tuple) or not value:
+        return value
+    if len(value) > 1:
+        text = ", ".join(map(str, value))
+        raise UserError(
+            f"{place}: the column {column} has {len(value)} labels ({text}), and a row can have one. To learn several, "
+            f'write them as one text, "{text}", and train with --target_type text'
+        )
+    return value[0]
 
 
 def no_column(place: str, column: str, row: dict, why: str) -> ValueError:
@@ -333,7 +348,7 @@ def renamed_columns(row: dict, names: dict) -> dict:
     for column, there in names.items():
         values = [value_of(row, name) for name in as_list(there)]
         if MISSING not in values:
-            several = [text for value in values for text in as_list(value) if text not in (None, "")]
+            several = [text for value in values for text in as_list(value) if not (is_missing(text) or text == "")]
             found[column] = several if isinstance(there, list) else values[0]
     return found
 

@@ -89,14 +89,22 @@ class Task:
         self.tokenizer = tokenizer
         for split, rows in self.rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            self.rows[split], self.examples[split] = rows[:limit], len(rows)
+            self.examples[split] = len(rows)
+            rows = self.rows[split] = examples.without_end_tokens(
+                self.entry, tokenizer, rows[:limit], self._place(split)
+            )
             self.data[split] = self._tokens(split)
-            if self.entry["target_type"] == "class" and limit is None and self.entry["target"] in rows[0]:
+            if self.entry["target_type"] == "class" and self.entry["target"] in rows[0]:
                 used = {registry.target_text(self.name, self.entry, row) for row in rows}
                 missing = [label for label in self.entry["labels"] if label not in used]
                 if missing:
-                    print_once(f"task {self.name}, {split}: no row has the label {', '.join(missing)}")
+                    first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
+                    print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
             self._tell_letters_lost_by_rouge(split)
+
+    def _place(self, split: str) -> str:
+        """What messages about a split begin with."""
+        return f"task {self.name}, {split}"
 
     def _tell_letters_lost_by_rouge(self, split: str) -> None:
         """Prints that ROUGE means little where most letters of the targets are none to rouge_score's tokenizer."""
@@ -108,7 +116,7 @@ class Task:
             if lost > len(letters) / 2:
                 share = f"{100 * lost / len(letters):.0f} % of the targets' letters are others"
                 print_once(
-                    f"task {self.name}, {split}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
+                    f"{self._place(split)}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
                     f"{share}: name other --metrics, the first of which chooses the best model"
                 )
 
@@ -158,6 +166,7 @@ class Task:
         tokenize = examples.build_tokenize_function(self.name, self.entry, tokenizer, *lengths)
 
         def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
+            rows = examples.without_end_tokens(self.entry, tokenizer, rows)
             return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
         units = one_by_one(row_splitter(self.name, self.entry, self.args, here=self.corpus.here))
@@ -252,6 +261,7 @@ class Tasks:
         self.empty = self._by_name(
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )
+        self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
         for task in self:
             task.rows.pop("train", None)  # their tokens are enough
         self.train = self._training_data(args)
@@ -346,6 +356,9 @@ class Tasks:
         """The rows of the plan: what is read, mixed and measured."""
         corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
+        known = [
+            f"{count:,} of {len(data[name]):,} {name} sources are trained on" for name, count in self.known.items()
+        ]
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
         if len(self) == 1:
             scored = "teacher-forced scoring (the label that greedy decoding would write)"
@@ -357,24 +370,25 @@ class Tasks:
         return {
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
+            "known": "; ".join(known) or None,
             "empty": ", ".join(empty) or None,
-            "cut": "; ".join(filter(None, map(self._cut, self))) or None,
+            "cut": "; ".join(f"{text} ({name})" for name, text in self._by_name(self._cut).items()) or None,
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
             "metrics": metrics,
         }
 
-    def _cut(self, task: Task) -> str:
-        """The share of a task's training rows that are cut: "12% of the sources at 512 tokens". It includes the few
-        rows that have exactly the maximum length."""
-        if "train" not in task.data:
-            return ""  # a stream, whose rows are not known
-        found = []
-        columns = {"input_ids": "sources", "labels": "targets"}
-        for (column, name), most in zip(columns.items(), examples.max_lengths(task.entry, "train"), strict=True):
-            share = float(np.mean(row_lengths(task.data["train"], column) >= most)) if most else 0
-            found += [f"{share:.0%} of the {name} at {most} tokens"] * (share >= 0.005)
-        return f"{task.name}: " * (len(self) > 1 and bool(found)) + ", ".join(found)
+    def _cut(self, task: Task) -> dict[str, str]:
+        """{split: the share of its rows that are cut}: "12% of the sources at 512 tokens". It includes the few rows
+        that have exactly the maximum length. Training rows of a stream are not known."""
+        found = {}
+        for split, rows in task.data.items():
+            most = dict(zip(("input_ids", "labels"), examples.max_lengths(task.entry, split), strict=True))
+            for column, name in {"input_ids": "sources", "labels": "targets"}.items():
+                share = float(np.mean(row_lengths(rows, column) >= most[column])) if most[column] else 0.0
+                if share >= 0.005:
+                    found.setdefault(split, []).append(f"{share:.0%} of the {name} at {most[column]} tokens")
+        return {split: ", ".join(texts) for split, texts in found.items()}
 
     def record(self) -> dict:
         """The content of task.json, from which evaluate_t5.py repeats the numbers."""

@@ -14,6 +14,8 @@ import string
 import unicodedata
 from collections.abc import Callable
 
+from corpora.reading import is_missing
+
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
 # Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
@@ -124,7 +126,7 @@ def _wiki_split(row: dict) -> dict:
 # ---------------------------------------------------------------- instructions
 def _alpaca(row: dict) -> dict:
     """Instruction and input, where there is one, as `source`; the output as `target`."""
-    texts = [row["instruction"], row.get("input") or ""]
+    texts = [row["instruction"], "" if is_missing(row.get("input")) else row["input"]]
     return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row.get("output")}
 
 

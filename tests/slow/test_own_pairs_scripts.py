@@ -121,9 +121,15 @@ class ScriptsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("", None),
-        ("--max_source_length 12", "cut +25% of the sources at 12 tokens\n"),
-        ("--max_source_length 12 --max_target_length 8", "at 12 tokens, 50% of the targets at 8 tokens\n"),
-        ("--max_source_length 12 --max_target_length 2 --target_type class", "cut +25% of the sources at 12 tokens\n"),
+        (
+            "--max_source_length 12",
+            "cut +25% of the sources at 12 tokens .train.; 25% of the sources at 12 tokens .validation.",
+        ),
+        ("--max_source_length 12 --max_target_length 8", "at 12 tokens, 50% of the targets at 8 tokens .train."),
+        (
+            "--max_source_length 12 --max_target_length 2 --target_type class",
+            "cut +25% of the sources at 12 tokens .train.;",
+        ),
     )
     def test_the_plan_says_how_many_rows_are_cut(self, flags, wanted):
         rows = [("tree", "tree"), ("tree", "moon"), ("moon", "tree " * 10), ("moon " * 20, "tree " * 10)]

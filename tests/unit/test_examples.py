@@ -658,8 +658,8 @@ class PrepareSplitTest(TestCase):
             self.prepare()
             printed.assert_called_once_with("task rte, train: no row has the label not_entailment")
             printed.reset_mock()
-            self.prepare(limit=2)  # a sample need not have all
-            printed.assert_not_called()
+            self.prepare(limit=2)
+            printed.assert_called_once_with("task rte, train: no row among the first 2 has the label not_entailment")
 
     def test_several_processes_give_the_same(self):
         self.assertEqual(

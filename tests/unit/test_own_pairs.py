@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 from absl.testing import absltest, parameterized
@@ -17,8 +18,11 @@ from transformers import ByT5Tokenizer
 
 import constants
 from arguments.task import TaskArguments, check_tasks
+from arguments.training import FineTuningArguments
 from common.command_line import parse_arguments
 from common.errors import UserError
+from corpora.reading import read_documents
+from modeling.loss import STATISTICS
 from tasks.own_pairs import as_source, translated
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows, row_splitter
@@ -407,6 +411,78 @@ class ReadTest(TestCase):
             task.tokenise(ByT5Tokenizer())
         message = "task pairs, validation: rougeL counts words of a-z and 0-9 alone, and 100 % of the targets' letters"
         self.assertEqual(printed.getvalue().count(message), int(told))
+
+    def load(self, rows: list[dict], dev: list[dict], flags: str = "") -> tuple[Tasks, str]:
+        """(the task of columns q and a, loaded with ByT5's tokenizer, what it printed)."""
+        Path("train.jsonl").write_text(lines(rows))
+        Path("held.jsonl").write_text(lines(dev))
+        columns = "--train_file train.jsonl --validation_file held.jsonl --source_column q --target_column a"
+        tasks, printed = self.tasks(f"{columns} --data_cache_dir cache {flags}"), io.StringIO()
+        args = FineTuningArguments(output_dir="out", use_cpu=True, predict_with_generate=False, report_to=[])
+        with contextlib.redirect_stdout(printed):
+            tasks.load(ByT5Tokenizer(), args)
+        return tasks, printed.getvalue()
+
+    def test_end_tokens_of_targets_are_left_out_and_other_special_tokens_told(self):
+        """As in files for T5 of 2020, which were written with " </s>"; ByT5's EOS is 1, a letter its byte + 3."""
+        rows = [{"q": "x </s>", "a": "b </s>"}, {"q": "y", "a": ["c</s></s>", "d <pad>"]}, {"q": "z", "a": "e </s> f"}]
+        tasks, printed = self.load(rows, rows)
+        train, held_out = tasks.train["labels"], tasks.validation["labels"]
+        self.assertEqual([list(ids) for ids in train[:3]], [[ord(letter) + 3, 1] for letter in "bcd"])
+        self.assertEqual([list(ids) for ids in held_out[:2]], [[ord(letter) + 3, 1] for letter in "bc"])
+        (judge,) = tasks.judged.values()
+        answers = np.array([[*map(ord, text), *[0] * (3 - len(text))] for text in ("b", "d", "e")])
+        answers = np.where(answers > 0, answers + 3, 0)
+        scores = judge.compute_metrics(mock.Mock(predictions=(answers, np.zeros((3, len(STATISTICS))))))
+        self.assertAlmostEqual(scores["rougeL"], (1 + 1 + 1 / 2) / 3)  # e of the words e, s, f: precision 1, recall 1/3
+        self.assertIn("train: 3 targets end in </s> or <pad>, which is left out", printed)
+        self.assertIn("validation: 2 targets end in", printed)
+        self.assertRegex(printed, "train: texts hold special tokens, which are .* not as text: </s> .2 rows.")
+
+    def test_labels_with_special_tokens_are_refused(self):
+        rows = [{"q": str(n), "a": f"{n % 2} </s>"} for n in range(8)]
+        with self.assertRaisesRegex(UserError, "--labels 0 </s>: </s> is a special token"):
+            self.load(rows, rows, "--target_type class")
+
+    @parameterized.parameters(("--max_train_samples 4", 4), ("--max_train_samples 5", None), ("", None))
+    def test_classes_that_a_limit_leaves_without_rows_are_named(self, flags, limit):
+        rows = [{"q": f"q{n}", "a": "bad" if n < 4 else "good"} for n in range(9)]
+        _, printed = self.load(rows, rows, f"--target_type class {flags}")
+        told = "task pairs, train: no row among the first 4 has the label good"
+        self.assertEqual(told in printed, limit is not None)
+
+    def test_the_plan_counts_known_sources_and_rows_that_are_cut(self):
+        rows = [{"q": f"q{n}", "a": "x"} for n in range(8)]
+        dev = [{"q": "q1", "a": "y"}, {"q": "q7", "a": "y"}, {"q": "far too long", "a": "y"}, {"q": "new", "a": "y"}]
+        tasks, _ = self.load(rows, dev, "--max_source_length 4 --max_train_samples 7")
+        plan = tasks.plan(1)
+        self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
+        self.assertEqual(plan["cut"], "50% of the sources at 4 tokens (validation)")  # new is three bytes and EOS
+
+    @parameterized.parameters("class", "text")
+    def test_labels_in_lists(self, kind):
+        rows = [{"q": f"q{n}", "a": [["bad", "good"][n % 2]]} for n in range(6)]
+        Path("x.jsonl").write_text(lines(rows))
+        flags = (
+            f"--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column a --target_type {kind}"
+        )
+        self.assertEqual(self.rows(flags, "validation")[:2], [("q0", ["bad"]), ("q1", ["good"])])
+        Path("x.jsonl").write_text(lines([*rows, {"q": "q6", "a": ["bad", "good"]}]))
+        with contextlib.ExitStack() as stack:
+            if kind == "class":
+                message = 'a has 2 labels .bad, good.* text, "bad, good", and train with --target_type text'
+                stack.enter_context(self.assertRaisesRegex(UserError, message))
+            self.rows(flags)
+
+    def test_nan_is_what_null_is(self):
+        """As json.dumps(frame.to_dict("records")) writes a missing value."""
+        nan = float("nan")
+        Path("x.jsonl").write_text(lines([{"q": "q", "a": "x", "b": nan}, {"q": "r", "a": nan, "b": "y"}]))
+        flags = "--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column a,b"
+        self.assertEqual(self.rows(flags, "validation"), [("q", ["x"]), ("r", ["y"])])
+        Path("x.jsonl").write_text(lines([{"instruction": "i", "input": nan, "output": "o"}]))
+        self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl"), [("i", ["o"])])
+        self.assertEqual(list(read_documents(Path("x.jsonl"), "input")), [""])
 
     def test_beside_named_tasks(self):
         tasks = self.tasks(f"--benchmark builtin --dataset_name package_topic --train_file pairs.jsonl {COLUMNS}")
