@@ -21,7 +21,7 @@ _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric
 
 def completed(args: TaskArguments) -> dict:
     """The entry of own pairs. --record_shape and --labels, where the rows tell them, are printed and set in `args`, and
-    so in task.json. ValueError if the first record has no known shape."""
+    so in task.json. UserError if the first record has no known shape."""
     if args.tsv_header is None:
         args.tsv_header = _tsv_header(args)
     entry = own_entry(args)
@@ -30,7 +30,7 @@ def completed(args: TaskArguments) -> dict:
         fitting = (name for name, columns in SHAPES.items() if set(columns) <= set(record))
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
-            raise ValueError(
+            raise UserError(
                 f"{where}: which column is read and which is written? Say --source_column and "
                 f"--target_column; available: {listed(record)}"
             )
@@ -70,30 +70,30 @@ def _tsv_header(args: TaskArguments) -> bool | None:
 
 
 def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
-    """(the first record unchanged, its place). ValueError if there is none."""
+    """(the first record unchanged, its place). UserError if there is none."""
     split = "train" if has_training_rows(args) else "validation"
     for records, where in SplitReader(OWN, entry, args, split).sources():
         for record in records:
             return next(pieces_of(entry, record, f"{where}, row 1")), where
-    raise ValueError(f"task {OWN}, split {split}: no rows")
+    raise UserError(f"task {OWN}, split {split}: no rows")
 
 
 def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
-    """The values of the target column, sorted: numbers by size. ValueError if they look like free texts, or one is
+    """The values of the target column, sorted: numbers by size. UserError if they look like free texts, or one is
     empty: an answer that is no label would count as it."""
     if not has_training_rows(args):
-        raise ValueError("--target_type class needs --labels where there are no training rows to find them in")
+        raise UserError("--target_type class needs --labels where there are no training rows to find them in")
     texts = entry | dict(target_type="text")
     rows = SplitReader(OWN, texts, args, "train")
     values = [single_answer(row[entry["target"]], entry["target"], "--target_type class") for row in rows]
     found = {str(value).strip() for value in values}
     if len(found) > max(10, len(values) // 2):
-        raise ValueError(
+        raise UserError(
             f"--target_type class: {entry['target']} has {len(found):,} different values in "
             f"{len(values):,} rows; name the classes with --labels, or leave it out"
         )
     if "" in found:
-        raise ValueError(
+        raise UserError(
             f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
             f"with --skip_rows_where {entry['target']}=, or write a label into them"
         )
@@ -129,7 +129,7 @@ def translated(name: str, entry: dict) -> dict:
         return entry
     for old, new in _INSTEAD.items():
         if old in entry and new in entry:
-            raise ValueError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both")
+            raise UserError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both")
     new = dict(prefix=name, target_type="text", max_source_length=512, max_target_length=128)
     if entry.get("labels"):
         new |= dict(target_type="class", max_target_length=8)
@@ -151,7 +151,7 @@ def _in_order(name: str, labels: dict) -> list[str]:
     if all(isinstance(index, int) for index in labels.values()):
         by_index = {str(index): text for text, index in labels.items()}
     if set(by_index) != {str(number) for number in range(len(labels))}:
-        raise ValueError(
+        raise UserError(
             f"DATASET_VALS task {name}: labels {labels} do not count from 0; write them as a list in class order"
         )
     return [str(by_index[str(number)]) for number in range(len(labels))]

@@ -18,8 +18,8 @@ from common.command_line import comma_words, did_you_mean, home_path, listed
 from common.errors import UserError
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
-from corpora.hub import load_dataset_splits
-from corpora.reading import first_line, is_missing, read_rows, read_text_documents, read_tsv
+from corpora.hub import classes_of, load_dataset_splits
+from corpora.reading import class_names, first_line, is_missing, read_rows, read_text_documents, read_tsv
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, source_text, target_text
@@ -49,7 +49,7 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, left_out: 
     if split == "train":
         rows = training_rows(task, rows)
     if not rows:
-        raise ValueError(f"task {name}, split {split}: no rows")
+        raise UserError(f"task {name}, split {split}: no rows")
     if may_hide_answers(task, split) and _hides_answers(task, rows):
         rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
     return merged_references(task, rows) if task.get("merge_references") and split != "train" else rows
@@ -61,7 +61,7 @@ def _halves(name: str, task: dict, rows: list[dict]) -> tuple[list[dict], list[d
     source_of = [source_text(task, row) for row in rows]
     sources = list(dict.fromkeys(source_of))
     if len(sources) < 2:
-        raise ValueError(
+        raise UserError(
             f"task {name}: {len(sources)} different sources are too few to hold some out for evaluation; "
             "give --validation_file"
         )
@@ -110,7 +110,7 @@ def own_files(args: TaskArguments, task: dict) -> dict[str, list[str]]:
 
 def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Files:
     """The files of a split that the flags or the entry name, or {column: text files}; None if it is on the Hub.
-    ValueError if it is nowhere."""
+    UserError if it is nowhere."""
     suffixes = TEXT_SUFFIXES if is_text_corpus(task) else ROW_SUFFIXES
     if own := own_files(args, task).get(split):
         return expand_files("--train_file" if split == "train" else "--validation_file", own, suffixes)
@@ -121,7 +121,7 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
         return None
     if split not in files:
         there = ", ".join(files) or "none (nor hub or builtin), give --train_file"
-        raise ValueError(f"task {name}: its entry has no file for the split {split}; available: {there}")
+        raise UserError(f"task {name}: its entry has no file for the split {split}; available: {there}")
     if not isinstance(files[split], dict):
         return _found(name, args, split, files[split], suffixes)
     return {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
@@ -138,7 +138,7 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
             path = folder.joinpath(*within)
         if not path.exists() and not compressed(path) and not set("*?[") & set(str(file)):
             folder = f"--data_dir {args.data_dir}" if args.data_dir else "--data_dir is not given"
-            raise ValueError(f"{folder}: no file {file}, which task {name} reads as {split}")
+            raise UserError(f"{folder}: no file {file}, which task {name} reads as {split}")
         found += [path] if path.is_file() else expand_files(f"task {name}:", [str(path)], suffixes)
     return found
 
@@ -167,7 +167,7 @@ def _has_header(task: dict, path: Path) -> bool:
 
 def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
     """Rows of text files whose lines belong together: {"en": train.en, "de": train.de} -> {"en": line, "de": line}.
-    ValueError if one of them has fewer lines. A carriage return within a line does not end it, as in TensorFlow
+    UserError if one of them has fewer lines. A carriage return within a line does not end it, as in TensorFlow
     Datasets' reader of WMT: the lines behind it would be paired with others than theirs."""
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(open_text(path, newline="\n")) for path in paths.values()]
@@ -175,7 +175,7 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
             if None in lines:
                 shorter = list(paths.values())[lines.index(None)]
                 others = ", ".join(str(path) for path in paths.values() if path != shorter)
-                raise ValueError(f"{shorter}: ends at line {number - 1:,}, before {others}")
+                raise UserError(f"{shorter}: ends at line {number - 1:,}, before {others}")
             yield dict(zip(paths, (line.rstrip("\r\n") for line in lines), strict=True))
 
 
@@ -199,6 +199,8 @@ class SplitReader:
         if isinstance(without, str) and self.files and not own_files(args, task):
             self.elsewhere = {source_text(task, row) for row in SplitReader(name, task, args, without)}
 
+        self.first = ""  # the place of the first record and its columns, for an error about another
+
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
             for number, record in enumerate(records, start=1):
@@ -211,19 +213,34 @@ class SplitReader:
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
             if self.split not in splits:
                 more = "; --validation_split_percentage holds some rows out" if self.split == "validation" else ""
-                raise ValueError(
+                raise UserError(
                     f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}{more}"
                 )
-            yield splits[self.split].to_list(), where
+            rows = splits[self.split]
+            yield self.with_class_names(rows.to_list(), classes_of(rows)), where
         elif isinstance(self.files, dict):
             for paths in zip(*self.files.values(), strict=True):
                 yield read_parallel(dict(zip(self.files, paths, strict=True))), " and ".join(map(str, paths))
         else:
             for path in self.files:
-                yield read_records(self.task, path), str(path)
+                yield self.with_class_names(read_records(self.task, path), class_names(path)), str(path)
+
+    def with_class_names(self, records: Iterable[dict], names: dict[str, list[str]]) -> Iterable[dict]:
+        """The records of own pairs with the names of classes in place of their numbers, as `names` has them by column;
+        unchanged if --labels gives a column's classes otherwise. -1, for no class, stays."""
+        labels = self.task.get("labels", [])
+        names = {column: of_column for column, of_column in names.items() if not labels or {*labels} & {*of_column}}
+        if self.name != OWN or not names:
+            return records
+
+        def name(column: str, value: object) -> object:
+            return names[column][value] if isinstance(value, int) and value in range(len(names[column])) else value
+
+        return (record | {c: name(c, record[c]) for c in names if c in record} for record in records)
 
     def rows_of(self, record: dict, place: str) -> Iterator[dict]:
         """The rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
+        self.first = self.first or f"{place} has ({listed(record)})"
         for piece in pieces_of(self.task, record, place):
             renamed = piece | renamed_columns(piece, self.renamed)
             for row in as_list(preprocessed(self.task, renamed, place)):
@@ -251,16 +268,19 @@ class SplitReader:
         for column in columns_of(task):
             value, needed = value_of(row, column), column in task["inputs"].values() or not hidden
             if needed or not (value is MISSING or lacks_value(value)):
-                picked[column] = checked_value(row, column, self.renamed, place, f"which task {self.name} needs")
+                why = f"which task {self.name} needs"
+                if value is MISSING and not self.first.startswith(place):
+                    why += f" and {self.first}"
+                picked[column] = checked_value(row, column, self.renamed, place, why)
         if task["target_type"] != "text" and task["target"] in picked:
             picked[task["target"]] = single_answer(picked[task["target"]], task["target"], place)
         if not hidden:
             if picked[task["target"]] == []:
-                raise ValueError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
+                raise UserError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
             try:
                 target_text(self.name, task, picked)
             except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
+                raise UserError(f"{place}: {error}") from None
         return picked
 
 
@@ -282,17 +302,17 @@ def is_written(value: object, text: str) -> bool:
 
 
 def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:
-    """The value of a column. ValueError if it is missing or empty, or holds a record, a list or bytes, whose text would
+    """The value of a column. UserError if it is missing or empty, or holds a record, a list or bytes, whose text would
     be Python's. renamed: {column: its name in the source}, as an entry's `file_columns`."""
     value = value_of(row, column)
     if value is MISSING:
         names = as_list(renamed.get(column, column))
         raise no_column(place, str(next((name for name in names if value_of(row, name) is MISSING), column)), row, why)
     if lacks_value(value):
-        raise ValueError(f"{place}: the column {column} is empty{' in part' if value else ''}, {why}")
+        raise UserError(f"{place}: the column {column} is empty{' in part' if value else ''}, {why}")
     for item in as_list(value):
         if isinstance(item, dict | list | bytes):
-            raise ValueError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}")
+            raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}")
     return value
 
 
@@ -309,10 +329,11 @@ def single_answer(value: object, column: str, place: str) -> object:
     return value[0]
 
 
-def no_column(place: str, column: str, row: dict, why: str) -> ValueError:
+def no_column(place: str, column: str, row: dict, why: str) -> UserError:
     """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A, B"."""
     near = did_you_mean(column, list(map(str, row)))
-    return ValueError(f"{place}: no column {column}{near}, {why}; available: {listed(row)}")
+    header = "; line 1 of the file is its header" if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes} else ""
+    return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(row)}{header}")
 
 
 def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
@@ -325,11 +346,11 @@ def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
 
 def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
     """The rows below a path of fields, each with the fields around it: {"a": 1, "b": [{"c": 2}]}, ["b"] ->
-    {"a": 1, "c": 2}. * stands for any name: {"x": {"c": 2}}, ["*"] -> {"c": 2}. ValueError if there are none."""
+    {"a": 1, "c": 2}. * stands for any name: {"x": {"c": 2}}, ["*"] -> {"c": 2}. UserError if there are none."""
     first, *rest = path
     if first != "*" and first not in record:
         there = list(map(str, record))
-        raise ValueError(
+        raise UserError(
             f"{place}: no field {first}{did_you_mean(first, there)} that holds records; available: {listed(there)}"
         )
     outer = {} if first == "*" else {name: value for name, value in record.items() if name != first}
@@ -338,7 +359,7 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
         inner = [inner]
     for row in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else [inner]:
         if not isinstance(row, dict):
-            raise ValueError(f"{place}: the field {first} holds no records, but a value of type {type(row).__name__}")
+            raise UserError(f"{place}: the field {first} holds no records, but a value of type {type(row).__name__}")
         yield from nested_rows(outer | row, rest, place) if rest else [outer | row]
 
 
@@ -354,15 +375,15 @@ def renamed_columns(row: dict, names: dict) -> dict:
 
 
 def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
-    """What the entry's function makes of a row. ValueError with the place of what it cannot read."""
+    """What the entry's function makes of a row. UserError with the place of what it cannot read."""
     function, name = preprocess_of(task)
     try:
         made = function(row)
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{place}: the preprocess {name}: {reason}; available: {listed(row)}") from None
+        raise UserError(f"{place}: the preprocess {name}: {reason}; available: {listed(row)}") from None
     if any(not isinstance(each, dict) for each in as_list(made)):
-        raise ValueError(
+        raise UserError(
             f"{place}: the preprocess {name} returns {made!r:.60}: must be a row (a dictionary) or "
             "a list of rows ([] leaves this one out)"
         )
@@ -391,10 +412,10 @@ def is_text_corpus(task: dict) -> bool:
 
 
 def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
-    """The corpus of the training rows, which is not read yet. ValueError if there is none."""
+    """The corpus of the training rows, which is not read yet. UserError if there is none."""
     files = files_of_split(name, task, args, "train")
     if isinstance(files, dict):
-        raise ValueError(
+        raise UserError(
             f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
             "one file of rows of them"
         )
@@ -407,19 +428,23 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
     """The rows of a text corpus's first documents, to evaluate on; the corpus begins after them."""
-    rows_of = row_splitter(name, task, args, "validation", corpus.here)
+    rows_of = row_splitter(name, task, args, "validation", corpus)
     held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
     return [row for record in held_out for row in rows_of(record)]
 
 
 def row_splitter(
-    name: str, task: dict, args: TaskArguments, split: str = "train", here: Callable[[], str] = lambda: "a row"
+    name: str, task: dict, args: TaskArguments, split: str = "train", corpus: Corpus | None = None
 ) -> Callable[[dict], list[dict]]:
-    """The function that makes a split's rows from a record of the stream. here: returns the place of the record."""
+    """The function that makes a split's rows from a record of the corpus, which tells its place."""
     reader = SplitReader(name, task, args, split, files_of="train")
+    names = classes_of(getattr(corpus, "dataset", None))
+    for path in reader.files or []:
+        names |= class_names(path)
 
     def rows_of(record: dict) -> list[dict]:
-        rows = list(reader.rows_of(record, f"task {name}, {here()}"))
+        (record,) = reader.with_class_names([record], names)
+        rows = list(reader.rows_of(record, f"task {name}, {corpus.here() if corpus else 'a row'}"))
         return training_rows(task, rows) if split == "train" else rows
 
     return rows_of

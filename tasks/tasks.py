@@ -169,7 +169,7 @@ class Task:
             rows = examples.without_end_tokens(self.entry, tokenizer, rows)
             return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
-        units = one_by_one(row_splitter(self.name, self.entry, self.args, here=self.corpus.here))
+        units = one_by_one(row_splitter(self.name, self.entry, self.args, corpus=self.corpus))
         described = f"{registry.preprocess_of(self.entry)[1]} {self.entry.get('max_piece_length')}"
         size = self.args.shuffle_buffer_size
         return StreamDataset.of_run([(self.corpus, units)], batch, args, size, description=described)

@@ -14,6 +14,7 @@ import string
 import unicodedata
 from collections.abc import Callable
 
+from common.errors import UserError
 from corpora.reading import is_missing
 
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
@@ -90,7 +91,7 @@ def _wsc(row: dict) -> dict:
     holds = re.compile(rf"(?<!\w){re.escape(pronoun)}(?!\w)")
     places = [place for place, word in enumerate(words) if holds.search(word)]
     if " " in pronoun or not places:
-        raise ValueError(f"the pronoun {pronoun!r} (span2_text) is not in the text {row['text'][:60]!r}")
+        raise UserError(f"the pronoun {pronoun!r} (span2_text) is not in the text {row['text'][:60]!r}")
     nearest = min(places, key=lambda place: (abs(place - index), place))
     before, after = holds.split(words[nearest], maxsplit=1)
     words[nearest] = f"{before}*{pronoun}*{' ' * bool(after)}{after}"

@@ -21,11 +21,12 @@ from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
 from common.command_line import parse_arguments
 from common.errors import UserError
+from corpora.files import expand_files, say_once
 from corpora.reading import read_documents
 from modeling.loss import STATISTICS
 from tasks.own_pairs import as_source, translated
 from tasks.registry import check_entry, reference_texts, source_text
-from tasks.rows import load_rows, row_splitter
+from tasks.rows import load_rows, open_corpus, row_splitter
 from tasks.task_records import recorded_flags, task_record
 from tasks.tasks import Task, Tasks
 
@@ -67,6 +68,17 @@ FILES = {
     "src.txt": "".join(row["prompt"] + "\n" for row in PAIRS),
     "tgt.txt": "".join(row["completion"] + "\n" for row in PAIRS),
     "short.txt": "one\n",
+    "semicolons.csv": "prompt;completion\na, b;c\n",
+    "tabs.csv": "prompt\tcompletion\na\tb\n",
+    "sep.csv": "sep=,\nprompt,completion\na,b\n",
+    "trailing.csv": "prompt,completion\na,b,\n",
+    "trailing_header.csv": "prompt,completion,,\na,b,,\n",
+    "bare.csv": "What is it?,A cat.\nWho?,A dog.\n",
+    "columns.json": '{"prompt":{"0":"a","1":"b"},"completion":{"0":"c","1":"d"}}',
+    "lists.json": '{"prompt": ["a", "b"], "completion": ["c", "d"]}\n',
+    "split.json": '{"columns":["prompt","completion"],"index":[0],"data":[["a","b"]]}',
+    "other.jsonl": lines([{"question": "a", "answer": "b"}]),
+    "book.csv": "PK\x03\x04\x14\0\0\0",
     "wide.tsv": "a\tb\na\tb\tc\n",
     "zero.tsv": "0\t1\na\tb\n",
     "labels.jsonl": lines([{"text": f"text {n}", "label": n % 3 + 1} for n in range(12)]),
@@ -484,6 +496,64 @@ class ReadTest(TestCase):
         self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl"), [("i", ["o"])])
         self.assertEqual(list(read_documents(Path("x.jsonl"), "input")), [""])
 
+    @parameterized.product(
+        saved=("folder", "parquet"), labels=(None, "good,bad", "0,1"), kind=("class", "text"), streaming=(False, True)
+    )
+    def test_classes_of_a_data_set_have_its_names(self, saved, labels, kind, streaming):
+        """As datasets' own int2str; --labels in another order, or of numbers, say what they say."""
+        if kind == "text" and labels:
+            return
+        import datasets
+
+        features = datasets.Features(q=datasets.Value("string"), a=datasets.ClassLabel(names=["bad", "good"]))
+        rows = datasets.Dataset.from_dict({"q": list("xyz"), "a": [1, 0, -1]}, features=features)
+        wanted = [rows.features["a"].int2str(number) for number in rows["a"][:2]] if labels != "0,1" else ["1", "0"]
+        rows.to_parquet("x.parquet")
+        datasets.DatasetDict(train=rows, validation=rows).save_to_disk("saved")
+        flags = "--hub_dataset saved" if saved == "folder" else "--train_file x.parquet --validation_file x.parquet"
+        flags += f" --source_column q --target_column a --target_type {kind} --skip_rows_where a=-1"
+        flags += f" --labels {labels}" if labels else ""
+        flags += " --streaming" if streaming else ""
+        (task,) = self.tasks(flags)
+        found = load_rows(task.name, task.entry, task.args, "validation")
+        if streaming:
+            corpus = open_corpus(task.name, task.entry, task.args)
+            rows_of = row_splitter(task.name, task.entry, task.args, corpus=corpus)
+            found = [row for _, record in corpus.all_rows() for row in rows_of(record)]
+        self.assertEqual([reference_texts("pairs", task.entry, row) for row in found], [[name] for name in wanted])
+
+    def test_empty_files_of_a_pattern_and_what_spark_writes(self):
+        for name, text in {
+            "_SUCCESS": "",
+            "_committed_17": "{}",
+            ".part-0.json.crc": "x",
+            "_delta_log/0.json": "{}",
+            "part-0.json": lines(PAIRS[:2]),
+            "part-1.json": "",
+            "part-2.json": "",
+            "part-3.csv": table(PAIRS[2:3], ","),
+            "LICENSE": "none",
+        }.items():
+            Path("spark", name).parent.mkdir(parents=True, exist_ok=True)
+            Path("spark", name).write_text(text)
+        Path("spark/part-4.json.gz").write_bytes(gzip.compress(b""))
+        for pattern, told in (
+            ("spark", ["3 empty files are left out: part-1.json, part-2.json, part-4.json.gz"]),
+            ("spark/part*", ["3 empty files are left out", "1 files end in .json, and 1 do not: part-3.csv"]),
+        ):
+            say_once.cache_clear()
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                rows = self.rows(f"--train_file {pattern} --validation_file dev.jsonl {COLUMNS}")
+            self.assertEqual([source for source, _ in rows], [row["prompt"] for row in PAIRS[:3]])
+            for line in told:
+                self.assertIn(line, printed.getvalue())
+        files = [file.name for file in expand_files("--train_file", ["spark/*"])]
+        self.assertEqual(files, ["LICENSE", "part-0.json", "part-3.csv"])
+        self.assertEqual([file.name for file in expand_files("--train_file", ["spark/_c*"])], ["_committed_17"])
+        with self.assertRaisesRegex(UserError, "spark/part-.12..json: its 2 files are empty"):
+            expand_files("--train_file", ["spark/part-[12].json"])
+
     def test_beside_named_tasks(self):
         tasks = self.tasks(f"--benchmark builtin --dataset_name package_topic --train_file pairs.jsonl {COLUMNS}")
         self.assertEqual([task.name for task in tasks], ["package_topic", "pairs"])
@@ -599,6 +669,20 @@ class MistakeTest(TestCase):
             "--train_file bare.tsv zero.tsv --source_column 0 --target_column 1",
             "--tsv_header: line 1 of zero.tsv has the columns 0, 1, and line 1 of bare.tsv has not",
         ),
+        (f"--train_file semicolons.csv {COLUMNS}", "semicolons.csv, line 1: its fields are separated by semicolons"),
+        (f"--train_file tabs.csv {COLUMNS}", "tabs.csv, line 1: its fields are separated by tabs.* name it .tsv"),
+        (f"--train_file sep.csv {COLUMNS}", "sep.csv, line 1: sep= is a note for Excel. Delete the line"),
+        (f"--train_file trailing.csv {COLUMNS}", "line 2: 3 fields .it ends in a comma., the header has 2"),
+        (f"--train_file trailing_header.csv {COLUMNS}", "line 1: several columns have no name .commas at its end"),
+        (f"--train_file bare.csv {COLUMNS}", "available: What is it.*, A cat.; line 1 of the file is its header"),
+        (f"--train_file columns.json {COLUMNS}", "columns.json: one object of columns, .* orient='records'"),
+        (f"--train_file lists.json {COLUMNS}", "lists.json: one object of columns"),
+        (f"--train_file split.json {COLUMNS}", "split.json: one object of columns"),
+        (
+            f"--train_file a/1.jsonl other.jsonl {COLUMNS}",
+            "other.jsonl, row 1: no column prompt, .* a/1.jsonl, row 1 has .prompt, .*; available: question, answer",
+        ),
+        (f"--train_file book.csv {COLUMNS}", "book.csv: looks like .* Excel workbook: save its sheet as CSV"),
         (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: the columns are numbers then"),
         (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
     )
