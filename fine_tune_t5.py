@@ -5,16 +5,18 @@ r"""Fine-tune a T5 on your own pairs or any task of DATASET_VALS (constants.py),
         --source_column prompt --target_column completion --model_name_or_path google/flan-t5-base
     python fine_tune_t5.py --task glue/sst2 --model_name_or_path google/t5-v1_1-base
     python fine_tune_t5.py --task glue/rte --data_dir glue/ --model_name_or_path out/base
-    python fine_tune_t5.py --task glue/cola,glue/sst2,super_glue/rte --mixing equal   # or glue/all
+    python fine_tune_t5.py --task glue/all,super_glue/rte --mixing equal --model_name_or_path google/t5-v1_1-base
     python fine_tune_t5.py --task text/restore_diacritics --streaming --max_steps 10000 \
         --train_file 'books/*.txt' --model_name_or_path google/mt5-base
-    torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli
+    torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli \
+        --model_name_or_path google/t5-v1_1-xl
 
-Without flags it runs recipes/fine_tune_installed_docs.yaml. Class labels are scored by teacher forcing, which finds the
-label whose tokens greedy decoding would write; `--predict_with_generate` generates and compares texts. A mixture is
-evaluated task by task, and the mean of the tasks' main metrics (eval_average) chooses the best model. The flags of your
-own pairs become an entry, which is printed (docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to
-repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
+Without flags it runs recipes/fine_tune_installed_docs.yaml; all but the built-in tasks need a named model. Class labels
+are scored by teacher forcing, which finds the label whose tokens greedy decoding would write; `--predict_with_generate`
+generates and compares texts. A mixture is evaluated task by task, and the mean of the tasks' main metrics
+(eval_average) chooses the best model. The flags of your own pairs become an entry, which is printed
+(docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to repeat the numbers), all_results.json,
+metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
 import shlex
@@ -27,13 +29,14 @@ from arguments.own_pairs import SOURCES
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
+from common.errors import UserError
 from common.processes import print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, get_model, is_local_model
 from modeling.generation_settings import forget_search, set_generation_length
-from runs.room import check_before_data
+from runs.room import check_before_data, fitting_flan_t5
 from runs.run import TrainingRun
 from runs.speed import job_of, make_fast
 from tasks.tasks import Task, Tasks
@@ -55,10 +58,17 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
         starts_anew=("model_name_or_path", "config_name", "task", "benchmark", "dataset_name", *SOURCES),
     )
     check_model(model_args)
-    tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
+    entries = check_tasks(task_args)
+    no_model = model_args.model_name_or_path is None and model_args.config_name is None
+    if no_model and not all("builtin" in entry for entry in entries.values()):
+        raise UserError(
+            f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "
+            "(docs/choosing_a_model.md), or give --config_name for one from scratch"
+        )
+    tasks = Tasks([Task(name, entry, task_args) for name, entry in entries.items()])
     tasks.complete(args)
     tasks.show_own_entry()
-    if model_args.model_name_or_path is None and model_args.config_name is None:
+    if no_model:
         model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
         if model_args.model_name_or_path:
             print_once(f"no model was named: starting from the checkpoint {model_args.model_name_or_path}")

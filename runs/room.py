@@ -10,7 +10,8 @@ from arguments.training import T5TrainingArguments, check_warmup
 from common.command_line import MOST
 from common.processes import free_memory, processes_here
 from common.reports import human_bytes
-from model_t5 import count_parameters
+from model_t5 import build_config, count_parameters
+from modeling.families import shape_of
 from modeling.low_rank import has_low_rank
 from runs.memory import optimizer_bytes
 from runs.speed import find_gpu
@@ -51,6 +52,17 @@ def room_for(model: PreTrainedModel, args: T5TrainingArguments) -> Room:
     memory = gpu.memory if gpu else free_memory()
     disk = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
     return (needed_memory(model, args), memory), (needed_disk(model, args), disk)
+
+
+def fitting_flan_t5(args: T5TrainingArguments) -> str:
+    """The name of the largest Flan-T5 whose weights, gradients and moments of AdamW, 16 bytes a weight, leave a third
+    of the GPU's memory to activations; on a CPU, which trains slowly, the smallest."""
+    gpu, fitting = find_gpu(args), "small"
+    for size in ("base", "large", "xl", "xxl"):
+        shape = shape_of(build_config(f"t5-v1_1-{size}"))
+        if gpu and 16 * (shape.layer_weights + shape.embedding_weights) < gpu.memory * 2 / 3:
+            fitting = size
+    return f"google/flan-t5-{fitting}"
 
 
 def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, room: Room) -> None:
