@@ -404,6 +404,11 @@ def comma_words(text: str) -> list[str]:
     return [word[1:-1] if word[:1] == word[1:][-1:] == '"' else word.strip() for word in words]
 
 
+def quoted(name: str) -> str:
+    """A name as `comma_words` reads it: "a" -> "a", "a, b" -> '"a, b"'."""
+    return name if comma_words(name) == [name] else f'"{name}"'
+
+
 def listed(names: Iterable) -> str:
     """The names, separated by commas; of more than 30 the first ones, and how many there are."""
     names = [str(name) for name in names]

@@ -22,7 +22,9 @@ from common.processes import print_once
 
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ROW_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
+SYNONYMS = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".pq": ".parquet", ".tab": ".tsv"}
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")  # in a folder of `save_to_disk`
 SNIFFED = 65_536  # bytes read at the beginning of a file to see whether it is text
 
 
@@ -38,6 +40,8 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
         path = home_path(text)
         if "\0" in text:
             found = []
+        elif any((path / name).is_file() for name in SAVED_BY_DATASETS):
+            raise UserError(f"{flag} {text}: a saved data set. Pairs of it: --hub_dataset; text of it: --dataset_name")
         elif path.is_dir():
             found = sorted(p for p in path.rglob("*") if _is_wanted(p, path, suffixes))
         elif path.is_file():
@@ -142,11 +146,11 @@ def _is_hidden(name: str, pattern: str = "") -> bool:
 
 
 def data_suffix(path: Path) -> str:
-    """The suffix that tells the format: "a.jsonl.gz" -> ".jsonl", "a.raw" -> ".raw", "wiki_00" -> ""."""
+    """The suffix that tells the format: "a.jsonl.gz" and "a.ndjson" -> ".jsonl", "a.raw" -> ".raw", "wiki_00" -> ""."""
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
-    return suffixes[-1] if suffixes else ""
+    return SYNONYMS.get(suffixes[-1], suffixes[-1]) if suffixes else ""
 
 
 def is_plain_text(path: Path) -> bool:

@@ -10,6 +10,7 @@ from common.errors import UserError
 from common.processes import answers, print_once
 from common.reports import first_line
 from constants import DATASET_VALS
+from corpora.files import SAVED_BY_DATASETS
 
 SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 
@@ -23,7 +24,7 @@ def load_dataset_splits(
 
     do_not_wait_for_the_hub(name)
     try:
-        if (Path(name) / "dataset_dict.json").is_file() or (Path(name) / "state.json").is_file():
+        if any((Path(name) / file).is_file() for file in SAVED_BY_DATASETS):
             loaded = datasets.load_from_disk(name)
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
             splits = {split: _plain(rows) for split, rows in splits.items()}

@@ -14,7 +14,7 @@ import numpy as np
 
 from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
-from common.command_line import comma_words, did_you_mean, home_path, listed
+from common.command_line import comma_words, did_you_mean, home_path, listed, quoted
 from common.errors import UserError
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
@@ -331,9 +331,10 @@ def single_answer(value: object, column: str, place: str) -> object:
 
 def no_column(place: str, column: str, row: dict, why: str) -> UserError:
     """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A, B"."""
-    near = did_you_mean(column, list(map(str, row)))
+    names = [quoted(str(name)) for name in row]
+    near = did_you_mean(column, names)
     header = "; line 1 of the file is its header" if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes} else ""
-    return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(row)}{header}")
+    return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(names)}{header}")
 
 
 def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
@@ -393,7 +394,8 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
 def value_of(row: dict, column: str | int) -> object:
     """The value of a column, or MISSING; a dotted name descends, also through a list of records.
 
-    ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], as from {"answers": [{"text": "a"}]}
+    ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], as from {"answers": [{"text": "a"}]}, and lists within it
+    are one list.
     """
     if column in row or not isinstance(column, str):
         return row.get(column, MISSING)
@@ -401,7 +403,7 @@ def value_of(row: dict, column: str | int) -> object:
     value = row.get(first)
     if isinstance(value, list):
         values = [value_of(item, rest) if isinstance(item, dict) else MISSING for item in value]
-        return MISSING if MISSING in values else values
+        return MISSING if MISSING in values else [one for value in values for one in as_list(value)]
     return value_of(value, rest) if isinstance(value, dict) else MISSING
 
 

@@ -39,6 +39,8 @@ def workspace() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:6]))
+    fields = "".join(f"{number % 2}\t{row['text']}\n" for number, row in enumerate(ROWS))
+    (folder / "rows.tsv").write_text(f"{fields}0\tleft\n")
     (folder / "in.en").write_text("".join(row["text"] + "\n" for row in ROWS))
     (folder / "in.de").write_text("".join(row["color"] + "\n" for row in ROWS))
     (folder / "glue/CoLA").mkdir(parents=True)
@@ -85,6 +87,12 @@ class ScriptsTest(parameterized.TestCase):
             "classes",
             "--train_file rows.jsonl --validation_file dev.jsonl --source_column color,text --target_column "
             "kind --target_type class",
+            "eval_accuracy",
+        ),
+        (
+            "without_header",
+            "--train_file rows.tsv --source_column 1 --target_column 0 --validation_split_percentage 20 "
+            "--skip_rows_where 1=left --target_type class",
             "eval_accuracy",
         ),
         ("side_by_side", "--source_file in.en --target_file in.de --max_target_length 4", "eval_bleu"),

@@ -68,6 +68,7 @@ FILES = {
     "src.txt": "".join(row["prompt"] + "\n" for row in PAIRS),
     "tgt.txt": "".join(row["completion"] + "\n" for row in PAIRS),
     "short.txt": "one\n",
+    "spaces.csv": '"a, b",prompt, completion\n1,2,3\n',
     "semicolons.csv": "prompt;completion\na, b;c\n",
     "tabs.csv": "prompt\tcompletion\na\tb\n",
     "sep.csv": "sep=,\nprompt,completion\na,b\n",
@@ -360,6 +361,9 @@ class ReadTest(TestCase):
 
         rows = datasets.Dataset.from_list([{"pair": {"en": f"e{n}", "de": f"d{n}"}} for n in range(9)])
         datasets.DatasetDict(train=rows, validation=rows.select([0, 1])).save_to_disk("saved")
+        for folder in ("saved", "saved/train"):
+            with self.assertRaisesRegex(UserError, f"--train_file {folder}: a saved data set.*--hub_dataset"):
+                self.rows(f"--train_file {folder} {COLUMNS}")
         flags = "--hub_dataset saved --source_column pair.en --target_column pair.de"
         self.assertEqual(self.rows(flags)[2], ("e2", ["d2"]))
         self.assertLen(self.rows(flags, "validation"), 2)
@@ -470,6 +474,25 @@ class ReadTest(TestCase):
         plan = tasks.plan(1)
         self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
         self.assertEqual(plan["cut"], "50% of the sources at 4 tokens (validation)")  # new is three bytes and EOS
+
+    def test_a_label_within_several_lists(self):
+        """The layout of Label Studio's JSON export."""
+        rows = [
+            {"data": {"text": f"q{n}"}, "annotations": [{"result": [{"value": {"choices": [label]}}]}]}
+            for n, label in enumerate(("bad", "good") * 4)
+        ]
+        Path("x.json").write_text(json.dumps(rows))
+        flags = "--train_file x.json --validation_file x.json --source_column data.text --target_type class "
+        flags += "--target_column annotations.result.value.choices"
+        self.assertEqual(self.rows(flags, "validation")[:2], [("q0", ["bad"]), ("q1", ["good"])])
+
+    @parameterized.parameters(("x.ndjson", lines(PAIRS)), ("x.jsonlines", lines(PAIRS)), ("x.tab", table(PAIRS, "\t")))
+    def test_other_names_of_the_formats(self, name, content):
+        Path(name).write_text(content)
+        self.assertLen(self.rows(f"--train_file {name} --validation_file dev.jsonl {COLUMNS}"), len(PAIRS))
+        Path("folder").mkdir()
+        Path(name).rename(f"folder/{name}")
+        self.assertLen(self.rows(f"--train_file folder --validation_file dev.jsonl {COLUMNS}"), len(PAIRS))
 
     @parameterized.parameters("class", "text")
     def test_labels_in_lists(self, kind):
@@ -669,6 +692,7 @@ class MistakeTest(TestCase):
             "--train_file bare.tsv zero.tsv --source_column 0 --target_column 1",
             "--tsv_header: line 1 of zero.tsv has the columns 0, 1, and line 1 of bare.tsv has not",
         ),
+        (f"--train_file spaces.csv {COLUMNS}", 'no column completion .did you mean " completion"..*"a, b", prompt'),
         (f"--train_file semicolons.csv {COLUMNS}", "semicolons.csv, line 1: its fields are separated by semicolons"),
         (f"--train_file tabs.csv {COLUMNS}", "tabs.csv, line 1: its fields are separated by tabs.* name it .tsv"),
         (f"--train_file sep.csv {COLUMNS}", "sep.csv, line 1: sep= is a note for Excel. Delete the line"),
