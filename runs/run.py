@@ -1,7 +1,7 @@
 """A run from start to end: plan and checks before it, results and files after it; `TrainingRun` is one of T5Trainer."""
 
-import dataclasses
 import math
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from runs.callbacks import (
     TieCallback,
     install_callbacks,
 )
+from runs.decision import Decision
 from runs.memory import check_plan, device_peak_flops, needs_of
 from runs.trackers import finish_tracking, start_tracking
 from tasks.tasks import TaskData
@@ -70,18 +71,25 @@ class Run:
 class TrainingRun(Run):
     """A run of T5Trainer from its plan to its results.
 
-    title: such as "pre-training". flags: the parsed dataclasses. data: the training data. rows: further rows of the
-    plan. checkpoint: the one that the run resumes from, or None.
+    decision: what the run is. data: the training data. rows: further rows of the plan.
     """
 
-    def __init__(
-        self, trainer: T5Trainer, title: str, flags: list, data: Text | TaskData, checkpoint: str | None, rows: dict
-    ):
-        super().__init__(trainer.args, title)
-        self.trainer, self.flags, self.data, self.checkpoint, self.rows = trainer, flags, data, checkpoint, rows
+    def __init__(self, decision: Decision, trainer: T5Trainer, data: Text | TaskData, rows: dict):
+        super().__init__(decision.args, decision.title)
+        self.decision, self.trainer, self.data = decision, trainer, data
+        self.checkpoint = decision.checkpoint
+        self.rows = rows | {"speed": decision.speed.described}
         self.sequences = global_batch_size(self.args)
         per_example = data.tokens_per_example
         self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
+
+    def execute(self, next_script: str) -> dict:
+        """Shows the plan, trains, evaluates and saves; returns the results. next_script: what to run then, with its
+        flags but --model_name_or_path."""
+        self.start()
+        trained = self.trainer.train(resume_from_checkpoint=self.checkpoint)
+        command = f"python {next_script} --model_name_or_path {shlex.quote(self.args.output_dir)}"
+        return self.finish(trained.metrics, command)
 
     def start(self) -> None:
         """Installs our callbacks, prints the plan, checks memory and disk, starts the trackers and writes run.json.
@@ -171,11 +179,9 @@ class TrainingRun(Run):
 
     def _record(self) -> dict:
         """The content of run.json."""
-        arguments = {}
-        for group in self.flags:
-            arguments |= group.to_dict() if hasattr(group, "to_dict") else dataclasses.asdict(group)
         fingerprints = self.data.fingerprints(self.trainer.processing_class)
-        record = run_record(arguments, self.trainer.model, self.tokens_per_step, fingerprints, self.data.documents)
+        flags, documents = self.decision.flags(), self.data.documents
+        record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
         record["sequences_per_step"] = self.sequences
         record["unknown_share"] = self.data.unknown and self.data.unknown.shares
         return record

@@ -10,12 +10,13 @@ order of the rows and the weights stay; a resumed run keeps what it had. Whateve
 import math
 import os
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers import T5Config
+from transformers import PreTrainedModel, T5Config
 
-from arguments.training import CUDA_GRAPHS
+from arguments.training import CUDA_GRAPHS, T5TrainingArguments
 from common.processes import lacks_compiler
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
@@ -44,6 +45,19 @@ RESUMED = "as the run that is resumed"
 DROPOUT_RESERVE = 0.25  # of a GPU's memory, instead of RESERVE: activation_bytes counts no masks of dropout
 BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md)
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What the batches of a run can look like. source, target: tokens of the longest row. shapes: that batches have, 0
+    for any number. packed: the flag and value that put several examples into a row, or None. packable: whether
+    `--speed auto` may do so."""
+
+    source: int
+    target: int
+    shapes: int
+    packed: str | None = None
+    packable: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,18 @@ class Speed:
     tf32: bool = False
     expandable_segments: bool = False
     described: str = "plain: nothing is chosen"
+
+    def flags(self, args: T5TrainingArguments) -> dict[str, Any]:
+        """{training flag: value} of this record. A plan for another GPU keeps this machine's data workers."""
+        names = [name for name in _OF_FLAGS if not (args.assume_gpu and name.startswith("dataloader"))]
+        values = {name: getattr(self, name) for name in names if hasattr(args, name)}
+        if self.torch_compile and not args.torch_compile:
+            values |= {"torch_compile": True, "torch_compile_backend": "inductor"}
+        if args.assume_gpu:  # nothing is trained
+            values["bf16"] = self.bf16
+        elif self.bf16 and args.use_cpu:
+            values |= {"bf16": True, "mixed_precision": "bf16"}
+        return values
 
 
 _OF_FLAGS = (
@@ -308,20 +334,10 @@ def decide_speed(job: Job, args) -> Speed:
     return replace(speed, attention=values["attn_implementation"], **chosen, described=described)
 
 
-def apply_speed(speed: Speed, model, model_args, args) -> None:
-    """Gives the model, the flags and torch what was decided, in all processes; nothing else does."""
+def use_speed(speed: Speed, model: PreTrainedModel, args: T5TrainingArguments) -> None:
+    """Gives the model and torch what was decided, in all processes."""
     if speed.attention != model.config._attn_implementation:
         set_attention(model, speed.attention)
-    model_args.attn_implementation = speed.attention
-    if speed.torch_compile and not args.torch_compile:
-        args.torch_compile, args.torch_compile_backend = True, "inductor"
-    if args.assume_gpu:  # nothing is trained, and this machine's data workers are no other's
-        args.bf16 = speed.bf16
-    elif speed.bf16 and args.use_cpu:
-        args.bf16, args.mixed_precision = True, "bf16"
-    for name in _OF_FLAGS:
-        if hasattr(args, name) and not (args.assume_gpu and name.startswith("dataloader")):
-            setattr(args, name, getattr(speed, name))
     if speed.tf32 and not args.assume_gpu:
         torch.set_float32_matmul_precision("high")
     if speed.expandable_segments and not args.assume_gpu:
@@ -329,28 +345,21 @@ def apply_speed(speed: Speed, model, model_args, args) -> None:
 
 
 def job_of(
-    model,
-    source: int,
-    target: int,
-    shapes: int,
-    steps: int,
-    checkpoint: str | None,
-    attention: str | None,
-    packable=False,
+    planned: PreTrainedModel, batches: Batches, steps: int, checkpoint: str | None, attention: str | None
 ) -> Job:
-    """The job of a model that is about to be trained; checkpoint: which the run resumes, or None; attention:
-    --attn_implementation."""
+    """The job of a run. planned: its model, perhaps without weights. checkpoint: which the run resumes, or None;
+    attention: --attn_implementation."""
     return Job(
-        model.config,
-        source,
-        target,
-        shapes,
+        planned.config,
+        batches.source,
+        batches.target,
+        batches.shapes,
         steps,
-        dropout=dropout_of(model),
-        attention=model.config._attn_implementation,
+        dropout=dropout_of(planned),
+        attention=planned.config._attn_implementation,
         attention_is_given=attention is not None,
-        weights=[tuple(p.shape) for p in model.parameters() if p.requires_grad],
-        frozen=count_parameters(model) - count_parameters(model, True),
+        weights=[tuple(p.shape) for p in planned.parameters() if p.requires_grad],
+        frozen=count_parameters(planned) - count_parameters(planned, True),
         earlier=run_of(checkpoint).get("arguments", {}),
-        packable=packable,
+        packable=batches.packable,
     )

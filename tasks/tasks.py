@@ -264,9 +264,13 @@ class Tasks:
         direction."""
         return len(self) > 1 and len({is_greater_better(task.entry["metrics"][0]) for task in self}) == 1
 
-    def most_tokens(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-        """Tokens that a source and a target may have, of all tasks."""
-        lengths = [examples.answer_length(task.entry, examples.class_label_ids(task.entry, tokenizer)) for task in self]
+    def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:
+        """Tokens that a source and a target may have, of all tasks. tokenizer: None where it is still to be trained;
+        labels then count as long as the entry allows."""
+        lengths = [task.entry["max_target_length"] for task in self]
+        if tokenizer is not None:
+            labels = [examples.class_label_ids(task.entry, tokenizer) for task in self]
+            lengths = [examples.answer_length(task.entry, ids) for task, ids in zip(self, labels, strict=True)]
         return max(task.entry["max_source_length"] for task in self), max(lengths)
 
     def flags(self, args: FineTuningArguments) -> dict:

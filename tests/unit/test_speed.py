@@ -21,7 +21,7 @@ from common.reports import read_json
 from model_t5 import build_config, create_model, set_attention
 from runs import memory, speed
 from runs.memory import Gpu, Launcher, find_gpu, peaks_of
-from runs.speed import Choice, Job, apply_speed, choose, decide_speed
+from runs.speed import Batches, Choice, Job, choose, decide_speed, use_speed
 
 BASE = build_config("t5-v1_1-base", None)
 LONGT5 = LongT5Config()
@@ -196,7 +196,7 @@ class ChoiceTest(parameterized.TestCase):
         model = create_model(build_config("tiny", 256, SHAPE))
         model.requires_grad_(False)
         matrix = model.decoder.block[0].layer[0].SelfAttention.q.weight.requires_grad_(True)
-        job = speed.job_of(model, 64, 16, shapes=1, steps=100, checkpoint=None, attention=None)
+        job = speed.job_of(model, Batches(64, 16, shapes=1), steps=100, checkpoint=None, attention=None)
         whole = sum(p.numel() for p in model.parameters())
         self.assertEqual((job.weights, job.frozen), ([tuple(matrix.shape)], whole - matrix.numel()))
         config, args = build_config("t5-v1_1-xxl", None), arguments(assume_gpu="h100")
@@ -343,7 +343,6 @@ class AppliedTest(parameterized.TestCase):
     def test_what_is_chosen_reaches_model_and_flags(self):
         args = arguments(assume_gpu=None)
         model = mock.Mock()
-        model_args = mock.Mock(attn_implementation=None)
         gpu = Gpu("NVIDIA H200", 141e9, (9, 0))
         with (
             mock.patch.object(speed, "find_gpu", lambda _: gpu),
@@ -354,9 +353,9 @@ class AppliedTest(parameterized.TestCase):
             before = vars(args).copy()
             decided = decide_speed(Job(**JOB), args)
             self.assertEqual(vars(args), before, "deciding changes nothing")
-            apply_speed(decided, model, model_args, args)
+            use_speed(decided, model, args)
+        args = args.replaced(**decided.flags(args))
         model.set_attn_implementation.assert_called_once_with("t5_fused")
-        self.assertEqual(model_args.attn_implementation, "t5_fused", "which run.json records")
         self.assertTrue(args.torch_compile)
         self.assertEqual(args.torch_compile_backend, "inductor")
         self.assertEqual((args.per_device_train_batch_size, args.gradient_accumulation_steps), (128, 1))
