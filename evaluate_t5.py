@@ -20,7 +20,6 @@ run held out of the same `--train_file` or `--dataset_name`.
 """
 
 import argparse
-import copy
 import dataclasses
 import functools
 import json
@@ -271,8 +270,7 @@ def build_trainer(
     model, tokenizer = model or load_model(job.model, attn_implementation), job.task.tokenizer
     fit_vocabulary(model, len(tokenizer))
     judged = job.task.judge(job.splits[0], run_args.predict_with_generate)
-    args = copy.copy(run_args)
-    args.predict_with_generate = judged.predict_with_generate
+    args = run_args.replaced(predict_with_generate=judged.predict_with_generate)
     set_generation_length(model, judged.max_length - 1)
     trainer = T5Trainer(
         model=model,

@@ -108,8 +108,8 @@ class T5Trainer(FiniteTrainer):
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
-        if args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = False  # T5 has none; otherwise they are searched at every step
+        if args.ddp_find_unused_parameters is None:  # T5 has none; otherwise they are searched at every step
+            args = args.replaced(ddp_find_unused_parameters=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
@@ -151,7 +151,8 @@ class T5Trainer(FiniteTrainer):
                 "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers"
             )
         self._resumed_from = resume_from_checkpoint
-        self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
+        if resume_from_checkpoint:
+            self.args = self.args.replaced(eval_on_start=False)
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
@@ -283,7 +284,8 @@ class T5Trainer(FiniteTrainer):
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
-            self.args.predict_with_generate, self._max_length = task.predict_with_generate, task.max_length
+            self.args = self.args.replaced(predict_with_generate=task.predict_with_generate)
+            self._max_length = task.max_length
         metrics = super().evaluate(eval_dataset, *args, **kwargs)
         if eval_dataset is None and self.summarise is not None:
             summary = self.summarise(metrics)

@@ -263,7 +263,7 @@ def evaluated_in_turn(
     peer = Seq2SeqTrainer(model=plain, args=Seq2SeqTrainingArguments(**flags), data_collator=collator)
 
     def answer(name: str) -> None:
-        ours.args.predict_with_generate = name == "generated"
+        ours.args = ours.args.replaced(predict_with_generate=name == "generated")
         (peer if name == "generated_padded" else ours).predict(dataset)
 
     interleaved(rows, {name: timed(partial(answer, name)) for name in rows}, args.rounds, warm_up=1)
