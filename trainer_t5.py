@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import DynamoBackend, gather_object, send_to_device
@@ -32,13 +33,15 @@ from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from modeling.loss import compute_loss_in_forward, token_metrics
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
-from tasks.examples import EvaluationTask
 from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of
 from training.preemption import PreemptionCallback
 from training.teacher_forcing import score_rows
+
+if TYPE_CHECKING:
+    from tasks.examples import EvaluationTask
 
 
 def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
@@ -81,7 +84,7 @@ class T5Trainer(FiniteTrainer):
         args: T5TrainingArguments,
         compute_metrics: Callable | None = None,
         class_label_ids: torch.Tensor | None = None,
-        evaluation_tasks: dict[str, EvaluationTask] | None = None,
+        evaluation_tasks: "dict[str, EvaluationTask] | None" = None,
         summarise: Callable[[dict], dict] | None = None,
         train_collator: BucketCollator | PackingCollator | None = None,
         task_record: dict | None = None,

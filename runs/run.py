@@ -4,6 +4,7 @@ import dataclasses
 import math
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
@@ -40,10 +41,12 @@ from runs.callbacks import (
 from runs.room import check_plan, room_for
 from runs.speed import device_peak_flops
 from runs.trackers import finish_tracking, start_tracking
-from tasks.tasks import TaskData
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_optimizer_state, delete, old_files
 from training.output_lock import lock_output_dir, unlock_output_dir
+
+if TYPE_CHECKING:
+    from tasks.tasks import TaskData
 
 
 class Run:
@@ -77,7 +80,7 @@ class TrainingRun(Run):
     """
 
     def __init__(
-        self, trainer: T5Trainer, title: str, flags: list, data: Text | TaskData, checkpoint: str | None, rows: dict
+        self, trainer: T5Trainer, title: str, flags: list, data: "Text | TaskData", checkpoint: str | None, rows: dict
     ):
         super().__init__(trainer.args, title)
         self.trainer, self.flags, self.data, self.checkpoint, self.rows = trainer, flags, data, checkpoint, rows

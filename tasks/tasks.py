@@ -106,11 +106,10 @@ class LoadedTask(Task):
         self.entry, self.numbers_from = task.entry, "as its entry says"
         target = self.entry["target"]
         if self.entry["target_type"] == "number" and "numbers" not in self.entry:
-            splits = ("train", *rows) if "train" in rows else rows
-            split = next((split for split in splits if target in rows[split][0]), None)
-            if split is not None:
-                self.numbers_from = f"from the {split} rows"
-                numbers = registry.found_numbers(row[target] for row in rows[split])
+            known = [split for split in ("train", *rows) if split in rows and target in rows[split][0]]
+            if known:
+                self.numbers_from = f"from the {known[0]} rows"
+                numbers = registry.found_numbers(row[target] for row in rows[known[0]])
                 self.entry = self.entry | {"numbers": numbers}
         self.rows, self.data = {}, {}
         self.examples = {split: len(found) for split, found in rows.items()}
