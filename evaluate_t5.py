@@ -293,11 +293,12 @@ def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5T
     """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
     (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
-    columns = ["source", "prediction", *["target"] * ("labels" in task.data[split].column_names)]
+    has_targets = "labels" in task.data[split].column_names
+    columns = ["source", "prediction", "target"] if has_targets else ["source", "prediction"]
     for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
         record |= {"source": source_text(task.entry, row), "prediction": answer}
-        if "target" in columns:
+        if has_targets:
             texts = reference_texts(task.name, task.entry, row)
             record["target"] = texts[0] if len(texts) == 1 else texts
         records.append(record)

@@ -65,7 +65,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
             model_args.config_name = "tiny"
             print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny model from scratch")
     job = "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch"
-    check_training(args, job + LORA * bool(model_args.lora_rank))
+    check_training(args, job + LORA if model_args.lora_rank else job)
     check_streaming(task_args, args)
     return model_args, task_args, args, tasks
 
