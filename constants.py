@@ -63,6 +63,8 @@ ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", "t5_fused")
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
 LEAST_VOCAB_SIZE = 300  # of a tokenizer that is trained
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
+# Entries of a checkpoint's JSON files that name code beside it. It is never run, and nothing that is saved names it.
+CODE_ENTRIES = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
 # ---------------------------------------------------------------- hardware

@@ -5,6 +5,7 @@
     python evaluate_t5.py --task glue/all --data_dir glue/ --model_name_or_path out/mixture
     python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'
     torchrun --nproc_per_node 2 evaluate_t5.py --task glue/qqp --model_name_or_path out/qqp
+    python evaluate_t5.py --validation_file new.txt --model_name_or_path out/pre_train_t5   # as in pre-training
     python evaluate_t5.py --interactive --model_name_or_path out/pre_train_t5     # The cat <extra_id_0> on the mat.
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
@@ -13,25 +14,32 @@ are evaluated one after the other, with one checkpoint or one for each task ({ta
 main metrics. Class labels are scored by teacher forcing; numbers and texts, or all answers with
 `--predict_with_generate`, are generated. Several processes count every row once. Flags that are not given come from the
 checkpoint's task.json, unless a given flag names another task.
+
+The folder of a pre-training is scored on text, with the flags of its run.json: all of `--validation_file`, or what the
+run held out of the same `--train_file` or `--dataset_name`.
 """
 
+import argparse
 import copy
 import dataclasses
 import functools
 import json
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
+from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, T5TrainingArguments
-from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments
+from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments, refuse
 from common.errors import UserError
 from common.processes import check_alike, finish_process_group, is_first_process, print_once, run_script
-from common.reports import end_summary
+from common.reports import end_summary, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.blocks import contents_digest
 from corpora.tokenizers import load_tokenizer
@@ -46,6 +54,11 @@ from tasks.task_records import check_functions, recorded_fields, recorded_flags,
 from tasks.tasks import LoadedTask, Task, Tasks, count_unknown
 from trainer_t5 import T5Trainer
 
+NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
+# Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
+PRE_TRAINING_FLAGS = ("text_column", "input_ids_column", "streaming", "max_train_samples", "max_eval_samples", "bf16")
+PRE_TRAINING_FLAGS += ("validation_split_percentage", "validation_split_count", "objective", "input_seq_length")
+PRE_TRAINING_FLAGS += ("noise_density", "mean_noise_span_length", "packing", "eos_between_documents")
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
 TRACKED_ROWS = 64  # of each split, shown as a table by the trackers of --report_to
@@ -131,9 +144,12 @@ def parse_flags(
     if evaluation.interactive:
         return evaluation, task_args, run_args, []
     if not (task_args.benchmark or task_args.dataset_name or names_own_pairs(task_args)):
+        what = f"has no {TASK_RECORD} (fine_tune_t5.py writes it). Name"
+        if pre_training_of(evaluation.model_name_or_path) is not None:
+            what = "is pre-trained. Give text to score it on (--validation_file, --train_file, --dataset_name), or name"
         raise UserError(
-            f"--model_name_or_path {evaluation.model_name_or_path}: has no {TASK_RECORD} (fine_tune_t5.py "
-            "writes it); name a task, such as --task glue/sst2, or pairs of your own"
+            f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
+            "of your own"
         )
     if is_submission(task_args, run_args):
         names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
@@ -346,6 +362,77 @@ def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, st
     end_summary(shown_numbers(results) | left_out | {"written to": f"{folder}: {files}", "next": next_step})
 
 
+# ---------------------------------------------------------------- text, as in pre-training
+def pre_training_of(model: str) -> dict | None:
+    """The flags with which the model of a folder was pre-trained; None if it was not, or was fine-tuned since."""
+    folder = Path(model)
+    places = [place for place in (folder, folder.parent) if (place / "run.json").is_file()]
+    arguments = read_json(places[0] / "run.json").get("arguments", {}) if places else {}
+    return arguments if "objective" in arguments and not (folder / TASK_RECORD).is_file() else None
+
+
+def pre_training_to_score(argv: list[str] | None) -> dict | None:
+    """The flags of the model's pre-training if the command line names text to score it on, else None."""
+    words = list(map(str, sys.argv[1:] if argv is None else argv))
+    given = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    text, tasks = ({field.name for field in dataclasses.fields(c)} for c in (PreTrainingDataArguments, TaskArguments))
+    if given & {"task", "interactive", *(tasks - text)} or given.isdisjoint(NAMED_TEXT):
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model_name_or_path", "--model-name-or-path", default=FineTuningArguments.output_dir)
+    return pre_training_of(parser.parse_known_args(words)[0].model_name_or_path)
+
+
+def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
+    """The recorded flags that decide the numbers of an evaluation and are not among the `names` given."""
+    if "validation_file" in names:
+        names = names | {"validation_split_percentage", "validation_split_count"}
+    flags = {name: recorded.get(name) for name in PRE_TRAINING_FLAGS if name not in names}
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def score_text(argv: list[str] | None, recorded: dict) -> dict:
+    """The metrics of a pre-trained model on held-out text, which the objective of its run masks as it did there."""
+    from data_t5 import find_text
+    from objectives.registry import get_objective
+
+    groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments]
+    fill_in = functools.partial(flags_of_pre_training, recorded)
+    evaluation, text_args, args = parse_arguments(groups, argv, fill_in=fill_in, about=__doc__)
+    for flags, names in ((evaluation, "split allow_missing"), (args, "do_predict predict_with_generate push_to_hub")):
+        refuse(flags, names, "has no effect on text")
+    check_pre_training_data(text_args, evaluates=True)
+    text_args.train_file = text_args.train_file or text_args.validation_file
+    args.output_dir = args.output_dir or str(Path(evaluation.model_name_or_path) / "eval_text")
+    args.per_device_train_batch_size = 1  # the training text may be short: it is not used
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [evaluation.model_name_or_path])
+    with args.main_process_first(desc="finding the text"):
+        named = dict(model_name_or_path=evaluation.model_name_or_path, tokenizer_name=evaluation.tokenizer_name)
+        text = find_text(text_args, ModelArguments(**named))
+    model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation)
+    fit_vocabulary(model, len(text.tokenizer))
+    objective = get_objective(text_args, text.tokenizer, model)
+    _, rows = text.examples(objective, args)
+    if rows is None:
+        raise UserError(f"the held-out text gives no row of {objective.tokens_length:.0f} tokens: give a longer one")
+    if args.world_size > 1:
+        check_alike(text.fingerprints(text.tokenizer), "give all nodes the same files")
+    scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=text.tokenizer)
+    trainer = T5Trainer(model=model, args=args, eval_dataset=rows, **scored)
+    install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
+    run = Run(args, "evaluation")
+    held_out = f"{text.documents['validation']:,} held-out documents, {len(rows):,} rows of {text_args.objective}"
+    run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "unknown": text.unknown})
+    run.track(trainer, vars(evaluation) | vars(text_args) | args.to_dict())
+    results = trainer.evaluate()
+    finish_tracking(trainer)
+    if is_first_process():
+        run.write_results(results)
+        end_summary(shown_numbers(results) | {"written to": f"{args.output_dir}: all_results.json"})
+    finish_process_group()
+    return results
+
+
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
     """{"lines": how many were answered}, from a prompt or a pipe. Writes no file."""
     from runs.samples import prompt
@@ -360,6 +447,8 @@ def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     with exit_on_user_error():
+        if (pre_training := pre_training_to_score(argv)) is not None:
+            return score_text(argv, pre_training)
         evaluation, task_args, run_args, asked = parse_flags(argv)
         if evaluation.interactive:
             return interact(evaluation, task_args, run_args)

@@ -30,11 +30,11 @@ from pathlib import Path
 from arguments.model import ModelArguments
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
-from common.checkpoint_folders import newest_whole_checkpoint
-from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments, without_secrets
 from common.curves import draw_scores
 from common.processes import end_with_parent, run_script
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
+from common.whole_folders import newest_whole_checkpoint
 from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from tasks.registry import eval_splits
 from tasks.rows import load_rows
@@ -74,6 +74,11 @@ class Run:
     seed: int
     folder: Path
     flags: list[str]
+
+    @property
+    def shown_flags(self) -> list[str]:
+        """The flags as files and the screen may show them."""
+        return without_secrets(self.flags)
 
     def results(self) -> dict:
         """all_results.json of the finished run, else {}."""
@@ -130,7 +135,7 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
         run = Run(task, seed, folder, flags_of(args, more, task, seed, folder))
         record = folder.with_suffix(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
-        if begun and read_json(record).get("flags") != run.flags:
+        if begun and read_json(record).get("flags") != run.shown_flags:
             raise ValueError(
                 f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                 "folder, or delete this one"
@@ -176,7 +181,7 @@ def train(run: Run) -> None:
         flags += ["--resume_from_checkpoint", str(checkpoint)]
     elif run.folder.is_dir() and any(run.folder.iterdir()):
         flags.append("--overwrite_output_dir")
-    write_json(run.folder.with_suffix(".json"), {"flags": run.flags})
+    write_json(run.folder.with_suffix(".json"), {"flags": run.shown_flags})
     code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)
     if code == PREEMPTED_EXIT_CODE:
         print(f"{run.task}, seed {run.seed}: told to stop; the same command resumes", flush=True)
@@ -221,7 +226,7 @@ def numbers_of_task(name: str, done: list[Run]) -> dict:
         "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in results}),
         "metrics": metrics,
         "training_rows": rows and min(rows, limit or rows),
-        "runs": {run.seed: {"flags": run.flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
+        "runs": {run.seed: {"flags": run.shown_flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
     }
 
 
@@ -331,13 +336,17 @@ def main(argv: list[str] | None = None) -> dict:
         runs = planned_runs(args, more)
         if args.dry_run:
             for run in runs:
-                print(shlex.join(["python", "fine_tune_t5.py", *run.flags]))
+                print(shlex.join(["python", "fine_tune_t5.py", *run.shown_flags]))
             return {}
         done = sum(bool(run.results()) for run in runs)
         if not args.report_only and done < len(runs):
             check_data(args, task_args)
     counts = f"{len(runs)} ({len(args.tasks)} tasks x {len(args.seeds)} seeds), {done} of them finished"
-    rows = {"checkpoint": args.model_name_or_path or "scratch", "runs": counts, "flags": shlex.join(more) or None}
+    rows = {
+        "checkpoint": args.model_name_or_path or "scratch",
+        "runs": counts,
+        "flags": shlex.join(without_secrets(more)) or None,
+    }
     start_summary(rows | {"folder": args.output_dir}, "GLUE")
     for number, run in enumerate(runs, start=1):
         if not run.results() and not args.report_only:

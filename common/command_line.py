@@ -6,10 +6,12 @@ Seq2SeqTrainingArguments, `--help_all` shows every flag.
 """
 
 import argparse
+import ast
 import contextlib
 import copy
 import dataclasses
 import difflib
+import itertools
 import json
 import operator
 import os
@@ -179,8 +181,8 @@ def parse_arguments(
 
     default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew` is given.
     fill_in: (values of all flags, names of those given) -> {flag: value} for flags that were not given. about: the
-    script's docstring, whose beginning `--help` shows. ValueError of one line: the flag or key, the value, and what
-    would be right.
+    script's docstring, whose beginning `--help` shows. A class may have a `fill_in` too. UserError of one line: the
+    flag or key, the value, and what would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
     if not sys.stderr.isatty():  # a bar in a file is thousands of lines
@@ -190,13 +192,14 @@ def parse_arguments(
             sys.modules["datasets"].disable_progress_bars()
     if argv is None:
         argv = sys.argv[1:]
-        sys.argv[1:] = _without_secrets(argv)  # W&B records it
+        sys.argv[1:] = without_secrets(argv)  # W&B records it
     argv = list(map(str, argv))  # a notebook may give numbers and paths
     show_all = not {"--help_all", "--help-all"}.isdisjoint(argv)
     parser = T5ArgumentParser(dataclass_types, show_all, about)
     if show_all or {"-h", "--help"} & set(argv):
         parser.parse_args(["--help"])
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    argv = list(itertools.chain(*(_from_wandb(parser, word) for word in argv)))
     given = _flags_given(parser, argv)
     if recipe is None and default_recipe is not None and given.isdisjoint(starts_anew):
         recipe = default_recipe
@@ -207,8 +210,10 @@ def parse_arguments(
     values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
     _check_together(values, given, "on the command line")
     _check_together(values, set(words), f"in the recipe {recipe}")
-    more = {} if fill_in is None else fill_in(values, given | words.keys())
-    parser.set_defaults(**more)  # as they are: a list or a text that begins with - must not be read as flags again
+    filled = {}
+    for fill in filter(None, (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types))):
+        filled |= fill(values, given | words.keys())
+    parser.set_defaults(**filled)  # as they are: a list or a text that begins with - must not be read as flags again
     *groups, _, left_over = parser.parse_args_into_dataclasses(  # the one between is --help_all
         [*sum(words.values(), []), *argv], look_for_args_file=False, return_remaining_strings=True
     )
@@ -217,8 +222,21 @@ def parse_arguments(
     for flags in groups:
         check_limits(flags)
         if hasattr(flags, "given"):
-            flags.given |= given | words.keys() | more.keys()
+            flags.given |= given | words.keys() | filled.keys()
     return groups
+
+
+def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
+    """The words of a flag as W&B's agent writes null and lists: "--seed=None" -> [], "--labels=['a', 'b']" ->
+    ["--labels", "a", "b"]. Any other word stays."""
+    name, equals, value = word.partition("=")
+    action = parser.flags.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") and equals else None
+    if action is not None and value == "None":
+        return []
+    if action is not None and action.nargs == "+" and value[:1] == "[":
+        with contextlib.suppress(ValueError, SyntaxError):
+            return [name, *map(str, ast.literal_eval(value))]
+    return [word]
 
 
 def _check_together(values: dict, given: set[str], where: str) -> None:
@@ -239,7 +257,7 @@ def _check_together(values: dict, given: set[str], where: str) -> None:
             raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
 
 
-def _without_secrets(words: list[str]) -> list[str]:
+def without_secrets(words: list[str]) -> list[str]:
     """["--hub_token", "hf_x", "--a-token=y"] -> ["--hub_token", "***", "--a-token=***"]."""
     shown, hide = [], False
     for word in words:

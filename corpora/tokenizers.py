@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from common.processes import in_background, print_once
 from common.reports import first_line, read_json, write_json
-from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS
+from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_level
 
@@ -274,6 +274,8 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
     if tokenizer.clean_up_tokenization_spaces:  # saved by transformers 4: answers would lose the space of " ." and " ?"
         tokenizer.clean_up_tokenization_spaces = tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
+    for name in CODE_ENTRIES:
+        tokenizer.init_kwargs.pop(name, None)
     return _with_own_unknown(tokenizer)
 
 
@@ -331,11 +333,6 @@ def encode_targets(
         return tokenizer(texts, **cut)["input_ids"]
     cut["max_length"] = max_length and max_length - 1
     return [[*ids, eos] for ids in tokenizer(texts, add_special_tokens=False, **cut)["input_ids"]]
-
-
-def ids_of(encode: Callable[[list[str]], Sequence[Sequence[int]]], texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text by a `plain_encoder`."""
-    return [np.array(ids, dtype=np.uint32) for ids in encode(texts)]
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, dict[str, str]]:

@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from common.errors import UserError
+from common.processes import print_once
 from common.reports import write_json
 from corpora.tokenizers import save_tokenizer
+from modeling.generation_settings import deciding_settings
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25}
@@ -30,6 +33,9 @@ LONGEST_SOURCE = 512  # tokens of a text that are compared
 # scores better than the worst finished one. 8 came nearest to that in our counts, and never found a worse text.
 PATIENCE = 8
 CTRANSLATE2_TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
+# Settings of `generate` that CTranslate2 has. With beams, the first ones give its probabilities another sum.
+BEFORE_SOFTMAX = ("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids")
+LIKE_TRANSFORMERS = ("num_beams", "length_penalty", "early_stopping", "min_length", "min_new_tokens")
 NEEDS = {"ctranslate2": ("ctranslate2",), "ctranslate2_int8": ("ctranslate2",)}
 
 
@@ -157,6 +163,38 @@ def ctranslate2_search(search: dict | None) -> dict:
     return {"beam_size": search["num_beams"], "length_penalty": search["length_penalty"], "patience": patience}
 
 
+def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
+    """CTranslate2's arguments (translate_batch) for `count` answers found as `generate` finds them. UserError, by name,
+    for settings of generation_config.json that CTranslate2 has not; `eos`: the token with which it ends a text."""
+    settings = deciding_settings(config)
+    lacking = {name: value for name, value in settings.items() if name not in BEFORE_SOFTMAX + LIKE_TRANSFORMERS}
+    if config.eos_token_id not in (None, eos, [eos]):
+        lacking["eos_token_id"] = config.eos_token_id
+    if lacking:
+        name, value = next(iter(lacking.items()))
+        raise UserError(
+            f"--backend ctranslate2: has nothing like {name} {value} of generation_config.json. Take --backend "
+            "transformers, or delete it from that file if the answers may be others"
+        )
+    beams, penalty = config.num_beams or 1, settings.get("length_penalty", 1.0)
+    search = dict(num_beams=beams, length_penalty=penalty, early_stopping=config.early_stopping) if beams > 1 else None
+    if search and (early := [name for name in settings if name in BEFORE_SOFTMAX]):
+        print_once(
+            f"CTranslate2 applies {' and '.join(early)} before it normalises the probabilities of its beams, "
+            "transformers afterwards: some answers differ"
+        )
+    forbidden = [[token] for token in config.suppress_tokens or ()]
+    forbidden += [words for words in config.bad_words_ids or () if words != [eos]]  # transformers leaves EOS out too
+    return ctranslate2_search(search) | dict(
+        num_hypotheses=count,
+        max_decoding_length=config.max_new_tokens,
+        min_decoding_length=config.min_new_tokens or max(0, (config.min_length or 0) - 1),  # it counts the start token
+        repetition_penalty=config.repetition_penalty or 1.0,
+        no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
+        suppress_sequences=forbidden,
+    )
+
+
 class CTranslate2Engine:
     """The folder of write_ctranslate2, loaded on the CPU, with token ids as inputs and outputs."""
 
@@ -171,9 +209,10 @@ class CTranslate2Engine:
         return [[self.names[number] for number in text] for text in texts]
 
     def tokens(self, sources: list[list[int]], search: dict) -> list[list[int]]:
-        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch."""
+        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch, with ids in
+        place of tokens."""
         options = dict(max_decoding_length=NEW_TOKENS, min_decoding_length=0, max_input_length=0) | search
-        options |= dict(return_end_token=True)
+        options |= dict(return_end_token=True, suppress_sequences=self._named(search.get("suppress_sequences", [])))
         results = self.translator.translate_batch(self._named(sources), **options)
         return [[self.ids[name] for name in names] for result in results for names in result.hypotheses]
 

@@ -37,6 +37,7 @@ from common.reports import (
     read_metrics,
     short_number,
     side_file,
+    was_evaluated,
     write_aside,
 )
 
@@ -93,7 +94,7 @@ class MetricsFileCallback(TrainerCallback):
         self.zero_time = None  # perf_counter at second 0 of the run
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        kept = metrics_until(self.path, state.global_step) if state.global_step > 0 else []
+        kept = metrics_until(self.path, state.global_step, state.log_history) if state.global_step > 0 else []
         self.zero_time = time.perf_counter() - max((line.get("seconds", 0) for line in kept), default=0)
         text = "".join(self._line(line) for line in kept)
         with side_file(self.path):
@@ -118,9 +119,11 @@ class MetricsFileCallback(TrainerCallback):
         return json.dumps(plain_json(record), allow_nan=False) + "\n"
 
 
-def metrics_until(path: Path, step: int) -> list[dict]:
-    """The lines of a metrics.jsonl that a run keeps when it resumes at `step`; [] if there is no such file."""
-    return lines_until(read_metrics(path), step) if path.exists() else []
+def metrics_until(path: Path, step: int, history: list[dict]) -> list[dict]:
+    """The lines of a metrics.jsonl that a run keeps when it resumes at `step`; [] if there is no such file. history:
+    of the checkpoint."""
+    lines = lines_until(read_metrics(path), step) if path.exists() else []
+    return lines if was_evaluated(step, history) else [line for line in lines if not was_evaluated(step, [line])]
 
 
 # ---------------------------------------------------------------- speed

@@ -19,10 +19,10 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from arguments.own_pairs import OWN
 from arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
 from arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
-from common.cached_folders import cached
 from common.command_line import refuse
 from common.errors import UserError
 from common.processes import print_once
+from common.whole_folders import cached
 from corpora.blocks import Corpus
 from corpora.examples import row_lengths
 from corpora.streams import StreamDataset, one_by_one

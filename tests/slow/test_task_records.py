@@ -24,7 +24,7 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import predict_t5
-from common.manifests import MANIFEST
+from common.whole_folders import MANIFEST
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
 from publishing.hub_uploads import NOT_PUBLISHED

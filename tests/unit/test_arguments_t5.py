@@ -159,8 +159,7 @@ class RecipeTest(TestCase):
         classes = PRE_TRAINING if path.name.startswith("pre_train") else FINE_TUNING
         if not path.name.startswith(("pre_train", "fine_tune")):
             self.skipTest("of another script")
-        with mock.patch("os.cpu_count", lambda: 2):
-            self.parse(path, classes=classes)
+        self.parse(path, classes=classes)
 
 
 class FlagsTest(TestCase):
@@ -188,6 +187,13 @@ class FlagsTest(TestCase):
         self.assertTrue(self.parse(*none, classes=FINE_TUNING).load_best_model_at_end)
         self.assertFalse(self.parse(*none, "--no_load_best_model_at_end", classes=FINE_TUNING).load_best_model_at_end)
         self.assertFalse(self.parse(*none, "--load_best_model_at_end=0", classes=FINE_TUNING).load_best_model_at_end)
+
+    def test_null_and_lists_as_the_agent_of_wandb_writes_them(self):
+        words = ["--seed=None", "--train_file=['a.txt', 'b.txt']", "--max_eval_samples=None", "--warmup_steps=3"]
+        text, args = parse_arguments([PreTrainingDataArguments, PreTrainingArguments], words)
+        self.assertEqual((args.seed, args.warmup_steps, text.max_eval_samples), (42, 3, None))
+        self.assertEqual(text.train_file, ["a.txt", "b.txt"])
+        self.assertNotIn("seed", args.given)
 
     def test_values_that_are_no_texts(self):
         found = self.parse("--max_steps", 3, "--output_dir", Path("out"), "--learning_rate", 0.5)
