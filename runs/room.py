@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from arguments.sharding import wants_fsdp
 from arguments.training import T5TrainingArguments, check_warmup
 from common.command_line import MOST
+from common.errors import UserError
 from common.processes import free_memory, processes_here
 from common.reports import human_bytes
 from model_t5 import count_parameters
@@ -54,20 +55,20 @@ def room_for(model: PreTrainedModel, args: T5TrainingArguments) -> Room:
 
 
 def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, room: Room) -> None:
-    """ValueError for a warm-up, schedule or optimizer that does not fit the run, and for too little memory or disk.
+    """UserError for a warm-up, schedule or optimizer that does not fit the run, and for too little memory or disk.
     room: of `room_for`."""
     check_warmup(args, steps)
     check_schedule(args, steps)
     check_muon(args, model)
     (memory, memory_there), (disk, disk_there) = room
     if disk > disk_there and not args.assume_gpu:  # of another machine
-        raise ValueError(
+        raise UserError(
             f"--output_dir {args.output_dir} will need {human_bytes(disk)} and has "
             f"{human_bytes(disk_there)} free: use another disk, a smaller --save_total_limit or "
             "--save_only_model"
         )
     if memory > memory_there and not args.deepspeed and not _shards_by_fsdp(args):
-        raise ValueError(
+        raise UserError(
             f"{human_bytes(memory)} are needed for weights, gradients and optimizer alone, and "
             f"{human_bytes(memory_there)} are available: use --optim adafactor, --deepspeed "
             "zero_stage2_config.json, or a smaller --config_name"
