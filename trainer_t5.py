@@ -31,6 +31,7 @@ from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.command_line import exit_on_user_error
+from common.errors import UserError
 from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from corpora.streams import StreamError
@@ -215,7 +216,7 @@ class T5Trainer(FiniteTrainer):
             told.append(self._save_before_step(place))
         finish_process_group()
         with exit_on_user_error():
-            raise ValueError("; ".join(told))
+            raise UserError("; ".join(told))
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a finished run, also one that early
@@ -266,7 +267,7 @@ class T5Trainer(FiniteTrainer):
         with exit_on_user_error():
             key = best_metric_key(self.args)
             if key is not None and key not in metrics:
-                raise ValueError(
+                raise UserError(
                     f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
                     "row for it; give another metric, or more validation rows"
                 )
