@@ -134,7 +134,7 @@ def parse_flags(
     fill_in = functools.partial(flags_of_record, given)
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
     if run_args.push_to_hub:
-        raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
+        raise UserError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
         return evaluation, task_args, run_args, []
     if not (task_args.benchmark or task_args.dataset_name or names_own_pairs(task_args)):
@@ -145,32 +145,45 @@ def parse_flags(
             f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
             "of your own"
         )
-    if is_submission(task_args, run_args):
-        names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
-        if not names or evaluation.split or task_args.max_eval_samples:
-            raise ValueError(
-                "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and "
-                "excludes --split and --max_eval_samples"
-            )
-    else:
-        names = list(check_tasks(task_args))
+    names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
-        raise ValueError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
+        raise UserError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     for job in jobs:
         job.task.is_one_of_several = len(jobs) > 1
     if run_args.output_dir is None:
-        model = Path(jobs[0].model)
-        folder = model if is_local_model(model) else Path("out") / model.name
-        kind = "predict" if run_args.do_predict else "eval"
-        names = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
-        name = "_".join(filter(None, (kind, names, evaluation.split)))
-        several_models = len({job.model for job in jobs}) > 1
-        run_args.output_dir = str(Path("out") / name if several_models else folder / name)
-        if is_submission(task_args, run_args):
-            run_args.output_dir = "out/submission"
+        run_args.output_dir = str(default_output_dir(jobs, evaluation, task_args, run_args))
     return evaluation, task_args, run_args, jobs
+
+
+def names_of_tasks(
+    evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+) -> list[str]:
+    """The tasks that the flags name; for GLUE's server those that a submission has."""
+    if not is_submission(task_args, run_args):
+        return list(check_tasks(task_args))
+    names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
+    if not names or evaluation.split or task_args.max_eval_samples:
+        raise UserError(
+            "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and excludes --split and "
+            "--max_eval_samples"
+        )
+    return names
+
+
+def default_output_dir(
+    jobs: list[Job], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+) -> Path:
+    """eval_<task> or predict_<task> in the model's folder; in out/ for several models or one of the Hub."""
+    if is_submission(task_args, run_args):
+        return Path("out/submission")
+    model = Path(jobs[0].model)
+    folder = model if is_local_model(model) else Path("out") / model.name
+    kind = "predict" if run_args.do_predict else "eval"
+    tasks = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
+    name = "_".join(filter(None, (kind, tasks, evaluation.split)))
+    return Path("out") / name if len({job.model for job in jobs}) > 1 else folder / name
 
 
 def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) -> bool:
@@ -215,13 +228,13 @@ def build_job(
     task = Task(name, check_task(args), args)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
-        raise ValueError(f"--split {evaluation.split}: task {name} has {', '.join(known)}")
+        raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
     splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
     return Job(task, model, [evaluation.split] if evaluation.split else splits)
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
-    """(jobs with their tokenizer and rows, {task: why it is left out}). ValueError if none may be left out."""
+    """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if none may be left out."""
     missing, several_models = {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
     if not several_models:
@@ -229,7 +242,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
     for job in jobs:
         try:
             if several_models and not is_local_model(job.model):
-                raise ValueError(f"--model_name_or_path {job.model}: no checkpoint there")
+                raise UserError(f"--model_name_or_path {job.model}: no checkpoint there")
             job.task.read(job.splits)
             job.task.tokenise(load(job.model))
         except (ValueError, FileNotFoundError) as error:
@@ -238,7 +251,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
             missing[job.task.name] = str(error)
     if missing and (not evaluation.allow_missing or len(missing) == len(jobs)):
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in missing.items())
-        raise ValueError(
+        raise UserError(
             f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
             f"server wants all){reasons}"
         )

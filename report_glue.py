@@ -33,6 +33,7 @@ from arguments.training import FineTuningArguments
 from common.checkpoint_folders import newest_whole_checkpoint
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments, without_secrets
 from common.curves import draw_scores
+from common.errors import UserError
 from common.processes import end_with_parent, run_script
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
 from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
@@ -42,10 +43,9 @@ from tasks.rows import load_rows
 HERE = Path(__file__).resolve().parent
 GLUE = DATASET_VALS["glue"]
 TASKS = [name for name, task in GLUE.items() if "train_with" not in task]
-OURS = (  # flags of fine_tune_t5.py that the report sets
-    "task benchmark dataset_name seed output_dir overwrite_output_dir resume_from_checkpoint model_name_or_path "
-    "data_dir train_file validation_file metric_for_best_model"
-).split()
+# Flags of fine_tune_t5.py that the report sets.
+OURS = ("task", "benchmark", "dataset_name", "seed", "output_dir", "overwrite_output_dir", "resume_from_checkpoint")
+OURS += ("model_name_or_path", "data_dir", "train_file", "validation_file", "metric_for_best_model")
 UNSCORED = {("cola", "accuracy")}  # shown, but left out of GLUE's score
 SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
 
@@ -96,23 +96,23 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
     for name in names:
         if name in OURS:
             hint = f"; give --{name} before the --" if hasattr(args, name) else ""
-            raise ValueError(f"-- --{name}: the report sets it for each run{hint}")
+            raise UserError(f"-- --{name}: the report sets it for each run{hint}")
     if not args.model_name_or_path and "config_name" not in names:
-        raise ValueError(
+        raise UserError(
             "--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from scratch)"
         )
     for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
         if len(set(values)) < len(values):
-            raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
+            raise UserError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
     check_folder("--output_dir", args.output_dir)
     groups = [ModelArguments, TaskArguments, FineTuningArguments]
     _, task_args, training_args = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
     for name in ("dry_run", "precompile", "assume_gpu"):
         if getattr(training_args, name):
             hint = "; give --dry_run before the --" if name == "dry_run" else ""
-            raise ValueError(f"-- --{name}: such a run trains no model, and the report has no numbers of it{hint}")
+            raise UserError(f"-- --{name}: such a run trains no model, and the report has no numbers of it{hint}")
     if training_args.eval_strategy == "no":
-        raise ValueError("-- --eval_strategy no: the report is made of the evaluations")
+        raise UserError("-- --eval_strategy no: the report is made of the evaluations. Leave it out")
     return args, more, task_args
 
 
@@ -128,7 +128,7 @@ def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folde
 
 
 def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
-    """All runs, seed after seed, so that the table is complete early. ValueError if one was made with other flags."""
+    """All runs, seed after seed, so that the table is complete early. UserError if one was made with other flags."""
     runs = []
     for seed, task in itertools.product(args.seeds, args.tasks):
         folder = Path(args.output_dir) / task / f"seed_{seed}"
@@ -136,7 +136,7 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
         record = folder.with_suffix(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
         if begun and read_json(record).get("flags") != run.shown_flags:
-            raise ValueError(
+            raise UserError(
                 f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                 "folder, or delete this one"
             )

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, T5GemmaConfig
 from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
 
+from common.errors import UserError
 from modeling.families import family_of
 
 SOURCES = {"gemma2": "Gemma 2"}  # decoder-only families whose layers are an encoder-decoder's, by model_type
@@ -34,10 +35,10 @@ def _sizes(config: PreTrainedConfig) -> dict:
 
 
 def adapted_config(decoder: PreTrainedConfig, encoder: PreTrainedConfig) -> T5GemmaConfig:
-    """The configuration of the encoder-decoder that two decoder-only configurations make. ValueError if the model would
+    """The configuration of the encoder-decoder that two decoder-only configurations make. UserError if the model would
     have two vocabularies."""
     if encoder.vocab_size != decoder.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the encoder has {encoder.vocab_size:,} tokens and the decoder {decoder.vocab_size:,}: both "
             "must read the same tokenizer"
         )
