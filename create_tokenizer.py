@@ -26,10 +26,10 @@ from transformers import PreTrainedTokenizerBase
 
 from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from common.cached_folders import made_aside
 from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments, refuse
 from common.processes import run_script
 from common.reports import end_summary, start_summary
+from common.whole_folders import made_aside
 from constants import BUILTIN_CORPUS, NUM_SENTINELS, TASK_RECORD
 from corpora.hub import load_dataset_splits
 from corpora.reading import column_texts

@@ -49,9 +49,9 @@ from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
 from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
-from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, values_of_texts
-from tasks.task_records import recorded_flags, recorded_lengths
-from tasks.tasks import Task, Tasks
+from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
+from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
+from tasks.tasks import LoadedTask, Task, Tasks, count_unknown
 from trainer_t5 import T5Trainer
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
@@ -126,6 +126,12 @@ class Job:
         return "_".join(filter(None, ("eval", self.task.label(split))))
 
 
+class LoadedJob(Job):
+    """A job whose rows are read."""
+
+    task: LoadedTask
+
+
 def parse_flags(
     argv: list[str] | None,
 ) -> tuple[EvaluationArguments, TaskArguments, EvaluationRunArguments, list[Job]]:
@@ -146,12 +152,10 @@ def parse_flags(
             "of your own"
         )
     names = names_of_tasks(evaluation, task_args, run_args)
-    jobs = [build_job(name, evaluation, task_args, run_args, given) for name in names]
+    jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
         raise UserError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
-    for job in jobs:
-        job.task.is_one_of_several = len(jobs) > 1
     if run_args.output_dir is None:
         run_args.output_dir = str(default_output_dir(jobs, evaluation, task_args, run_args))
     return evaluation, task_args, run_args, jobs
@@ -215,6 +219,7 @@ def build_job(
     task_args: TaskArguments,
     run_args: EvaluationRunArguments,
     given: set[str],
+    is_one_of_several: bool,
 ) -> Job:
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
     limit = task_args.max_eval_samples  # also for --split train
@@ -225,7 +230,8 @@ def build_job(
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
-    task = Task(name, check_task(args), args)
+    task = Task(name, check_task(args), args, is_one_of_several, recorded_fields(model, trained))
+    check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
         raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
@@ -233,9 +239,9 @@ def build_job(
     return Job(task, model, [evaluation.split] if evaluation.split else splits)
 
 
-def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
+def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
     """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if none may be left out."""
-    missing, several_models = {}, "{task}" in evaluation.model_name_or_path
+    loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
     if not several_models:
         load(jobs[0].model)  # without it no task can be evaluated
@@ -243,8 +249,8 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
         try:
             if several_models and not is_local_model(job.model):
                 raise UserError(f"--model_name_or_path {job.model}: no checkpoint there")
-            job.task.read(job.splits)
-            job.task.tokenise(load(job.model))
+            task = LoadedTask(job.task, job.task.read(job.splits), load(job.model))
+            loaded.append(LoadedJob(task, job.model, job.splits))
         except (ValueError, FileNotFoundError) as error:
             if len(jobs) == 1:
                 raise
@@ -255,10 +261,10 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Jo
             f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
             f"server wants all){reasons}"
         )
-    return [job for job in jobs if job.task.name not in missing], missing
+    return loaded, missing
 
 
-def contents_of(jobs: list[Job]) -> dict[str, str]:
+def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
     """Fingerprints of the tasks' rows and of each model's files, which all processes must share to divide the rows."""
     found = {
         f"contents of {job.task.name} {split}": data._fingerprint
@@ -272,7 +278,7 @@ def contents_of(jobs: list[Job]) -> dict[str, str]:
 
 
 def build_trainer(
-    job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
+    job: LoadedJob, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
 ) -> T5Trainer:
     """A T5Trainer that answers the task's rows with its checkpoint; model: the checkpoint, if it is loaded."""
     model, tokenizer = model or load_model(job.model, attn_implementation), job.task.tokenizer
@@ -292,7 +298,7 @@ def build_trainer(
     return trainer
 
 
-def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
+def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
     """(the answer to each row, "" for no label; eval_* metrics, or counts without labels or with --do_predict)."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names and not trainer.args.do_predict
@@ -306,13 +312,13 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
         return answers, numbers
     counts = {"samples": len(answers)}
     if task.entry["target_type"] != "text":
-        counts["invalid_outputs"] = sum(value == -1 for value in values_of_texts(task.entry, answers))
+        counts["invalid_outputs"] = sum(value_of_text(task.entry, answer) is None for answer in answers)
     if generated:
         counts |= non_canonical_outputs(task.entry, task.tokenizer, output.predictions[0])
     return answers, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
 
 
-def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
+def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
     """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
     (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
@@ -333,24 +339,25 @@ def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer
         write_submission(folder, task, split, answers)
 
 
-def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -> None:
+def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[str]) -> None:
     """Adds the split to submission.zip: rte, ["not_entailment", ""] -> RTE.tsv, "index\\tprediction\\n0\\tnot_..." ...
 
     An answer that is no label is written as the first class, one that is no number as 0; STS-B's scale ends at 5.
     """
     lines = ["index\tprediction\n"]
-    for index, value in enumerate(values_of_texts(task.entry, answers)):
+    for index, answer in enumerate(answers):
+        value = value_of_text(task.entry, answer) or 0  # also of an answer that is no label or number
         if task.entry["target_type"] == "number":
             written = f"{min(max(value, 0.0), 5.0):.3f}"
         else:
-            written = task.entry["labels"][max(value, 0)] if task.name in GLUE_WANTS_WORDS else max(value, 0)
+            written = task.entry["labels"][value] if task.name in GLUE_WANTS_WORDS else value
         lines.append(f"{index}\t{written}\n")
     names = task.entry["submission_file"]
     with zipfile.ZipFile(folder / "submission.zip", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(names if isinstance(names, str) else names[split], "".join(lines))
 
 
-def finish(run: Run, jobs: list[Job], results: dict, missing: dict[str, str]) -> None:
+def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, str]) -> None:
     """Writes all_results.json and prints the results, where they are and the next command."""
     run.write_results(results)
     folder, submission, model = run.output_dir, run.output_dir / "submission.zip", jobs[0].model
@@ -454,19 +461,20 @@ def main(argv: list[str] | None = None) -> dict:
     with exit_on_user_error():
         if (pre_training := pre_training_to_score(argv)) is not None:
             return score_text(argv, pre_training)
-        evaluation, task_args, run_args, jobs = parse_flags(argv)
+        evaluation, task_args, run_args, asked = parse_flags(argv)
         if evaluation.interactive:
             return interact(evaluation, task_args, run_args)
-        check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in jobs])
+        check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
         for name in OUTPUT_FILES if is_first_process() else ():  # an earlier evaluation's
             (Path(run_args.output_dir) / name).unlink(missing_ok=True)
         with run_args.main_process_first(desc="preparing the task"):
-            jobs, missing = load_data(jobs, evaluation)
+            jobs, missing = load_data(asked, evaluation)
         if run_args.world_size > 1:
             check_alike(contents_of(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
-    tasks = Tasks([job.task for job in jobs])
-    unknown = tasks.count_unknown(lambda task, split: f"{task.name} {split}")
+    tasks = [job.task for job in jobs]
+    summarise = Tasks(tasks).summarise
+    unknown = count_unknown(tasks, lambda task, split: f"{task.name} {split}")
     plan = {
         "checkpoint": evaluation.model_name_or_path,
         "rows": ", ".join(f"{len(rows):,} {task.name} {s}" for task in tasks for s, rows in task.data.items()),
@@ -486,8 +494,8 @@ def main(argv: list[str] | None = None) -> dict:
             if is_first_process():
                 write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
         finish_tracking(trainer)
-    if tasks.summarise and not run_args.do_predict and not evaluation.split:
-        results |= tasks.summarise(results)
+    if summarise and not run_args.do_predict and not evaluation.split:
+        results |= summarise(results)
     if is_first_process():
         finish(run, jobs, results, missing)
     finish_process_group()

@@ -26,12 +26,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGH
 
 from arguments.task import task_arguments
 from arguments.training import PreTrainingArguments
-from common.cached_folders import made_aside
-from common.checkpoint_folders import newest_whole_checkpoint
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.errors import UserError
 from common.processes import print_once, run_script
 from common.reports import end_summary, human_count, lines_until, read_json, start_summary
+from common.whole_folders import made_aside, newest_whole_checkpoint
 from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import check_file, is_plain_text
 from corpora.reading import read_rows, read_text_documents

@@ -32,9 +32,9 @@ from arguments.own_pairs import prefix_of
 from arguments.training import FineTuningArguments
 from common.command_line import check_folder, comma_words, exit_on_user_error, option, parse_arguments
 from common.errors import UserError
-from common.manifests import told_if_full
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
+from common.whole_folders import told_if_full
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
 from corpora.blocks import contents_digest
 from corpora.files import check_file

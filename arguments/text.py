@@ -1,11 +1,10 @@
 """Which text, and how it is corrupted: flags and their checks."""
 
-import os
 from dataclasses import dataclass
 
 from common.command_line import check_folder, option, refuse
 from common.errors import UserError
-from common.processes import print_once
+from common.processes import cores_here, print_once
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from corpora.own_ids import corpus_files
@@ -53,7 +52,7 @@ class PreTrainingDataArguments:
     packing: str = option("chunks", "Rows of running text, or of separate documents.", choices=PACKINGS)
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
-        os.cpu_count() or 1, "Threads that tokenise; processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
+        cores_here(), "Threads that tokenise; processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
     )
     data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached tokens, keyed by the text's contents.")
     overwrite_cache: bool = option(False, "Tokenise again even if the cache holds this text.")

@@ -1,5 +1,6 @@
 """Flags of training: those of transformers and ours, and their checks."""
 
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from arguments.sharding import (
+    check_deepspeed,
     check_fsdp,
     choose_optimizer,
-    take_deepspeed_file,
+    completed_deepspeed,
+    flags_of_deepspeed,
     take_from_accelerate,
     wants_fsdp,
     zero_stage,
@@ -32,11 +35,12 @@ from common.command_line import (
 from common.errors import UserError
 from common.processes import (
     announce_deepspeed_build,
+    cores_of_a_process,
     end_with_parent,
+    first_of_node_first,
     has_accelerator,
     lacks_compiler,
     print_once,
-    processes_here,
 )
 from common.reports import is_secret
 from constants import (
@@ -125,6 +129,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "weight_decay": dict(help="Weight decay, except of biases and layer norms.", at_least=0, at_most=1000),
     }
 
+    fill_in = staticmethod(flags_of_deepspeed)
+
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start a new run in an --output_dir with files of an earlier run.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
@@ -206,10 +212,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         self.__dict__.update(_LEFT_OPEN)
         if self.deepspeed and self.use_cpu:
             announce_deepspeed_build()
+        path = self.deepspeed
+        self.deepspeed = completed_deepspeed(path) if path else None
         try:
             super().__post_init__()
         except (ValueError, TypeError, OSError) as error:  # transformers checks its own flags, such as a JSON file
             raise UserError(" ".join(str(error).split())) from None
+        self.deepspeed = path
         self.mixed_precision = "bf16" if self.bf16 else "no"  # a flag overrides what `accelerate launch` says
         for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # transformers 5.23 has done the same
             new = old.replace("gradient", "activation")
@@ -225,17 +234,15 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
-            take_deepspeed_file(self)
+            check_deepspeed(self)
+
+    def main_process_first(self, local: bool = True, desc: str = "work"):  # noqa: ARG002
+        """Overrides TrainingArguments: its barrier ends all ranks where tokenising takes half an hour."""
+        return first_of_node_first()
 
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields but secrets."""
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
-
-
-def cores_of_a_process() -> int:
-    """CPU cores for each process of this machine, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // processes_here())
 
 
 def has_bf16() -> bool:
@@ -375,6 +382,14 @@ def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
             f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
             "rate would only rise; give fewer, or a share such as 0.1"
         )
+
+
+def warmup_of(arguments: dict, total_steps: int) -> int:
+    """Steps of the warm-up: `--warmup_steps`, or a share of all steps; 0 for a schedule without one."""
+    share = arguments["warmup_steps"]
+    if arguments["lr_scheduler_type"] in ("constant", *BY_METRIC):
+        return 0
+    return int(share) if share >= 1 else math.ceil(share * total_steps)
 
 
 def global_batch_size(args: T5TrainingArguments) -> int:

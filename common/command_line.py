@@ -179,8 +179,8 @@ def parse_arguments(
 
     default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew` is given.
     fill_in: (values of all flags, names of those given) -> {flag: value} for flags that were not given. about: the
-    script's docstring, whose beginning `--help` shows. ValueError of one line: the flag or key, the value, and what
-    would be right.
+    script's docstring, whose beginning `--help` shows. A class may have a `fill_in` too. UserError of one line: the
+    flag or key, the value, and what would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
     if not sys.stderr.isatty():  # a bar in a file is thousands of lines
@@ -207,9 +207,10 @@ def parse_arguments(
     values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
     _check_together(values, given, "on the command line")
     _check_together(values, set(words), f"in the recipe {recipe}")
-    if fill_in is not None:
-        more = fill_in(values, given | words.keys())
-        words = {name: _as_flag(name, value) for name, value in more.items()} | words
+    filled = {}
+    for fill in filter(None, (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types))):
+        filled |= fill(values, given | words.keys())
+    parser.set_defaults(**filled)  # as they are: a list or a text that begins with - must not be read as flags again
     *groups, _, left_over = parser.parse_args_into_dataclasses(  # the one between is --help_all
         [*sum(words.values(), []), *argv], look_for_args_file=False, return_remaining_strings=True
     )
@@ -218,7 +219,7 @@ def parse_arguments(
     for flags in groups:
         check_limits(flags)
         if hasattr(flags, "given"):
-            flags.given |= given | words.keys()
+            flags.given |= given | words.keys() | filled.keys()
     return groups
 
 

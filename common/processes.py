@@ -1,19 +1,23 @@
 """The process: its rank, its hardware, its network, and how it ends."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import io
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
@@ -29,16 +33,58 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+# What launchers call the number of processes on a machine: torchrun and accelerate, deepspeed, MPI's.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
 def processes_here() -> int:
-    """The processes of this run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """The processes of this run on this machine. Ranks that are started by hand, without any launcher's variable, are
+    on one machine if they meet at its own address."""
+    for name in _LOCAL_SIZES:
+        if name in os.environ:
+            return int(os.environ[name])
+    alone = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    return int(os.environ.get("WORLD_SIZE", "1")) if alone else 1
+
+
+def cores_here() -> int:
+    """CPU cores that this process may use: SLURM and containers often give it some of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_of_a_process() -> int:
+    """CPU cores for each process of this machine, at least 1."""
+    return max(1, cores_here() // processes_here())
 
 
 def free_memory() -> int:
-    """Bytes of the machine's memory that are still available."""
+    """Bytes of memory that are still available: of the machine's, or of what a container or SLURM's --mem allows."""
     import psutil  # which a GPU machine may lack
 
-    return psutil.virtual_memory().available
+    return min(psutil.virtual_memory().available, *_free_of_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
+
+
+def _free_of_limits(groups: Path, root: Path) -> list[int]:
+    """Bytes left of each memory limit of this process's control groups, of version 1 or 2, and of those above them.
+    The cache of files in memory does not count as used: it makes room."""
+    free = [sys.maxsize]
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, path = line.split(":", maxsplit=2)
+        if controllers == "":  # version 2: all controllers in one tree
+            top, files, cache = root, ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, cache = root / "memory", "total_inactive_file"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top) and (folder / files[0]).is_file():
+                limit, used = ((folder / name).read_text().strip() for name in files)
+                if limit != "max":
+                    cached = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                    free.append(max(0, int(limit) - int(used) + int(cached[1] if cached else 0)))
+    return free
 
 
 def lacks_compiler(variable: str, *names: str) -> str | None:
@@ -96,6 +142,33 @@ def finish_process_group() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def first_of_node_first() -> Iterator[None]:
+    """Runs the `with` block in the first process of each node, then in the others, however long the first one takes: a
+    barrier of the run's own process group ends all ranks after --ddp_timeout (half an hour)."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    import torch.distributed
+
+    is_first, group = os.environ.get("LOCAL_RANK", "0") == "0", _patient_group()
+    if not is_first:
+        torch.distributed.barrier(group)
+    try:
+        yield
+    finally:
+        if is_first:
+            torch.distributed.barrier(group)
+
+
+@functools.cache
+def _patient_group() -> Any:
+    """All ranks, which wait for each other for days; one that dies ends the wait."""
+    import torch.distributed
+
+    return torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30))
 
 
 def check_alike(found: dict[str, object], advice: str) -> None:

@@ -335,11 +335,6 @@ def encode_targets(
     return [[*ids, eos] for ids in tokenizer(texts, add_special_tokens=False, **cut)["input_ids"]]
 
 
-def ids_of(encode: Callable[[list[str]], Sequence[Sequence[int]]], texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text by a `plain_encoder`."""
-    return [np.array(ids, dtype=np.uint32) for ids in encode(texts)]
-
-
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, dict[str, str]]:
     """(a copy of the `tokenizers` object in which no text is a special token, {special token: its name there}).
 

@@ -148,8 +148,8 @@ def activation_bytes(
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
     cap = low if family_of(config).logit_cap(config) else 0  # its tanh
     loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
-    if chunk:  # its logits and their gradient; that of the head's weights, and what the chunk adds to it
-        loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * shape.head
+    if chunk:  # its logits and their gradient; that of the head's weights, if they are trained, and what the chunk adds
+        loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
     largest = max(of.width * max(of.feed_forward, of.inner) for of in (encoder, decoder))
     return Activations(
         stored=ends + integers + kept,

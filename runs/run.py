@@ -8,10 +8,8 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from arguments.sharding import wants_fsdp
-from arguments.training import BY_METRIC, T5TrainingArguments, global_batch_size
-from common.checkpoint_folders import checkpoints_of
+from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
 from common.command_line import exit_on_user_error
-from common.manifests import is_disk_full
 from common.processes import finish_process_group, is_first_process, print_once
 from common.reports import (
     end_summary,
@@ -24,6 +22,7 @@ from common.reports import (
     start_summary,
     write_json,
 )
+from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
 from data_t5 import Text
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
@@ -40,9 +39,9 @@ from runs.callbacks import (
 from runs.room import check_plan, room_for
 from runs.speed import device_peak_flops
 from runs.trackers import finish_tracking, start_tracking
-from tasks.tasks import Tasks
+from tasks.tasks import TaskData
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_optimizer_state, delete, old_files
+from training.checkpoints import changed_schedule, check_optimizer_state, give_up_later, old_files
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
@@ -77,7 +76,7 @@ class TrainingRun(Run):
     """
 
     def __init__(
-        self, trainer: T5Trainer, title: str, flags: list, data: Text | Tasks, checkpoint: str | None, rows: dict
+        self, trainer: T5Trainer, title: str, flags: list, data: Text | TaskData, checkpoint: str | None, rows: dict
     ):
         super().__init__(trainer.args, title)
         self.trainer, self.flags, self.data, self.checkpoint, self.rows = trainer, flags, data, checkpoint, rows
@@ -94,7 +93,7 @@ class TrainingRun(Run):
         """
         args, data = self.args, self.data
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
-        warmup = 0 if args.lr_scheduler_type in ("constant", *BY_METRIC) else args.get_warmup_steps(steps)
+        warmup = warmup_of(vars(args), steps)
         self._install_callbacks()
         room = (memory, memory_there), (disk, disk_there) = room_for(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
@@ -116,7 +115,8 @@ class TrainingRun(Run):
             "disk": f"{human_bytes(disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(disk_there)} free",
         }
-        self.announce(plan, data.unknown and data.unknown.warning())
+        changed = changed_schedule(self.checkpoint, args, steps)
+        self.announce(plan, data.unknown and data.unknown.warning(), *changed)
         with exit_on_user_error():
             check_plan(self.trainer.model, args, steps, room)
             if not args.deepspeed:
@@ -137,8 +137,11 @@ class TrainingRun(Run):
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
         self.track(self.trainer, shown, self.checkpoint)
-        delete(old)
+        for path in old:
+            remove(path, quietly=path.name == SAVING)
         if is_first_process():
+            if self.checkpoint is not None:
+                give_up_later(self.output_dir, self.checkpoint)
             with side_file(self.output_dir / "run.json") as path:
                 write_json(path, record)
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from common.reports import markdown_table, side_file, write_aside
+from common.reports import markdown_table, side_file, was_evaluated, write_aside
 from constants import DENOISERS
 from corpora.tokenizers import plain_backend, plain_encoder
 from data_collator_t5 import find_bos_id, find_sentinel_ids, is_byte_level
@@ -92,7 +92,8 @@ class SamplesCallback(TrainerCallback):
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         if state.is_world_process_zero and self.path.exists():
             sections = re.split(r"(?m)^(?=## Step \d+$)", self.path.read_text(encoding="utf-8"))
-            kept = [text for text in sections if text and int(text.split()[2]) <= state.global_step]
+            last = state.global_step if was_evaluated(state.global_step, state.log_history) else state.global_step - 1
+            kept = [text for text in sections if text and int(text.split()[2]) <= last]
             self._write(kept if state.global_step else [])
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, model: PreTrainedModel, **__) -> None:

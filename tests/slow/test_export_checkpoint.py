@@ -30,7 +30,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import export_checkpoint
 import pre_train_t5
-from common.checkpoint_folders import checkpoints_of
+from common.whole_folders import checkpoints_of
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model, load_model
 from publishing import exports, hub_uploads

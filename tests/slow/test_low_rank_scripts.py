@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from helpers import run_main, sentences, write_tiny_model
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 from warm_python import warm_python
 
 import evaluate_t5
@@ -24,6 +24,7 @@ import pre_train_t5
 import predict_t5
 from common.reports import human_count
 from constants import OPTIMIZERS
+from corpora.tokenizers import load_tokenizer
 from model_t5 import count_parameters, load_model
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
@@ -72,11 +73,23 @@ class LowRankScriptsTest(parameterized.TestCase):
         )
         names = {path.name for path in (self.folder / "whole").iterdir()}
         self.assertContainsSubset(
-            {"adapter_model.safetensors", "adapter_config.json", "config.json", "task.json", "tokenizer.json"}, names
+            {"adapter_model.safetensors", "adapter_config.json", "task.json", "tokenizer.json"}, names
         )
         self.assertEmpty([*(self.folder / "whole").rglob("model.safetensors")])
         saved = load_file(self.folder / "whole/adapter_model.safetensors")
         self.assertTrue(any(t.abs().sum() > 0 for name, t in saved.items() if "lora_B" in name))
+
+    def test_transformers_alone_loads_model_and_tokenizer(self):
+        """A pipeline too: transformers 5 has none that writes a T5's texts, but one that takes its encoder."""
+        folder, ids = str(self.folder / "whole"), torch.tensor([[5, 6, 7, 1]])
+        pipe, ours = pipeline("feature-extraction", model=folder), load_model(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        for model in (AutoModelForSeq2SeqLM.from_pretrained(folder), pipe.model):
+            with torch.no_grad():
+                hidden, wanted = (m.eval().encoder(input_ids=ids).last_hidden_state for m in (model, ours))
+            torch.testing.assert_close(hidden, wanted, rtol=1e-4, atol=1e-5)
+        for found in (tokenizer, pipe.tokenizer):
+            self.assertEqual(found("a text").input_ids, load_tokenizer(folder, "")("a text").input_ids)
 
     def test_resumed_to_the_same_bits(self):
         shutil.copytree(self.folder / "whole", self.folder / "resumed")

@@ -15,8 +15,8 @@ from helpers import SHAPE, call
 from warm_python import warm_python
 
 import pre_train_t5
-from common.checkpoint_folders import checkpoints_of
 from common.reports import read_metrics
+from common.whole_folders import checkpoints_of
 from data_t5 import Text
 from model_t5 import build_config, count_parameters, create_model, train_only
 from runs import room

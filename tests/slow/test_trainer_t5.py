@@ -36,9 +36,9 @@ from transformers import (
 from warm_python import warm_python
 
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
-from common.checkpoint_folders import checkpoints_of
 from common.processes import finish_process_group
 from common.reports import read_metrics
+from common.whole_folders import checkpoints_of
 from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
 from data_collator_t5 import shift_right

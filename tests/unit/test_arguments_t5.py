@@ -159,8 +159,7 @@ class RecipeTest(TestCase):
         classes = PRE_TRAINING if path.name.startswith("pre_train") else FINE_TUNING
         if not path.name.startswith(("pre_train", "fine_tune")):
             self.skipTest("of another script")
-        with mock.patch("os.cpu_count", lambda: 2):
-            self.parse(path, classes=classes)
+        self.parse(path, classes=classes)
 
 
 class FlagsTest(TestCase):

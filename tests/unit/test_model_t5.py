@@ -34,6 +34,7 @@ from transformers import (
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from arguments.model import ModelArguments
+from common.errors import UserError
 from data_collator_t5 import shift_right
 from model_t5 import (
     build_config,
@@ -422,6 +423,18 @@ class LoadingTest(ModelTest):
             message = f"{flag} .* is a bert model: these scripts train T5 v1.0 and v1.1, .*ByT5 .*, mT5 .*umT5 .*LongT5"
             with self.assertRaisesRegex(ValueError, message):
                 function(str(self.folder))
+
+    @parameterized.parameters("bitsandbytes", "gptq")
+    def test_quantised_weights_are_refused_by_name(self, method):
+        """Without the method's package it was an ImportError with its traceback."""
+        quantized = {"quantization_config": {"quant_method": method, "load_in_8bit": True}}
+        folder = write_checkpoint(self.folder, V1_1 | quantized, random_state(V1_1, tied=False))
+        message = (
+            f"--model_name_or_path .*: its weights are quantised .{method}.*. Give the checkpoint that it was made"
+        )
+        with self.assertRaisesRegex(UserError, message):
+            check_model_source(ModelArguments(model_name_or_path=folder))
+        self.assertRaises(UserError, load_model, folder)
 
     @parameterized.named_parameters(
         ("sdpa", dict(attn_implementation="sdpa"), {}, "--attn_implementation sdpa: LongT5's encoder has attention of"),

@@ -176,7 +176,7 @@ class PredictTest(TestCase):
         self.assertRegex(printed, "continued +16 were answered before")
         self.assertEqual(self.predict(path)[0]["answered"], 0)
         _, _, error = self.predict(path, "--num_beams", "2", code=2)
-        self.assertIn("answers.jsonl: holds answers with num_beams None, not 2; name another file", error)
+        self.assertIn("answers.jsonl: holds answers with num_beams None, not 2. Name another file", error)
         self.assertLen(self.predict(path, "--num_beams", "2", "--overwrite_output_file", "true")[1], 23)
 
     @parameterized.parameters(100, 800)  # already for the settings beside the answers, or within the answers
@@ -520,7 +520,7 @@ class TaskTest(TestCase):
         (dict(), "in.jsonl", '{"text": {"en": "x"}}\n', [], "row 1: the column text holds no text, but a .* type dict"),
         (dict(), "in.txt", "", [], "--input_file .*in.txt: the file is empty"),
         (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),
-        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola; name one of them"),
+        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola. Name one of them"),
         (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
         (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json is gone: --benchmark gone: not in"),
         (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),

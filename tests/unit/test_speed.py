@@ -16,7 +16,7 @@ import fine_tune_t5
 import modeling.kernels.attention
 import pre_train_t5
 from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
-from benchmarks.material import parameter_shapes
+from benchmarks.measure import parameter_shapes
 from common.reports import read_json
 from model_t5 import build_config, create_model, set_attention
 from runs import speed
