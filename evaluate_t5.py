@@ -61,13 +61,13 @@ PRE_TRAINING_FLAGS += ("validation_split_percentage", "validation_split_count", 
 PRE_TRAINING_FLAGS += ("noise_density", "mean_noise_span_length", "packing", "eos_between_documents")
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
-TRACKED_ROWS = 64  # of each split, shown as a table by the trackers of --report_to
+TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
 GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
 
 
 @dataclass
 class EvaluationArguments:
-    """Which checkpoint answers what."""
+    """The flags that say which checkpoint answers what."""
 
     _argument_group_name = "evaluation"
 
@@ -222,7 +222,7 @@ def build_job(
     is_one_of_several: bool,
 ) -> Job:
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
-    limit = task_args.max_eval_samples  # also for --split train
+    limit = task_args.max_eval_samples  # counts for --split train too
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     if name != OWN and OWN in comma_words(task_args.dataset_name):  # these are the files of the pairs beside it
         args.train_file = args.validation_file = None
@@ -322,7 +322,8 @@ def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5T
     """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
     (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
-    columns = ["source", "prediction", *["target"] * ("labels" in task.data[split].column_names)]
+    columns = ["source", "prediction"]
+    columns += ["target"] if "labels" in task.data[split].column_names else []
     for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
         record |= {"source": source_text(task.entry, row), "prediction": answer}
@@ -346,7 +347,7 @@ def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[s
     """
     lines = ["index\tprediction\n"]
     for index, answer in enumerate(answers):
-        value = value_of_text(task.entry, answer) or 0  # also of an answer that is no label or number
+        value = value_of_text(task.entry, answer) or 0  # None: the answer is no label or number
         if task.entry["target_type"] == "number":
             written = f"{min(max(value, 0.0), 5.0):.3f}"
         else:
@@ -465,7 +466,7 @@ def main(argv: list[str] | None = None) -> dict:
         if evaluation.interactive:
             return interact(evaluation, task_args, run_args)
         check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
-        for name in OUTPUT_FILES if is_first_process() else ():  # an earlier evaluation's
+        for name in OUTPUT_FILES if is_first_process() else ():  # written by an earlier evaluation
             (Path(run_args.output_dir) / name).unlink(missing_ok=True)
         with run_args.main_process_first(desc="preparing the task"):
             jobs, missing = load_data(asked, evaluation)

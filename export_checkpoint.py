@@ -151,7 +151,7 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     has the bits of the checkpoint, rounded to `dtype`."""
     model = original.model
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
-    for parameter in model.parameters():  # not the buffers: T5Gemma's frequencies would stay rounded
+    for parameter in model.parameters():  # buffers stay: T5Gemma's frequencies would remain rounded
         parameter.data = parameter.data.to(dtype)
     drop_idle_search(model)
     model.save_pretrained(folder)
@@ -172,7 +172,7 @@ def export(args: ExportArguments, folder: Path, original: Original, texts: list[
     again = write_hugging_face(original, folder, DTYPES[args.dtype])
     if encode(load_tokenizer(str(folder)), texts) != original.sources:
         raise UserError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
-    wanted = original.answers = pytorch_answers(original.model, original.sources)  # of the weights exported
+    wanted = original.answers = pytorch_answers(original.model, original.sources)  # those weights are exported
     found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted))}
     del again
     for kind in [kind for kind in TOLERANCES if kind in args.formats and kind != "huggingface"]:
@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
         tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
         step = read_json(folders[0] / "trainer_state.json").get("global_step")
-        if run != folders[0] and step is not None:  # a checkpoint-N: the run's results are not its own
+        if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
             record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
         texts, texts_from = texts_to_compare(args, record["run"])
         model = load_model(checkpoint).eval()

@@ -95,7 +95,7 @@ def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
     if wanted is None:
         return metrics[:1]
     present = {key for line in lines for key, value in line.items() if isinstance(value, Real)}
-    found = {}  # in order, each once
+    found = {}  # a dict keeps the order, and each key once
     for metric in map(str.strip, wanted.split(",")):
         if not metric:
             raise UserError(f"--metric {wanted!r}: a name is missing next to a comma")
@@ -104,7 +104,7 @@ def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
             known = [*metrics, *sorted(present - {"step", "epoch", "seconds", *metrics})]
             raise UserError(f"--metric {metric} is in none of the runs, which have: {', '.join(known)}")
         found[key] = None
-    losses = {"loss", *(eval_loss_key(run["lines"]) for run in runs)}  # shown in any case
+    losses = {"loss", *(eval_loss_key(run["lines"]) for run in runs)}  # always drawn
     return [key for key in found if key not in losses]
 
 
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> None:
         print(table(groups, metrics))
         curves = {label: [run["lines"] for run in runs] for label, runs in groups.items()}
         draw_curves(curves, args.output, x="step" if args.x == "steps" else args.x, metrics=metrics)
-    except (UserError, OSError) as error:  # without common.command_line, whose imports take a second
+    except (UserError, OSError) as error:  # exit_on_user_error's module takes a second to import
         print(f"plot_runs.py: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     print(f"wrote {args.output}")

@@ -57,7 +57,7 @@ Engine = Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
 
 @dataclass
 class PredictionArguments:
-    """Which model answers which inputs."""
+    """The flags that say which model answers which inputs."""
 
     _argument_group_name = "prediction"
 
@@ -217,7 +217,7 @@ def with_transformers(plan: Plan, device: torch.device) -> tuple[Engine, dict]:
     model, tokenizer = load_model(plan.args.model_name_or_path, plan.args.attn_implementation), plan.tokenizer
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
-    model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
+    model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
     @torch.no_grad()
@@ -252,7 +252,7 @@ def log_probabilities(
 def with_ctranslate2(plan: Plan, _: object) -> tuple[Engine, dict]:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does, and its settings."""
     folder, config = task_folder(plan.args), GenerationConfig()
-    if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
+    if (folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
         config = GenerationConfig.from_pretrained(folder)
     config.update(**plan.search)
     options = ctranslate2_options(config, plan.tokenizer.eos_token_id, plan.count)
@@ -283,7 +283,7 @@ def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
-        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # by place alone: a resumed run draws the same
+        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
         tokens, scores = answer([ids[text] for text in batches[number]])
         texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
         written = list(zip(texts_written, scores or [None] * len(tokens), strict=True))
@@ -313,7 +313,11 @@ def main(argv: list[str] | None = None) -> dict:
         args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
         sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
         settings, output = settings_of(plan), None
-        places = ("model_name_or_path", "tokenizer_name", "input_file")  # of a node; what is there is among the others
+        places = (
+            "model_name_or_path",
+            "tokenizer_name",
+            "input_file",
+        )  # they may differ between nodes; their contents are compared
         check_alike(
             {name: value for name, value in settings.items() if name not in places},
             "give all nodes the same flags and files",

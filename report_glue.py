@@ -213,7 +213,7 @@ def summed_up(values: dict[int, float]) -> dict:
 
 
 def numbers_of_task(name: str, done: list[Run]) -> dict:
-    """Of a task's finished runs: metrics, score, training rows, flags and times."""
+    """Metrics, score, training rows, flags and times of a task's finished runs."""
     results = {run.seed: run.results() for run in done}
     metrics = {
         metric: summed_up({seed: 100 * numbers[key] for seed, numbers in results.items()})
@@ -311,7 +311,7 @@ def submit(args: ReportArguments, report: dict) -> str:
     best = Path(args.output_dir) / "best"
     best.mkdir(parents=True, exist_ok=True)
     for name, task in report["tasks"].items():
-        first = next(iter(task["metrics"].values()))["seeds"]  # which chose the run's checkpoint too
+        first = next(iter(task["metrics"].values()))["seeds"]  # the metric that chose the run's checkpoint
         link = best / name
         link.unlink(missing_ok=True)
         link.symlink_to(Path("..") / name / f"seed_{max(first, key=first.get)}")
@@ -320,7 +320,7 @@ def submit(args: ReportArguments, report: dict) -> str:
     command += ["--do_predict", "--allow_missing", "--model_name_or_path", str(best / "{task}")]
     command += ["--output_dir", str(folder), "--overwrite_output_dir"]
     command += ["--data_dir", args.data_dir] if args.data_dir else []
-    log.unlink(missing_ok=True)  # of an earlier submission, which may have been partial
+    log.unlink(missing_ok=True)  # an earlier submission may have been partial
     code = execute(command, log)
     if code:
         return f"none: evaluate_t5.py ended with {code}: {last_line(log)} ({log})"

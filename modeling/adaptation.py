@@ -18,7 +18,7 @@ from common.errors import UserError
 from modeling.families import family_of
 
 SOURCES = {"gemma2": "Gemma 2"}  # decoder-only families whose layers are an encoder-decoder's, by model_type
-WARM_UP_STEPS = 1000  # of an unbalanced model's cross-attention (section 4 of the paper)
+WARM_UP_STEPS = 1000  # in which a new cross-attention is trained alone (section 4 of the paper)
 # {part of a name in T5Gemma: the same in Gemma 2}
 _NAMES = {
     r"\.pre_(self|cross)_attn_layernorm\.": ".input_layernorm.",

@@ -44,7 +44,7 @@ def deciding_settings(own: GenerationConfig) -> dict:
 def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
     """Lets generate() write at most this number of tokens."""
     model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
-    model.generation_config.max_new_tokens = None  # of an older checkpoint: it would count instead
+    model.generation_config.max_new_tokens = None  # an older checkpoint has it, and it would count instead
 
 
 def forget_search(model: PreTrainedModel, greedy: bool) -> None:

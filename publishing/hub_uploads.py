@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HTTPError  # of the HTTP library that it uses
+from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
 
 from common.errors import UserError
 from common.processes import in_background
