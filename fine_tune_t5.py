@@ -33,9 +33,9 @@ from corpora.sources import default_tokenizer
 from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, get_model, is_local_model
 from modeling.generation_settings import forget_search, set_generation_length
-from runs.room import check_before_data
+from runs.memory import check_before_data
 from runs.run import TrainingRun
-from runs.speed import job_of, make_fast
+from runs.speed import apply_speed, decide_speed, job_of
 from tasks.tasks import TaskData, Tasks
 from trainer_t5 import T5Trainer
 from training.batching import train_collator
@@ -82,9 +82,10 @@ def main(argv: list[str] | None = None) -> dict:
             name = model_args.tokenizer_name or model_args.model_name_or_path
             tokenizer = load_tokenizer(name) if name else default_tokenizer(model_args, task_args.data_cache_dir)
         model, vocabulary = get_model(model_args, tokenizer)
-        source, target = tasks.most_tokens(tokenizer)
-        job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint, not task_args.streaming)
-        speed = make_fast(model, job, model_args, args)
+        shapes = (*tasks.most_tokens(tokenizer), args.length_buckets)
+        options = (args.max_steps, checkpoint, model_args.attn_implementation, not task_args.streaming)
+        speed = decide_speed(job_of(model, *shapes, *options), args)
+        apply_speed(speed, model, model_args, args)
         check_before_data(model, args)
         with args.main_process_first(desc="preparing the task"):
             data = TaskData(tasks, tokenizer, args)
@@ -108,7 +109,7 @@ def main(argv: list[str] | None = None) -> dict:
     )
     title, flags = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}", [model_args, task_args, args]
     source = model_args.model_name_or_path or f"scratch ({model_args.config_name})"
-    rows = {"from": source, "vocabulary": vocabulary, "speed": speed}
+    rows = {"from": source, "vocabulary": vocabulary, "speed": speed.described}
     run = TrainingRun(trainer, title, flags, data, checkpoint, rows)
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)

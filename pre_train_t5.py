@@ -30,9 +30,9 @@ from model_t5 import check_model_source, get_model
 from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, packed_flag
-from runs.room import check_before_data
+from runs.memory import check_before_data
 from runs.run import TrainingRun
-from runs.speed import job_of, make_fast
+from runs.speed import apply_speed, decide_speed, job_of
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
@@ -80,8 +80,9 @@ def main(argv: list[str] | None = None) -> dict:
         tokenizer = with_mode_tokens(text.tokenizer, text_args.objective) if is_new else text.tokenizer
         model, vocabulary = get_model(model_args, tokenizer, dropout=0.0)
         objective = get_objective(text_args, tokenizer, model)
-        job = job_of(model, objective.inputs_length, objective.targets_length, 1, args.max_steps, checkpoint)
-        speed = make_fast(model, job, model_args, args)
+        lengths, attention = (objective.inputs_length, objective.targets_length), model_args.attn_implementation
+        speed = decide_speed(job_of(model, *lengths, 1, args.max_steps, checkpoint, attention), args)
+        apply_speed(speed, model, model_args, args)
         check_before_data(model, args)
         check_resumed(checkpoint, model.config, text.fingerprints(tokenizer), model_args, text_args, args)
         train, validation = text.examples(objective, args, checkpoint)
@@ -101,7 +102,8 @@ def main(argv: list[str] | None = None) -> dict:
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]
-    run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary, "speed": speed})
+    rows = {"vocabulary": vocabulary, "speed": speed.described}
+    run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, rows)
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     # Ready-made ids are no text for the built-in task.

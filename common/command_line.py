@@ -6,10 +6,12 @@ Seq2SeqTrainingArguments, `--help_all` shows every flag.
 """
 
 import argparse
+import ast
 import contextlib
 import copy
 import dataclasses
 import difflib
+import itertools
 import json
 import operator
 import os
@@ -197,6 +199,7 @@ def parse_arguments(
     if show_all or {"-h", "--help"} & set(argv):
         parser.parse_args(["--help"])
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    argv = list(itertools.chain(*(_from_wandb(parser, word) for word in argv)))
     given = _flags_given(parser, argv)
     if recipe is None and default_recipe is not None and given.isdisjoint(starts_anew):
         recipe = default_recipe
@@ -221,6 +224,19 @@ def parse_arguments(
         if hasattr(flags, "given"):
             flags.given |= given | words.keys() | filled.keys()
     return groups
+
+
+def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
+    """The words of a flag as W&B's agent writes null and lists: "--seed=None" -> [], "--labels=['a', 'b']" ->
+    ["--labels", "a", "b"]. Any other word stays."""
+    name, equals, value = word.partition("=")
+    action = parser.flags.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") and equals else None
+    if action is not None and value == "None":
+        return []
+    if action is not None and action.nargs == "+" and value[:1] == "[":
+        with contextlib.suppress(ValueError, SyntaxError):
+            return [name, *map(str, ast.literal_eval(value))]
+    return [word]
 
 
 def _check_together(values: dict, given: set[str], where: str) -> None:

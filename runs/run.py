@@ -36,8 +36,7 @@ from runs.callbacks import (
     TieCallback,
     install_callbacks,
 )
-from runs.room import check_plan, room_for
-from runs.speed import device_peak_flops
+from runs.memory import check_plan, device_peak_flops, needs_of
 from runs.trackers import finish_tracking, start_tracking
 from tasks.tasks import TaskData
 from trainer_t5 import T5Trainer
@@ -95,7 +94,7 @@ class TrainingRun(Run):
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         warmup = warmup_of(vars(args), steps)
         self._install_callbacks()
-        room = (memory, memory_there), (disk, disk_there) = room_for(self.trainer.model, args)
+        needs = needs_of(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
         plan = {
             "model": described_model(self.trainer.model),
@@ -110,15 +109,15 @@ class TrainingRun(Run):
             "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
             f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
-            "memory": f"{human_bytes(memory)} (weights, gradients, optimizer), plus activations; "
-            f"{human_bytes(memory_there)} available",
-            "disk": f"{human_bytes(disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
-            f"{human_bytes(disk_there)} free",
+            "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer), plus activations; "
+            f"{human_bytes(needs.memory_there)} available",
+            "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
+            f"{human_bytes(needs.disk_there)} free",
         }
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, data.unknown and data.unknown.warning(), *changed)
         with exit_on_user_error():
-            check_plan(self.trainer.model, args, steps, room)
+            check_plan(self.trainer.model, args, steps, needs)
             if not args.deepspeed:
                 check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
         if args.dry_run:

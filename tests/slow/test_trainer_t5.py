@@ -48,8 +48,8 @@ from modeling.loss import STATISTICS, token_metrics
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
 from runs import trackers
+from runs.memory import device_peak_flops
 from runs.run import TrainingRun
-from runs.speed import device_peak_flops
 from runs.trackers import wandb_settings
 from trainer_t5 import T5Trainer
 from training.optimizers import learning_rate_factor

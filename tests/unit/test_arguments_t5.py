@@ -188,6 +188,13 @@ class FlagsTest(TestCase):
         self.assertFalse(self.parse(*none, "--no_load_best_model_at_end", classes=FINE_TUNING).load_best_model_at_end)
         self.assertFalse(self.parse(*none, "--load_best_model_at_end=0", classes=FINE_TUNING).load_best_model_at_end)
 
+    def test_null_and_lists_as_the_agent_of_wandb_writes_them(self):
+        words = ["--seed=None", "--train_file=['a.txt', 'b.txt']", "--max_eval_samples=None", "--warmup_steps=3"]
+        text, args = parse_arguments([PreTrainingDataArguments, PreTrainingArguments], words)
+        self.assertEqual((args.seed, args.warmup_steps, text.max_eval_samples), (42, 3, None))
+        self.assertEqual(text.train_file, ["a.txt", "b.txt"])
+        self.assertNotIn("seed", args.given)
+
     def test_values_that_are_no_texts(self):
         found = self.parse("--max_steps", 3, "--output_dir", Path("out"), "--learning_rate", 0.5)
         self.assertEqual((found.max_steps, found.output_dir, found.learning_rate), (3, "out", 0.5))
