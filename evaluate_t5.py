@@ -56,9 +56,22 @@ from trainer_t5 import T5Trainer
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 # Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
-PRE_TRAINING_FLAGS = ("text_column", "input_ids_column", "streaming", "max_train_samples", "max_eval_samples", "bf16")
-PRE_TRAINING_FLAGS += ("validation_split_percentage", "validation_split_count", "objective", "input_seq_length")
-PRE_TRAINING_FLAGS += ("noise_density", "mean_noise_span_length", "packing", "eos_between_documents")
+PRE_TRAINING_FLAGS = (
+    "text_column",
+    "input_ids_column",
+    "streaming",
+    "max_train_samples",
+    "max_eval_samples",
+    "bf16",
+    "validation_split_percentage",
+    "validation_split_count",
+    "objective",
+    "input_seq_length",
+    "noise_density",
+    "mean_noise_span_length",
+    "packing",
+    "eos_between_documents",
+)
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
 TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table

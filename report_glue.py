@@ -44,8 +44,20 @@ HERE = Path(__file__).resolve().parent
 GLUE = DATASET_VALS["glue"]
 TASKS = [name for name, task in GLUE.items() if "train_with" not in task]
 # Flags of fine_tune_t5.py that the report sets.
-OURS = ("task", "benchmark", "dataset_name", "seed", "output_dir", "overwrite_output_dir", "resume_from_checkpoint")
-OURS += ("model_name_or_path", "data_dir", "train_file", "validation_file", "metric_for_best_model")
+OURS = (
+    "task",
+    "benchmark",
+    "dataset_name",
+    "seed",
+    "output_dir",
+    "overwrite_output_dir",
+    "resume_from_checkpoint",
+    "model_name_or_path",
+    "data_dir",
+    "train_file",
+    "validation_file",
+    "metric_for_best_model",
+)
 UNSCORED = {("cola", "accuracy")}  # shown, but left out of GLUE's score
 SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
 

@@ -12,9 +12,28 @@ from common.errors import UserError
 from common.processes import in_background
 
 # Parts of a run's folder that are not published: training state, local paths, the trackers' own files.
-NOT_PUBLISHED = ("optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin")
-NOT_PUBLISHED += ("loss_state_*", "manifest.json", "latest", "global_step*", "zero_to_fp32.py", "checkpoint-*")
-NOT_PUBLISHED += ("run.json", "task.json", "predictions.jsonl", "wandb*", "runs*", "trackio*", "_*", ".*")
+NOT_PUBLISHED = (
+    "optimizer*",
+    "scheduler*",
+    "scaler*",
+    "rng_state*",
+    "trainer_state.json",
+    "training_args.bin",
+    "loss_state_*",
+    "manifest.json",
+    "latest",
+    "global_step*",
+    "zero_to_fp32.py",
+    "checkpoint-*",
+    "run.json",
+    "task.json",
+    "predictions.jsonl",
+    "wandb*",
+    "runs*",
+    "trackio*",
+    "_*",
+    ".*",
+)
 UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
 
 
