@@ -335,13 +335,8 @@ def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5T
     """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
     (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
-<<<<<<< HEAD
     has_targets = "labels" in task.data[split].column_names
     columns = ["source", "prediction", "target"] if has_targets else ["source", "prediction"]
-=======
-    columns = ["source", "prediction"]
-    columns += ["target"] if "labels" in task.data[split].column_names else []
->>>>>>> area-serve
     for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
         record |= {"source": source_text(task.entry, row), "prediction": answer}

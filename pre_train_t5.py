@@ -25,7 +25,7 @@ from common.processes import run_script
 from constants import LORA
 from corpora.own_ids import has_ids, ids_offset
 from corpora.sources import find_corpora
-from data_t5 import find_text
+from data_t5 import FoundText, Text
 from model_t5 import check_model_source, get_model
 from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
@@ -75,31 +75,31 @@ def main(argv: list[str] | None = None) -> dict:
         checkpoint = prepare_output_dir(args)
         set_seed(args.seed)
         with args.main_process_first(desc="finding the text"):
-            text = find_text(text_args, model_args)  # with its tokenizer, loaded or trained on it
+            found = FoundText(text_args, model_args)  # with its tokenizer, loaded or trained on it
         is_new = model_args.model_name_or_path is None
-        tokenizer = with_mode_tokens(text.tokenizer, text_args.objective) if is_new else text.tokenizer
+        tokenizer = with_mode_tokens(found.tokenizer, text_args.objective) if is_new else found.tokenizer
         model, vocabulary = get_model(model_args, tokenizer, dropout=0.0)
         objective = get_objective(text_args, tokenizer, model)
         lengths, attention = (objective.inputs_length, objective.targets_length), model_args.attn_implementation
         speed = decide_speed(job_of(model, *lengths, 1, args.max_steps, checkpoint, attention), args)
         apply_speed(speed, model, model_args, args)
         check_before_data(model, args)
-        check_resumed(checkpoint, model.config, text.fingerprints(tokenizer), model_args, text_args, args)
-        train, validation = text.examples(objective, args, checkpoint)
+        check_resumed(checkpoint, model.config, found.fingerprints(tokenizer), model_args, text_args, args)
+        text = Text(found, objective, args, checkpoint)
 
     trainer = T5Trainer(
         model=model,
         args=args,
-        train_dataset=train,
-        eval_dataset=validation,
+        train_dataset=text.train,
+        eval_dataset=text.validation,
         data_collator=objective,
         processing_class=tokenizer,
         compute_metrics=text.compute_metrics(),
     )
-    if args.num_samples and validation is not None and objective.shows_gaps:
+    if args.num_samples and text.validation is not None and objective.shows_gaps:
         from runs.samples import SamplesCallback
 
-        samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
+        samples = (args.output_dir, tokenizer, text.validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]
     rows = {"vocabulary": vocabulary, "speed": speed.described}

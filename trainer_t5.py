@@ -31,10 +31,9 @@ from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.command_line import exit_on_user_error
-from common.errors import UserError
+from common.errors import StreamError, UserError
 from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
-from corpora.streams import StreamError
 from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
