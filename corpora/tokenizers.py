@@ -318,13 +318,11 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
         if "<0x00>" in tokens:
             content = with_bytes(content)
     added = content["added_tokens"]
-    listed = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
-    names = [*tokens, *(token["content"] for token in added), *map(str, listed)]
-    if is_t5 and not any(map(SENTINEL_NAME.fullmatch, names)):
-        first, count = (
-            max([len(tokens) - 1, *(token["id"] for token in added)]) + 1,
-            config.get("extra_ids", NUM_SENTINELS),
-        )
+    listed = [str(t) for t in config.get("additional_special_tokens") or () if SENTINEL_NAME.fullmatch(str(t))]
+    there = [*tokens, *(token["content"] for token in added)]
+    if is_t5 and not any(map(SENTINEL_NAME.fullmatch, there)) and (pieces or not listed):
+        first = max([len(tokens) - 1, *(token["id"] for token in added)]) + 1
+        count = len(listed) or config.get("extra_ids", NUM_SENTINELS)
         added += [special_token(first + n, f"<extra_id_{count - 1 - n}>") for n in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         for name in CONFIGS:
