@@ -17,10 +17,10 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from common.cached_folders import made_aside
 from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
 from common.processes import run_script
 from common.reports import end_summary, human_count, write_json
+from common.whole_folders import made_aside
 from corpora.tokenizers import load_tokenizer, save_tokenizer
 from model_t5 import count_parameters, load_decoder
 from modeling.adaptation import WARM_UP_STEPS, adapt

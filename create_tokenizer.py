@@ -26,13 +26,12 @@ from transformers import PreTrainedTokenizerBase
 
 from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from common.cached_folders import made_aside
 from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments, refuse
 from common.processes import run_script
 from common.reports import end_summary, start_summary
-from constants import BUILTIN_CORPUS, NUM_SENTINELS
+from common.whole_folders import made_aside
+from constants import BUILTIN_CORPUS, NUM_SENTINELS, TASK_RECORD
 from corpora.hub import load_dataset_splits
-from corpora.long_text import first_documents
 from corpora.reading import column_texts
 from corpora.sources import described, find_corpora, find_sources
 from corpora.tokenizers import (
@@ -49,7 +48,6 @@ from corpora.word_encoder import cuts_at_spaces
 from model_t5 import build_config, load_model
 from modeling.generation_settings import drop_idle_search
 from modeling.new_vocabulary import change_vocabulary
-from tasks.task_records import TASK_RECORD
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
@@ -180,7 +178,7 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
         text = described(sources)
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
-    return text + limit, first_documents(documents, args.max_train_samples)
+    return text + limit, itertools.islice(documents, args.max_train_samples)
 
 
 def described_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> str:

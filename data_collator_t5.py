@@ -44,17 +44,9 @@ def compute_input_and_target_lengths(
 ) -> tuple[int, int]:
     """Raw tokens that fill an input of `inputs_length`, and the length of their targets: (512, .15, 3) -> (568, 114).
 
-    Lengths in tokens, EOS included. ValueError if `inputs_length` cannot hold a kept token, a sentinel and EOS, or for
-    an impossible density or span length.
+    Lengths in tokens, EOS included. An input holds at least a kept token, a sentinel and EOS.
     """
-    if not 0 < noise_density < 1:
-        raise ValueError(f"--noise_density {noise_density}: must be above 0 and below 1")
-    if not mean_noise_span_length >= 1:
-        raise ValueError(f"--mean_noise_span_length {mean_noise_span_length}: must be at least 1")
-    if inputs_length < 3:
-        raise ValueError(
-            f"--input_seq_length {inputs_length}: must be at least 3 (one kept token, one sentinel, one EOS)"
-        )
+    assert 0 < noise_density < 1 and mean_noise_span_length >= 1 and inputs_length >= 3, "no such corruption"
     tokens_length = 2
     while _corrupted_lengths(tokens_length + 1, noise_density, mean_noise_span_length)[0] <= inputs_length:
         tokens_length += 1

@@ -26,14 +26,13 @@ from common.reports import human_count
 from constants import BUILTIN_CORPUS
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.examples import SomeExamples, WeightedExamples, evaluation_shares
-from corpora.own_ids import IdDocument, IdEncoder, corpus_files, id_format, ids_of_row, ids_tokenizer
+from corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, ids_tokenizer
 from corpora.reading import text_of
 from corpora.sources import builtin_sources, described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from corpora.streams import StreamDataset, Units, packed
-from corpora.token_files import TokenFile, TokenWriter, tokenised
-from corpora.tokenizers import ids_of, load_tokenizer, plain_encoder, tokenizer_fingerprint
+from corpora.token_files import TokenFile, TokenWriter, document_encoder, tokenised
+from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
 from corpora.unknown import Unknown
-from corpora.word_encoder import flat
 from data_collator_t5 import example_keys
 from model_t5 import flops_per_sequence
 from objectives.metrics import corpora_metrics
@@ -61,7 +60,7 @@ class Text:
     _train: Callable[[str | None], Dataset]  # checkpoint -> training examples
 
     def __init__(self, args: PreTrainingDataArguments, model_args: ModelArguments):
-        self.args, self.ids = args, id_format(args)
+        self.args, self.ids = args, has_ids(args)
         found = find_corpora(args)
         self.weights = [weight for weight, _ in found.values()]
         self.names = list(found)
@@ -183,7 +182,7 @@ class Text:
         if self.args.validation_file or self.args.streaming:
             return "give a longer --validation_file"
         held_out = "percentage" if self.args.validation_split_count is None else "count"
-        return f"raise --validation_split_{held_out}, give --validation_file"
+        return f"documents are held out whole; raise --validation_split_{held_out}, give --validation_file"
 
     def _eval_samples(self, most: int) -> list[int]:
         """Examples of each corpus, if `most` are evaluated on together."""
@@ -239,7 +238,7 @@ class StreamedText(Text):
     def _open(self, args) -> dict[str, Corpus]:
         if args.train_file:
             named_files = {"train": args.train_file, "validation": args.validation_file}
-            files = {s: corpus_files(f"--{s}_file", paths, self.ids) for s, paths in named_files.items() if paths}
+            files = {s: corpus_files(f"--{s}_file", paths, args) for s, paths in named_files.items() if paths}
         elif args.dataset_name in (None, BUILTIN_CORPUS):
             sources = builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
             files = {split: source.files for split, source in sources.items()}
@@ -262,17 +261,13 @@ class StreamedText(Text):
         return (ids_of_row if self.ids else text_of)(row[column], column, corpus.here())
 
     @cached_property
-    def _encode(self) -> Callable[[list], list[np.ndarray]]:
-        """documents -> the ids of each."""
-        if self.ids:
-            encode = IdEncoder(self.tokenizer)
-            return lambda documents: [encode(document).astype(np.uint32) for document in documents]
-        return partial(ids_of, plain_encoder(self.tokenizer))
+    def _encode(self) -> Callable:
+        return document_encoder(self.tokenizer, self.ids)
 
     @property
-    def _eos(self) -> list[int]:
-        """Ids after each document: EOS, or as in T5 nothing."""
-        return [self.tokenizer.eos_token_id] if self.args.eos_between_documents else []
+    def _eos_id(self) -> int | None:
+        """The id that ends each document; None: as in T5, nothing does."""
+        return self.tokenizer.eos_token_id if self.args.eos_between_documents else None
 
     def _read(self):
         """The validation text of every corpus, or the first documents of its training text, held out."""
@@ -283,7 +278,7 @@ class StreamedText(Text):
     def _first_tokens(self, sources: dict[str, Corpus], wanted: int) -> TokenFile:
         """At least `wanted` tokens in whole documents, or all there are."""
         file = io.BytesIO()
-        writer = TokenWriter(file, self.tokenizer, lambda documents: flat(self._encode(documents)), self._eos)
+        writer = TokenWriter(file, self.tokenizer, self._encode, self._eos_id)
 
         def tokens_in(corpus: Corpus, row: dict) -> int:
             begin = file.tell()
@@ -309,16 +304,15 @@ class StreamedText(Text):
 
         def units(corpus: Corpus) -> Units:
             read = partial(self._document, corpus)
-            return packed(read, self._encode, objective.window, objective.cut, self._eos)
+            return packed(read, self._encode, objective.window, objective.cut, self._eos_id)
 
-        column = self.ids or self.args.text_column
         stream = StreamDataset.of_run(
             [(sources["train"], units(sources["train"])) for sources in self.sources.values()],
             make_batch,
             args,
             self.args.shuffle_buffer_size,
             weights=self.weights,
-            description=f"{objective.identity} {column} {self._eos} {tokenizer_fingerprint(self.tokenizer)}",
+            description=f"{objective.identity} {self._column} {self._eos_id} {tokenizer_fingerprint(self.tokenizer)}",
         )
         if checkpoint:
             stream.resume(checkpoint)

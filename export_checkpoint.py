@@ -1,8 +1,8 @@
-"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2, ONNX or as an encoder.
+"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2 or as an encoder.
 
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --output_dir out/export
     python export_checkpoint.py --model_name_or_path out/pre_train_t5/checkpoint-2000 --dtype bfloat16
-    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8 onnx
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats encoder sentence_transformers
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
 
@@ -10,8 +10,8 @@ Reads the checkpoints of our runs under any launcher, and LoRA's matrices, which
 and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, and log-probabilities equal
 within a tolerance, which is printed. CTranslate2 ends a beam search by another rule: if the checkpoint generates with
 beams, the number of equal texts is printed too. The folder appears when it is complete. A model of 1M parameters takes
-20 s of one core in all formats. Optimum reads the ONNX files with
-`ORTModelForSeq2SeqLM.from_pretrained("out/export", subfolder="onnx", use_cache=False)`.
+20 s of one core in all formats. For ONNX, Optimum reads the exported folder:
+`optimum-cli export onnx --model out/export onnx`.
 """
 
 import importlib.util
@@ -26,12 +26,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGH
 
 from arguments.task import task_arguments
 from arguments.training import PreTrainingArguments
-from common.cached_folders import made_aside
-from common.checkpoint_folders import newest_whole_checkpoint
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.processes import print_once, run_script
 from common.reports import end_summary, human_count, lines_until, read_json, start_summary
-from constants import DATASET_VALS
+from common.whole_folders import made_aside, newest_whole_checkpoint
+from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import check_file, is_plain_text
 from corpora.reading import read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
@@ -44,7 +43,7 @@ from publishing.hub_uploads import upload
 from publishing.model_cards import model_card, read_run, shown_search, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
-from tasks.task_records import TASK_RECORD, read_record
+from tasks.task_records import read_record
 
 # Files that load_model reads; it merges LoRA's matrices.
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME, LOW_RANK)

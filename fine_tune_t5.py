@@ -24,8 +24,8 @@ from transformers import DataCollatorForSeq2Seq, set_seed
 
 from arguments.model import ModelArguments, check_model
 from arguments.own_pairs import SOURCES
-from arguments.task import TaskArguments, check_tasks
-from arguments.training import FineTuningArguments, check_best_metric, check_streaming, check_training
+from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
@@ -36,26 +36,27 @@ from modeling.generation_settings import forget_search, set_generation_length
 from runs.room import check_before_data
 from runs.run import TrainingRun
 from runs.speed import job_of, make_fast
-from tasks.tasks import Task, Tasks
+from tasks.tasks import TaskData, Tasks
 from trainer_t5 import T5Trainer
+from training.batching import train_collator
 from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
 
+FLAGS = [ModelArguments, TaskArguments, FineTuningArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, FineTuningArguments, Tasks]:
     """The three groups of flags and the tasks they name, checked and completed from one another."""
     model_args, task_args, args = parse_arguments(
-        [ModelArguments, TaskArguments, FineTuningArguments],
+        FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "task", "benchmark", "dataset_name", *SOURCES),
     )
     check_model(model_args)
-    tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
-    tasks.complete(args)
-    tasks.show_own_entry()
+    tasks = Tasks.of_flags(task_args)
+    vars(args).update(tasks.flags(args))
     if model_args.model_name_or_path is None and model_args.config_name is None:
         model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
         if model_args.model_name_or_path:
@@ -66,7 +67,6 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
     job = "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch"
     check_training(args, job + LORA * bool(model_args.lora_rank))
     check_streaming(task_args, args)
-    check_best_metric(args.metric_for_best_model, list(dict.fromkeys(tasks.metric_names)))
     return model_args, task_args, args, tasks
 
 
@@ -82,34 +82,34 @@ def main(argv: list[str] | None = None) -> dict:
             name = model_args.tokenizer_name or model_args.model_name_or_path
             tokenizer = load_tokenizer(name) if name else default_tokenizer(model_args, task_args.data_cache_dir)
         model, vocabulary = get_model(model_args, tokenizer)
-        source, target = tasks.most_tokens
+        source, target = tasks.most_tokens(tokenizer)
         job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint, not task_args.streaming)
         speed = make_fast(model, job, model_args, args)
         check_before_data(model, args)
         with args.main_process_first(desc="preparing the task"):
-            tasks.load(tokenizer, args)
-        check_resumed(checkpoint, model.config, tasks.fingerprints(tokenizer), model_args, task_args, args)
-        tasks.resume(checkpoint)
-        forget_search(model, greedy=not any(task.predict_with_generate for task in tasks.judged.values()))
-        set_generation_length(model, tasks.generation_length)
-        train_collator = tasks.train_collator(args, model)
+            data = TaskData(tasks, tokenizer, args)
+        check_resumed(checkpoint, model.config, data.fingerprints(tokenizer), model_args, task_args, args)
+        data.resume(checkpoint)
+        forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
+        set_generation_length(model, data.generation_length)
+        collator = train_collator(data.train, args, model)
 
     trainer = T5Trainer(
         model=model,
         args=args,
-        train_dataset=tasks.train,
-        eval_dataset=tasks.validation,
+        train_dataset=data.train,
+        eval_dataset=data.validation,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
-        train_collator=train_collator,
+        train_collator=collator,
         processing_class=tokenizer,
-        evaluation_tasks=tasks.judged,
+        evaluation_tasks=data.judged,
         summarise=tasks.summarise,
+        task_record=data.record(),
     )
-    trainer.task_record = tasks.record()
     title, flags = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}", [model_args, task_args, args]
     source = model_args.model_name_or_path or f"scratch ({model_args.config_name})"
     rows = {"from": source, "vocabulary": vocabulary, "speed": speed}
-    run = TrainingRun(trainer, title, flags, tasks, checkpoint, rows)
+    run = TrainingRun(trainer, title, flags, data, checkpoint, rows)
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     command = f"python evaluate_t5.py --model_name_or_path {shlex.quote(args.output_dir)}"

@@ -8,9 +8,8 @@
 Methods of the model that are replaced:
   - forward, by one that ends in the loss: `compute_loss_in_forward` (modeling/loss.py) gives the model a subclass of
     its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the forward pass is unchanged.
-  - products of its blocks, on request: --fused_projections, --bf16_residual (modeling/fused_projections.py).
-  - the tanh-GELU, by torch's in one kernel (fuse_activation there), and the gradient of the relative biases, summed in
-    a fixed order (modeling/relative_bias.py); T5Trainer asks for the latter.
+  - the tanh-GELU, by torch's in one kernel, the gradient of the relative biases, summed in a fixed order, and the type
+    of the residual stream, with --bf16_residual (modeling/layers.py).
   - save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
   - masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 
@@ -24,12 +23,10 @@ import logging
 import pickle
 import re
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -45,17 +42,18 @@ from transformers import (
 )
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
-from common.command_line import check_value
+from common.command_line import check_value, parse_yaml
+from common.errors import UserError
 from common.processes import free_memory, processes_here
 from common.reports import first_line, human_bytes
-from constants import MODEL_SHAPES, T5_VOCAB_SIZE
+from constants import CODE_ENTRIES, MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
-from modeling.fused_projections import fuse_activation
 from modeling.generation_settings import complete, drop_idle_search
-from modeling.low_rank import add_low_rank, base_of, merged
+from modeling.layers import fuse_activation
+from modeling.low_rank import CONFIG, add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
 # Of --config_overrides; other numbers have the usual limits of flags.
@@ -96,12 +94,7 @@ def parse_overrides(text: str | None) -> dict:
             raise ValueError(f"--config_overrides {text}: write key=value pairs separated by commas")
         if key in overrides:
             raise ValueError(f"--config_overrides {text}: {key} is set twice")
-        try:
-            overrides[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            overrides[key] = {}
-        if isinstance(overrides[key], dict | list | date):
-            raise ValueError(f"--config_overrides {key}={value[:80]}: not a number, word, true or false")
+        overrides[key] = parse_yaml(value)
         check_value(f"config_overrides {key}", overrides[key], _SHAPE_LIMITS.get(key, {}))
     return overrides
 
@@ -269,13 +262,14 @@ def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTra
     """
     place = name_or_path
     try:
-        while (base := base_of(place)) and not is_local_model(place):  # LoRA's matrices alone: their checkpoint has one
+        while base := base_of(place):  # LoRA's matrices: the configuration is that of their checkpoint
             place = base
         do_not_wait_for_the_hub(place)
-        return AutoConfig.from_pretrained(place, trust_remote_code=False)
+        return _without_code(AutoConfig.from_pretrained(place, trust_remote_code=False))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
-        raise ValueError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
+        wrong = f"its LoRA matrices belong to {place}, {wrong}" if place != name_or_path else wrong
+        raise UserError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
 
 
 def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = _NO_MODEL) -> T5Config:
@@ -283,7 +277,14 @@ def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str
     config = _load_config(name_or_path, flag, wrong)
     if config.model_type not in FAMILIES:
         known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
-        raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
+        raise UserError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
+    if quantized := getattr(config, "quantization_config", None):
+        how = dict(quantized).get("quant_method", "an unnamed method")
+        raise UserError(
+            f"{flag} {name_or_path}: its weights are quantised ({how}), and these scripts read whole ones. Give the "
+            f"checkpoint that it was made from, or save it with transformers and the package of {how}: "
+            "model.dequantize().save_pretrained(folder)"
+        )
     return config
 
 
@@ -299,6 +300,16 @@ def _reading_weights(shown: str) -> Iterator[None]:
         raise ValueError(f"{shown}: its weights cannot be read ({reason})") from None
 
 
+def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration and its parts without the entries that name code."""
+    for name in CODE_ENTRIES:
+        vars(config).pop(name, None)
+    for part in vars(config).values():
+        if isinstance(part, PreTrainedConfig):
+            _without_code(part)
+    return config
+
+
 def _in_float32(config):
     """The configuration, all its parts in float32: T5Gemma 2's parts have types that would override the model's."""
     for part in vars(config).values():
@@ -308,29 +319,20 @@ def _in_float32(config):
     return config
 
 
-def load_model(
-    name_or_path: str,
-    attn_implementation: str | None = None,
-    config_from: str | None = None,
-) -> PreTrainedModel:
+def load_model(name_or_path: str, attn_implementation: str | None = None) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. config_from: another folder with its configuration. ValueError naming the folder if it is
-    no checkpoint.
+    that their folder names. ValueError naming the folder if it is no checkpoint.
     """
-    config = _in_float32(_t5_config(config_from or name_or_path))
+    config = _in_float32(_t5_config(name_or_path))
     check_options(config, attn_implementation)
     if base := base_of(name_or_path):
-        return _load_merged(name_or_path, base, attn_implementation, config_from)
+        return _load_merged(name_or_path, base, attn_implementation)
     do_not_wait_for_the_hub(name_or_path)
     options = dict(config=config, dtype=torch.float32, output_loading_info=True)
     if attention := family_of(config).attention(attn_implementation):
         options["attn_implementation"] = attention
-    if config_from:  # else transformers looks for it beside the weights
-        options["generation_config"] = GenerationConfig.from_model_config(config)
-        if (Path(config_from) / "generation_config.json").is_file():
-            options["generation_config"] = GenerationConfig.from_pretrained(config_from)
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
     with _reading_weights(shown), _untied_head_is_intended():
         model, report = kind.from_pretrained(name_or_path, trust_remote_code=False, **options)
@@ -354,11 +356,10 @@ def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)
 
 
-def _load_merged(folder: str, base: str, attn_implementation: str | None, config_from: str | None) -> PreTrainedModel:
-    """The checkpoint `base` with the LoRA matrices of a folder merged into it."""
-    own = folder if is_local_model(folder) else None
+def _load_merged(folder: str, base: str, attn_implementation: str | None) -> PreTrainedModel:
+    """The checkpoint `base` with a folder's LoRA matrices merged into it, and the folder's settings of `generate`."""
     try:
-        return merged(load_model(base, attn_implementation, config_from or own), folder)
+        model = merged(load_model(base, attn_implementation), folder)
     except ImportError:
         raise ValueError(
             f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
@@ -368,6 +369,10 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None, config
             f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not fit what "
             f"is there ({first_line(error)})"
         ) from None
+    if (Path(folder) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+        complete(model)
+    return model
 
 
 def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
@@ -461,5 +466,5 @@ def flops_per_sequence(config: T5Config, source_length: int, target_length: int)
 
 
 def is_local_model(name_or_path: str | None) -> bool:
-    """True for a folder that holds a config.json."""
-    return bool(name_or_path) and (Path(name_or_path) / "config.json").is_file()
+    """True for a folder that holds a model, or LoRA's matrices of one."""
+    return bool(name_or_path) and any((Path(name_or_path) / name).is_file() for name in ("config.json", CONFIG))

@@ -23,7 +23,7 @@ from arguments.training import PreTrainingArguments, check_best_metric, check_st
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import run_script
 from constants import LORA
-from corpora.own_ids import id_format, ids_offset
+from corpora.own_ids import has_ids, ids_offset
 from corpora.sources import find_corpora
 from data_t5 import find_text
 from model_t5 import check_model_source, get_model
@@ -32,25 +32,25 @@ from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, packed_flag
 from runs.room import check_before_data
 from runs.run import TrainingRun
-from runs.samples import SamplesCallback
 from runs.speed import job_of, make_fast
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
 
+FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingDataArguments, PreTrainingArguments]:
     """The flags of model, text and training, checked."""
     model_args, text_args, args = parse_arguments(
-        [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
+        FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
     )
-    check_model(model_args, own_ids=id_format(text_args) is not None)
+    check_model(model_args, own_ids=has_ids(text_args))
     check_pre_training_data(text_args)
     job = "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch"
     check_training(args, job + LORA * bool(model_args.lora_rank))
@@ -59,7 +59,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingData
     known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in names if len(names) > 1)]
     if len(corpora) > 1 and not text_args.validation_file:
         known += [f"{corpus}_{metric}" for corpus in corpora for metric in CORPUS_METRICS]
-    other = "bits_per_byte" if id_format(text_args) else "nats_per_id"  # what is not counted of texts, or of ids
+    other = "bits_per_byte" if has_ids(text_args) else "nats_per_id"  # what is not counted of texts, or of ids
     known = [name for name in known if not name.endswith(other)]
     check_best_metric(args.metric_for_best_model, known)
     args.greater_is_better = (args.metric_for_best_model or "loss").endswith("accuracy")
@@ -96,6 +96,8 @@ def main(argv: list[str] | None = None) -> dict:
         compute_metrics=text.compute_metrics(),
     )
     if args.num_samples and validation is not None and objective.shows_gaps:
+        from runs.samples import SamplesCallback
+
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]

@@ -13,6 +13,7 @@ text (benchmark text) are answered piece by piece, and the text between the piec
 answered together. The same command resumes a stopped run.
 """
 
+import copy
 import itertools
 import json
 import sys
@@ -29,22 +30,24 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from arguments.own_pairs import prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import comma_words, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, comma_words, exit_on_user_error, option, parse_arguments
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
-from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX
+from common.whole_folders import told_if_full
+from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
 from corpora.blocks import contents_digest
 from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_model
+from modeling.generation_settings import deciding_settings
 from modeling.loss import nats_of
 from modeling.rows_at_a_time import parts, rows_to_score
-from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
+from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_options
 from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 from tasks.registry import as_list, source_text
-from tasks.task_records import TASK_RECORD
 
+GO_ON = "What is written there stays. Free some space: then the same command goes on."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
 # Of tokenised texts [B]: the token ids written [B * count, T], the best first, and of several their log-probabilities.
@@ -81,13 +84,14 @@ class PredictionArguments:
 
 @dataclass
 class SearchArguments:
-    """How answers are searched: fields of transformers' GenerationConfig, with its defaults where not set."""
+    """How answers are searched: fields of transformers' GenerationConfig. Where not set, the checkpoint's
+    generation_config.json counts, but for sampling, and then transformers' defaults."""
 
     _argument_group_name = "search (transformers' GenerationConfig)"
 
     max_new_tokens: int | None = option(None, "Most tokens of an answer. Not set: as in evaluation.", at_least=1)
     min_new_tokens: int | None = option(None, "Fewest tokens of an answer.", at_least=1)
-    num_beams: int | None = option(None, "Beams. Not set: as the checkpoint was evaluated, else greedy.", at_least=1)
+    num_beams: int | None = option(None, "Beams. Not set: as in evaluation, else as that file says.", at_least=1)
     num_return_sequences: int | None = option(None, "Answers per input, written with their scores.", at_least=1)
     length_penalty: float | None = option(None, "Above 0 favours long answers among beams.", at_least=-100, at_most=100)
     early_stopping: bool | None = option(None, "End the search when as many answers as beams are complete.")
@@ -131,6 +135,7 @@ def parse_flags(argv: list[str] | None) -> Plan:
     args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
     if Path(args.output_file).absolute() == Path(args.input_file).absolute():
         raise ValueError(f"--output_file {args.output_file}: is the input file")
+    check_folder("--output_file", str(Path(args.output_file).parent))
     entry, record = recorded_task(str(task_folder(args)), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
@@ -183,9 +188,10 @@ def read_inputs(plan: Plan) -> Iterator[Input]:
 
 def settings_of(plan: Plan) -> dict:
     """Everything that decides the answers: the content of answers.jsonl.settings.json."""
-    names = "model_name_or_path tokenizer_name input_file source_column source_prefix dataset_name backend bf16 seed"
-    settings = {name: getattr(plan.args, name) for name in names.split()} | plan.search
-    folder, patterns = Path(plan.args.model_name_or_path), ("*model*.safetensors", "*model*.bin", TASK_RECORD)
+    args, folder = plan.args, Path(plan.args.model_name_or_path)
+    names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
+    settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
+    patterns = ("*model*.safetensors", "*model*.bin", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {
         "max_source_length": plan.entry["max_source_length"],
@@ -196,8 +202,8 @@ def settings_of(plan: Plan) -> dict:
 
 
 # ---------------------------------------------------------------- what generates
-def with_transformers(plan: Plan, device: torch.device) -> Engine:
-    """The function that answers tokenised texts, by `generate`."""
+def with_transformers(plan: Plan, device: torch.device) -> tuple[Engine, dict]:
+    """The function that answers tokenised texts, by `generate`, and the settings that decide what it writes."""
     model, tokenizer = load_model(plan.args.model_name_or_path, plan.args.attn_implementation), plan.tokenizer
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
@@ -211,7 +217,9 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
         scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else None
         return written.cpu().numpy(), scores
 
-    return answer
+    followed = copy.deepcopy(model.generation_config)
+    followed.update(**search)
+    return answer, deciding_settings(followed)
 
 
 def log_probabilities(
@@ -231,22 +239,14 @@ def log_probabilities(
     return found
 
 
-def with_ctranslate2(plan: Plan, _: object) -> Engine:
-    """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
-    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
+def with_ctranslate2(plan: Plan, _: object) -> tuple[Engine, dict]:
+    """The function that answers tokenised texts, by CTranslate2, searching as transformers does, and its settings."""
     folder, config = task_folder(plan.args), GenerationConfig()
     if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
         config = GenerationConfig.from_pretrained(folder)
     config.update(**plan.search)
-    penalty = 1.0 if config.length_penalty is None else config.length_penalty
-    beams = dict(num_beams=config.num_beams, length_penalty=penalty, early_stopping=config.early_stopping)
-    options = ctranslate2_search(beams if (config.num_beams or 1) > 1 else None) | dict(
-        num_hypotheses=plan.count,
-        max_decoding_length=config.max_new_tokens,
-        min_decoding_length=config.min_new_tokens or max(0, (config.min_length or 0) - 1),  # it counts the start token
-        repetition_penalty=config.repetition_penalty or 1.0,
-        no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
-    )
+    options = ctranslate2_options(config, plan.tokenizer.eos_token_id, plan.count)
+    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
 
     def answer(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
         ids, scores = engine.tokens(sources, options), None
@@ -255,7 +255,7 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
             scores = [sum(scored) for scored in engine.log_probs(repeated, ids, plan.tokenizer.eos_token_id)]
         return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T, scores
 
-    return answer
+    return answer, deciding_settings(config)
 
 
 # ---------------------------------------------------------------- answering
@@ -309,11 +309,12 @@ def main(argv: list[str] | None = None) -> dict:
             "give all nodes the same flags and files",
         )
         if state.is_main_process:  # another node's file may differ
-            output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
+            with told_if_full(f"--output_file {args.output_file}", GO_ON):
+                output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
         (done,) = broadcast_object_list([output and output.done])
         engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
-        answer = engine(plan, state.device) if done < len(sizes) else None
-    start_summary(summary(plan, sizes, done), title="prediction")
+        answer, searched = engine(plan, state.device) if done < len(sizes) else (None, None)
+    start_summary(summary(plan, sizes, done, searched), title="prediction")
     done = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
     begin = done - done % size if done < len(sizes) else done  # a window that was cut off is answered again as a whole
@@ -324,7 +325,8 @@ def main(argv: list[str] | None = None) -> dict:
         while window := list(itertools.islice(items, size)):
             records = answer_window(window, answer, plan, progress, begin)
             if output:
-                output.append(records[done - begin :])
+                with exit_on_user_error(), told_if_full(f"--output_file {args.output_file}", GO_ON):
+                    output.append(records[done - begin :])
             done = begin = begin + len(window)
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before
@@ -336,14 +338,18 @@ def main(argv: list[str] | None = None) -> dict:
     return {"inputs": len(sizes), "answered": answered}
 
 
-def summary(plan: Plan, sizes: list[int], done: int) -> dict:
-    """The rows of the printed plan."""
-    args, texts = plan.args, f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
+def summary(plan: Plan, sizes: list[int], done: int, searched: dict | None) -> dict:
+    """The rows of the printed plan. searched: settings that decide the answers, those of generation_config.json too;
+    None if nothing is left to be answered."""
+    args, texts, search = plan.args, f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else "", None
+    if searched is not None:
+        kind = [] if "num_beams" in searched or plan.search.get("do_sample") else ["greedy"]
+        search = ", ".join(kind + [f"{name} {value}" for name, value in (searched | plan.search).items()])
     return {
         "model": f"{args.model_name_or_path}, {args.backend}",
         "inputs": f"{len(sizes):,} of {args.input_file}{texts}",
         "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
-        "search": ", ".join(f"{name} {value}" for name, value in plan.search.items()),
+        "search": search,
         "continued": f"{done:,} were answered before" if done else None,
         "written to": args.output_file,
     }

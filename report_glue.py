@@ -8,8 +8,8 @@ Flags after -- go to fine_tune_t5.py unchanged (a recipe comes first). The runs 
 log next to its folder. The same command resumes: finished runs are not repeated, an unfinished one resumes from its
 newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
 
-Writes into --output_dir, again after each run: glue.md and glue.tex (the table), glue.json (every number, seed and
-command), glue.png and glue.pdf; at the end best/<task> (each task's best seed) and, through evaluate_t5.py,
+Writes into --output_dir, again after each run: glue.md and glue.csv (the table), glue.json (every number, seed and
+command) and glue.png; at the end best/<task> (each task's best seed) and, through evaluate_t5.py,
 submission/submission.zip. The numbers are those of the development sets, on which each run also chose its best epoch,
 x 100, as mean and standard deviation (n - 1) over seeds. A task's score is the mean of its metrics as GLUE defines it:
 Matthews alone for CoLA, both sets of MNLI. The average of the tasks is given with WNLI, as GLUE's server has it, and
@@ -17,10 +17,10 @@ without it, as in BERT's paper: WNLI's development sentences contradict its trai
 either.
 """
 
+import csv
 import dataclasses
 import itertools
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -30,11 +30,11 @@ from pathlib import Path
 from arguments.model import ModelArguments
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
-from common.checkpoint_folders import newest_whole_checkpoint
-from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments, without_secrets
 from common.curves import draw_scores
-from common.processes import run_script
+from common.processes import end_with_parent, run_script
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
+from common.whole_folders import newest_whole_checkpoint
 from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from tasks.registry import eval_splits
 from tasks.rows import load_rows
@@ -74,6 +74,11 @@ class Run:
     seed: int
     folder: Path
     flags: list[str]
+
+    @property
+    def shown_flags(self) -> list[str]:
+        """The flags as files and the screen may show them."""
+        return without_secrets(self.flags)
 
     def results(self) -> dict:
         """all_results.json of the finished run, else {}."""
@@ -130,7 +135,7 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
         run = Run(task, seed, folder, flags_of(args, more, task, seed, folder))
         record = folder.with_suffix(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
-        if begun and read_json(record).get("flags") != run.flags:
+        if begun and read_json(record).get("flags") != run.shown_flags:
             raise ValueError(
                 f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                 "folder, or delete this one"
@@ -150,20 +155,17 @@ def check_data(args: ReportArguments, task_args: TaskArguments) -> None:
 
 # ---------------------------------------------------------------- runs
 def execute(command: list[str], log: Path) -> int:
-    """The exit code of a command, whose output is added to `log`. It gets our SIGTERM and SIGUSR1."""
+    """The exit code of a command, whose output is added to `log`. If the report is killed, the command gets SIGTERM, at
+    which a training run saves a checkpoint and ends."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    options = dict(stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, preexec_fn=end_with_parent)
     with log.open("ab") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-    signals = (signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in signals}
+        process = subprocess.Popen(command, stdout=stream, **options)
     try:
         return process.wait()
     except KeyboardInterrupt:
-        process.wait()  # Ctrl-C has reached it too
+        process.wait()  # Ctrl-C has reached it too, and it is saving
         raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def last_line(log: Path) -> str:
@@ -179,7 +181,7 @@ def train(run: Run) -> None:
         flags += ["--resume_from_checkpoint", str(checkpoint)]
     elif run.folder.is_dir() and any(run.folder.iterdir()):
         flags.append("--overwrite_output_dir")
-    write_json(run.folder.with_suffix(".json"), {"flags": run.flags})
+    write_json(run.folder.with_suffix(".json"), {"flags": run.shown_flags})
     code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)
     if code == PREEMPTED_EXIT_CODE:
         print(f"{run.task}, seed {run.seed}: told to stop; the same command resumes", flush=True)
@@ -224,7 +226,7 @@ def numbers_of_task(name: str, done: list[Run]) -> dict:
         "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in results}),
         "metrics": metrics,
         "training_rows": rows and min(rows, limit or rows),
-        "runs": {run.seed: {"flags": run.flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
+        "runs": {run.seed: {"flags": run.shown_flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
     }
 
 
@@ -275,30 +277,31 @@ def table(report: dict, seeds: list[int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def latex(report: dict, seeds: list[int]) -> str:
-    """The scores as a LaTeX table of one row, for booktabs: tasks side by side, deviations behind the means."""
-    columns = {title(name): task["score"] for name, task in report["tasks"].items()}
-    columns |= {f"Avg. {label}": numbers for label, numbers in report["averages"].items()}
-    numbers = [shown(score).replace(" ± ", r" \(\pm\) ") for score in columns.values()]
-    origin = (report["model"] or "scratch").replace("_", r"\_")
-    lines = [f"% GLUE, development sets; mean and deviation over seeds {', '.join(map(str, seeds))}"]
-    lines += [rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule", f"model & {' & '.join(columns)} \\\\"]
-    lines += [r"\midrule", f"{origin} & {' & '.join(numbers)} \\\\", r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(lines) + "\n"
+def write_csv(report: dict, path: Path) -> None:
+    """Writes a row for each metric of a task, for its score and for the averages: task, metric, mean, deviation and
+    number of seeds."""
+    rows = [["task", "metric", "mean", "deviation", "seeds"]]
+    for name, task in report["tasks"].items():
+        for metric, values in (task["metrics"] | {"score": task["score"]}).items():
+            rows.append([title(name), metric, values["mean"], values["deviation"], len(values["seeds"])])
+    for label, values in report["averages"].items():
+        rows.append([f"average {label}", "score", values["mean"], values["deviation"], len(values["seeds"])])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
 
 
 def write_report(args: ReportArguments, runs: list[Run]) -> dict:
-    """Writes glue.json, glue.md, glue.tex, glue.png and glue.pdf of the finished runs; returns the first's content."""
+    """Writes glue.json, glue.md, glue.csv and glue.png of the finished runs; returns the first's content."""
     report, folder = gather(args, runs), Path(args.output_dir)
     if report["tasks"]:
         write_json(folder / "glue.json", report)
-        for name, text in (("glue.md", table(report, args.seeds)), ("glue.tex", latex(report, args.seeds))):
-            write_aside(folder / name, lambda aside, text=text: aside.write_text(text, encoding="utf-8"))
+        markdown = table(report, args.seeds)
+        write_aside(folder / "glue.md", lambda aside: aside.write_text(markdown, encoding="utf-8"))
+        write_aside(folder / "glue.csv", lambda aside: write_csv(report, aside))
         rows = {title(name): task["score"] for name, task in report["tasks"].items()}
         rows |= {f"average {label}": numbers for label, numbers in report["averages"].items()}
         scores = {name: (shown(score), list(score["seeds"].values())) for name, score in rows.items()}
-        for name in ("glue.png", "glue.pdf"):
-            draw_scores(scores, folder / name, "score on the development set")
+        draw_scores(scores, folder / "glue.png", "score on the development set")
     return report
 
 
@@ -333,13 +336,17 @@ def main(argv: list[str] | None = None) -> dict:
         runs = planned_runs(args, more)
         if args.dry_run:
             for run in runs:
-                print(shlex.join(["python", "fine_tune_t5.py", *run.flags]))
+                print(shlex.join(["python", "fine_tune_t5.py", *run.shown_flags]))
             return {}
         done = sum(bool(run.results()) for run in runs)
         if not args.report_only and done < len(runs):
             check_data(args, task_args)
     counts = f"{len(runs)} ({len(args.tasks)} tasks x {len(args.seeds)} seeds), {done} of them finished"
-    rows = {"checkpoint": args.model_name_or_path or "scratch", "runs": counts, "flags": shlex.join(more) or None}
+    rows = {
+        "checkpoint": args.model_name_or_path or "scratch",
+        "runs": counts,
+        "flags": shlex.join(without_secrets(more)) or None,
+    }
     start_summary(rows | {"folder": args.output_dir}, "GLUE")
     for number, run in enumerate(runs, start=1):
         if not run.results() and not args.report_only:
@@ -352,7 +359,7 @@ def main(argv: list[str] | None = None) -> dict:
         return report
     print(table(report, args.seeds))
     submission = submit(args, report) if args.submission and not args.report_only else None
-    written = f"{args.output_dir}: glue.md, glue.tex, glue.json, glue.png, glue.pdf"
+    written = f"{args.output_dir}: glue.md, glue.csv, glue.json, glue.png"
     end_summary({"written to": written, "submission": submission})
     return report
 

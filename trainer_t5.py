@@ -6,11 +6,16 @@ Its parts, each a subclass of the one before: training/row_order.py, saving.py, 
 Legend of shapes: B batch, T target length, C class labels.
 """
 
+import contextlib
+import copy
 import itertools
+import random
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate.utils import DynamoBackend, gather_object, send_to_device
 from torch import nn
@@ -20,6 +25,7 @@ from torch.utils.data import Dataset
 from transformers import DefaultFlowCallback, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
@@ -29,29 +35,21 @@ from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from corpora.streams import StreamError
 from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
-from modeling.fused_projections import fuse_cross_projections, fuse_projections, keep_weight_copies, use_bf16_residual
-from modeling.loss import compute_loss_in_forward
-from modeling.relative_bias import sum_bias_by_diagonals
+from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
+from modeling.loss import compute_loss_in_forward, token_metrics
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
-from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import EvaluationTask
-from tasks.metrics.scoring import token_metrics
+from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of
-from training.preemption import PreemptionCallback
+from training.preemption import EvaluationStopped, PreemptionCallback
 from training.teacher_forcing import score_rows
 
 
 def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
-    """Applies the options of the training step to the model: loss, compilation, joined products, residual stream."""
+    """Applies the options of the training step to the model: loss, compilation, residual stream."""
     sum_bias_by_diagonals(model)
-    if args.fused_projections:
-        fuse_projections(model)
-    if args.fused_cross_projections:
-        fuse_cross_projections(model)
-    if (args.fused_projections or args.fused_cross_projections) and args.bf16 and not args.deepspeed:
-        keep_weight_copies(model)  # DeepSpeed's weights are in bfloat16 already
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
@@ -68,6 +66,18 @@ def _fit_for_fsdp(model: PreTrainedModel) -> None:
     model._no_split_modules = [name for name in model._no_split_modules if name in there]
 
 
+@contextlib.contextmanager
+def kept_random_numbers(device: torch.device) -> Iterator[None]:
+    """Gives the random numbers after the block that would have come without it."""
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
+
+
 class T5Trainer(FiniteTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
@@ -79,7 +89,7 @@ class T5Trainer(FiniteTrainer):
     scored unless `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask},
     where the data sets are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with
     the prefix "eval_". train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one
-    bucket.
+    bucket. task_record: the content of task.json, which is saved with every model.
     """
 
     def __init__(
@@ -92,6 +102,7 @@ class T5Trainer(FiniteTrainer):
         evaluation_tasks: dict[str, EvaluationTask] | None = None,
         summarise: Callable[[dict], dict] | None = None,
         train_collator: BucketCollator | PackingCollator | None = None,
+        task_record: dict | None = None,
         **kwargs,
     ):
         if evaluation_tasks:  # a single data set is scored like the first task
@@ -110,6 +121,7 @@ class T5Trainer(FiniteTrainer):
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(args, self.model)
         self.class_label_ids, self.train_collator = class_label_ids, train_collator
+        self.task_record = task_record
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self.asked_options = []  # of the optimizer's groups, as the flags ask for
         self.preemption = PreemptionCallback(self)
@@ -150,14 +162,9 @@ class T5Trainer(FiniteTrainer):
         """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. It prints no closing
         line, does not load the best model and does not delete the checkpoint just saved."""
         self._stop_if_non_finite()
+        self._make_owed_evaluation()
         if self.preemption.reason is not None:
-            self.callback_handler.on_train_end(self.args, self.state, self.control)
-            finish_process_group()
-            print_once(
-                f"{self.preemption.reason}; resume with the same command and --resume_from_checkpoint "
-                f"(output: {self.args.output_dir})"
-            )
-            raise SystemExit(PREEMPTED_EXIT_CODE)
+            self._leave()
         best = self.state.best_model_checkpoint
         if not self.args.load_best_model_at_end:  # Trainer would keep only this one, under save_total_limit 1
             self.state.best_model_checkpoint = None
@@ -209,26 +216,49 @@ class T5Trainer(FiniteTrainer):
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a finished run, also one that early
-        stopping ended (PatienceCallback)."""
+        stopping ended (PatienceCallback). A resumed run first makes the evaluation that it owes."""
+        self._make_owed_evaluation()
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
+        """Overrides Trainer where a signal or the time limit stops a run before or within an evaluation, which may take
+        longer than the job still has: it is saved as it was before it, and owes it to the run that resumes."""
         control = self.control
         if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
             self._stop_if_non_finite()
-        if self.preemption.reason is not None and control.should_save and control.should_evaluate:
-            control.should_evaluate = False  # it may take longer than the run has left: save without it first
+        if self.preemption.reason is not None and control.should_evaluate:
+            control.should_evaluate = False
+            self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+        try:
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
-            control.should_save = control.should_evaluate = True
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
+        except EvaluationStopped:
+            self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+            if self.args.save_strategy != SaveStrategy.NO:
+                self._save_checkpoint(model, None)
+            self._leave()
+
+    def _make_owed_evaluation(self) -> None:
+        """Makes the evaluation before which the checkpoint was saved from which this run resumes, as if that run had
+        gone on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
+        owed, self.owed_evaluation, control = self.owed_evaluation, None, self.control
+        if owed is not None and self.preemption.reason is None:
+            control.should_log, control.should_evaluate, control.should_save = False, True, owed["save_was_due"]
+            where = self.state.epoch, None, time.time()
+            self._maybe_log_save_evaluate(self._tr_loss, None, self.model_wrapped, None, *where)
+
+    def _leave(self) -> None:
+        """Ends a run that a signal or the time limit stopped, with exit code 75."""
+        self.callback_handler.on_train_end(self.args, self.state, self.control)
+        finish_process_group()
+        print_once(self.preemption.reason)
+        raise SystemExit(PREEMPTED_EXIT_CODE)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        """Overrides Trainer, which with `--save_strategy best` saves where this is true, and so not where a run is told
-        to stop after an evaluation that is no better. With `--load_best_model_at_end` only evaluations of steps that
-        are saved count: after a better one between them Trainer would end with an older checkpoint or the last weights.
+        """Overrides Trainer: with `--load_best_model_at_end` only evaluations of steps that are saved count. After a
+        better one between them Trainer would end with an older checkpoint or the last weights.
         A metric that needs rows of a kind that is not there, as of one corpus or denoiser, is the user's error."""
         with exit_on_user_error():
             key = best_metric_key(self.args)
@@ -240,11 +270,16 @@ class T5Trainer(FiniteTrainer):
         saves_the_best = self.args.save_strategy == SaveStrategy.BEST
         if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
             return False
-        return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
+        return super()._determine_best_metric(metrics, trial)
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset: Dataset | dict | str | None = None, *args, **kwargs) -> dict[str, float]:
-        """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`."""
+        """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`. The
+        random numbers of the training go on as if there had been no evaluation."""
+        with kept_random_numbers(self.args.device), self._undone_if_stopped():
+            return self._evaluate_task(eval_dataset, *args, **kwargs)
+
+    def _evaluate_task(self, eval_dataset: Dataset | dict | str | None, *args, **kwargs) -> dict[str, float]:
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
@@ -256,6 +291,21 @@ class T5Trainer(FiniteTrainer):
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, summary)
             metrics |= summary
         return metrics
+
+    @contextlib.contextmanager
+    def _undone_if_stopped(self) -> Iterator[None]:
+        """Where an evaluation is stopped, takes back what those of its data sets that were finished have left in the
+        state of the run and of its callbacks, such as the patience: the resumed run evaluates all of them again."""
+        before, callbacks = copy.copy(self.state), self.callback_handler.callbacks
+        before.log_history = [*before.log_history]
+        exported = [(c, c.state()["attributes"]) for c in callbacks if isinstance(c, ExportableState)]
+        try:
+            yield
+        except EvaluationStopped:
+            self.state = before
+            for callback, attributes in exported:
+                vars(callback).update(attributes)
+            raise
 
     def _search(self) -> dict:
         """The arguments of `generate`. They are not in the model's generation_config, which every checkpoint saves."""

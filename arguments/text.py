@@ -1,13 +1,13 @@
 """Which text, and how it is corrupted: flags and their checks."""
 
-import os
 from dataclasses import dataclass
 
 from common.command_line import check_folder, option, refuse
-from common.processes import print_once
+from common.errors import UserError
+from common.processes import cores_here, print_once
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
-from corpora.own_ids import ID_TYPES, corpus_files, id_format
+from corpora.own_ids import corpus_files
 
 PACKINGS = ("chunks", "documents")  # objectives/registry.py
 LONGEST = 10**6  # tokens of a row
@@ -32,7 +32,6 @@ class PreTrainingDataArguments:
     validation_file: list[str] | None = option(None, "Validation text, like --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
-    input_ids_dtype: str | None = option(None, "Number type of ids in .bin files.", choices=ID_TYPES)
     streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
     shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks.", at_least=1)
     validation_split_percentage: float = option(5.0, "Held out without validation text.", above=0, below=100)
@@ -53,7 +52,7 @@ class PreTrainingDataArguments:
     packing: str = option("chunks", "Rows of running text, or of separate documents.", choices=PACKINGS)
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
-        os.cpu_count() or 1, "Threads that tokenise; processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
+        cores_here(), "Threads that tokenise; processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
     )
     data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached tokens, keyed by the text's contents.")
     overwrite_cache: bool = option(False, "Tokenise again even if the cache holds this text.")
@@ -63,11 +62,12 @@ class PreTrainingDataArguments:
             self.eos_between_documents = self.packing == "documents"
 
 
-def check_pre_training_data(args: PreTrainingDataArguments) -> None:
-    """ValueError for contradictions among the flags of text and corruption, and for missing files."""
+def check_pre_training_data(args: PreTrainingDataArguments, evaluates: bool = False) -> None:
+    """ValueError for contradictions among the flags of text and corruption, and for missing files. evaluates: no text
+    is trained on."""
     if args.dataset_name and args.train_file:
         raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
-    if args.validation_file and not args.train_file:
+    if args.validation_file and not args.train_file and not evaluates:
         raise ValueError("--validation_file needs --train_file")
     if args.dataset_config_name and args.dataset_name in (None, BUILTIN_CORPUS):
         raise ValueError("--dataset_config_name needs the Hub name of a data set in --dataset_name")
@@ -101,12 +101,12 @@ def check_pre_training_data(args: PreTrainingDataArguments) -> None:
     if args.validation_split_count is not None:
         refuse(args, "validation_split_percentage", "excludes --validation_split_count: give one of them")
     check_folder("--data_cache_dir", args.data_cache_dir)
-    ids = id_format(args)
-    if ids and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError(
-            "--input_ids_column and --input_ids_dtype go with --train_file, or a data set of ids in --dataset_name"
+    if args.input_ids_column and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
+        raise UserError(
+            f"--input_ids_column {args.input_ids_column}: name the files of ids with --train_file, or a data set of "
+            "ids with --dataset_name"
         )
-    trained = corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], ids)
-    held_out = corpus_files("--validation_file", args.validation_file or [], ids)
+    trained = corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], args)
+    held_out = corpus_files("--validation_file", args.validation_file or [], args)
     for file in sorted({file.resolve() for file in trained} & {file.resolve() for file in held_out}):
         print_once(f"warning: --train_file names {file} too, so this validation text is trained on")

@@ -1,6 +1,6 @@
 """Flags of training: those of transformers and ours, and their checks."""
 
-import json
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import GradientAccumulationPlugin
 from transformers import Seq2SeqTrainingArguments
-from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from arguments.sharding import (
+    check_deepspeed,
     check_fsdp,
     choose_optimizer,
-    take_deepspeed_file,
+    completed_deepspeed,
+    flags_of_deepspeed,
     take_from_accelerate,
     wants_fsdp,
     zero_stage,
@@ -26,7 +25,6 @@ from arguments.sharding import (
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import (
-    check_folder,
     check_limits,
     check_repository_name,
     check_value,
@@ -34,30 +32,29 @@ from common.command_line import (
     option,
     refuse,
 )
+from common.errors import UserError
 from common.processes import (
     announce_deepspeed_build,
+    cores_of_a_process,
     end_with_parent,
+    first_of_node_first,
     has_accelerator,
     lacks_compiler,
     print_once,
-    processes_here,
 )
 from common.reports import is_secret
 from constants import (
     DEFAULT_OPTIMIZER,
     HARDWARE_PEAKS,
-    LORA,
     OPTIMIZERS,
     TRAINING_DEFAULTS,
 )
-from corpora.files import check_file
 from modeling.kernels.attention import triton_lacks
 
 LARGEST_SEED = 2**32 - 1  # of numpy
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
-_CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")  # torch's names
 _COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *CUDA_GRAPHS)
 # Parts of Trainer that T5Trainer lacks: it would fail at its first batch or evaluation, ignore them or give errors.
 _NOT_IN_T5TRAINER = (
@@ -84,7 +81,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
-        "loss_chunk_size fused_projections fused_cross_projections bf16_residual kernel_timings generation_cache",
+        "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience",
@@ -100,15 +97,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     # Shorter help for transformers' flags, and limits that transformers does not check.
     _inherited = {
         **dict.fromkeys("adam_beta1 adam_beta2 label_smoothing_factor".split(), dict(at_least=0, below=1)),
-        **dict.fromkeys(("eval_delay", "logging_steps"), dict(at_least=0)),
+        "logging_steps": dict(at_least=0),
         **dict.fromkeys(("eval_strategy", "logging_strategy"), dict(choices=tuple(IntervalStrategy))),
         **dict.fromkeys(
-            "ddp_bucket_cap_mb ddp_timeout eval_accumulation_steps per_device_eval_batch_size "
-            "per_device_train_batch_size save_total_limit torch_empty_cache_steps".split(),
+            "per_device_eval_batch_size per_device_train_batch_size save_total_limit".split(),
             dict(at_least=1),
         ),
         "data_seed": dict(at_least=0, at_most=LARGEST_SEED),
-        "dataloader_prefetch_factor": dict(at_least=1, at_most=1024),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
         "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
         "generation_max_length": dict(at_least=1, at_most=LONGEST),
@@ -118,11 +113,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "gradient_accumulation_steps": dict(help="Forward passes per optimizer step.", at_least=1),
         "hub_model_id": dict(help="Repository, such as me/my-t5. Not set: the name of --output_dir."),
         "load_best_model_at_end": dict(help="End with the checkpoint that has the best main metric."),
-        "local_rank": dict(at_least=-1),
         "max_grad_norm": dict(help="Gradients are clipped to this norm; 0: never.", at_least=0),
         "max_steps": dict(help="Optimizer steps; -1: as many as --num_train_epochs takes.", at_least=-1),
         "metric_for_best_model": dict(help="Main metric, such as eval_loss. Not set: the loss, or the task's first."),
-        "neftune_noise_alpha": dict(at_least=0, at_most=1000),
         "num_train_epochs": dict(help="Passes over the rows, unless --max_steps is given.", above=0, at_most=10**6),
         "predict_with_generate": dict(help="Evaluate generated texts instead of scoring labels."),
         "push_to_hub": dict(help="Upload the model to the Hugging Face Hub; without it nothing leaves the machine."),
@@ -135,6 +128,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length")),
         "weight_decay": dict(help="Weight decay, except of biases and layer norms.", at_least=0, at_most=1000),
     }
+
+    fill_in = staticmethod(flags_of_deepspeed)
 
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start a new run in an --output_dir with files of an earlier run.")
@@ -163,8 +158,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
-    fused_projections: bool = option(False, "Compute Q, K, V in one product, and wi_0, wi_1 in one.")
-    fused_cross_projections: bool = option(False, "Compute all cross-attention K, V in one product.")
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
     # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
@@ -174,7 +167,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         None, "Its options in JSON, such as '{\"use_reentrant\": true}'."
     )
     _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "activation_checkpointing_kwargs"]
-    kernel_timings: str | None = option(None, "Folder where t5_fused keeps its kernels' times, to use the fastest.")
     generation_cache: str = option("dynamic", "Cache of generate; static: compiled.", choices=("dynamic", "static"))
     precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
     speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
@@ -190,7 +182,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
         check_limits(self)  # before transformers, whose messages differ
         refuse(self, _NOT_IN_T5TRAINER, "T5Trainer does not use it: leave it out")
-        self.report_to = _trackers(self.report_to)
+        if self.report_to is None:
+            self.report_to = _default_trackers()
         if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, SaveStrategy.BEST):
             evaluates, saves = (getattr(value, "value", value) for value in (self.eval_strategy, self.save_strategy))
             raise ValueError(
@@ -199,9 +192,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             )
         if self.disable_tqdm is None and not sys.stderr.isatty():
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
-        for name in self._VALID_DICT_FIELDS:
-            if isinstance(value := getattr(self, name), str):
-                _check_mapping(name, value)
         if not has_accelerator():
             self.use_cpu = True  # otherwise there is no backend, and every launched process would run alone
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it looks for one
@@ -222,7 +212,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         self.__dict__.update(_LEFT_OPEN)
         if self.deepspeed and self.use_cpu:
             announce_deepspeed_build()
-        super().__post_init__()
+        path = self.deepspeed
+        self.deepspeed = completed_deepspeed(path) if path else None
+        try:
+            super().__post_init__()
+        except (ValueError, TypeError, OSError) as error:  # transformers checks its own flags, such as a JSON file
+            raise UserError(" ".join(str(error).split())) from None
+        self.deepspeed = path
         self.mixed_precision = "bf16" if self.bf16 else "no"  # a flag overrides what `accelerate launch` says
         for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # transformers 5.23 has done the same
             new = old.replace("gradient", "activation")
@@ -238,46 +234,15 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
-            take_deepspeed_file(self)
+            check_deepspeed(self)
+
+    def main_process_first(self, local: bool = True, desc: str = "work"):  # noqa: ARG002
+        """Overrides TrainingArguments: its barrier ends all ranks where tokenising takes half an hour."""
+        return first_of_node_first()
 
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields but secrets."""
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
-
-
-def _check_mapping(name: str, value: str) -> None:
-    """ValueError unless the value is a mapping in JSON, or for some flags a file of one, with keys that are known."""
-    text = value
-    if not value.startswith("{"):
-        if name.endswith("kwargs"):
-            raise ValueError(f"--{name} {value}: must be a mapping in JSON, such as '{{\"name\": 1}}'")
-        check_file(f"--{name}", Path(value))
-        text = Path(value).read_text(encoding="utf-8")
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--{name} {value}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f'--{name} {value}: holds no mapping, such as {{"name": 1}}')
-    try:
-        if name == "accelerator_config":
-            config = AcceleratorConfig(**content)
-            if config.split_batches or not config.even_batches:
-                raise ValueError(
-                    "split_batches and even_batches must stay as they are: every process has batches of "
-                    "its own, and as many as the others"
-                )
-            GradientAccumulationPlugin(**{"num_steps": 1} | (config.gradient_accumulation_kwargs or {}))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--{name} {value}: {error}") from None
-    for key in content if name.endswith("checkpointing_kwargs") else ():
-        check_value(name, key, dict(choices=_CHECKPOINTING))
-
-
-def cores_of_a_process() -> int:
-    """CPU cores for each process of this machine, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // processes_here())
 
 
 def has_bf16() -> bool:
@@ -285,28 +250,16 @@ def has_bf16() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def _trackers(names: list[str] | str | None) -> list[str]:
-    """The names of `--report_to`; for None W&B if it is installed. ValueError for an unknown or missing package."""
-    if names is None:
-        if os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes", "on"):  # transformers' till version 4
-            print_once("tracking: WANDB_DISABLED is set, so not with W&B; metrics.jsonl and loss.png show the run")
-            return []
-        if "wandb" in get_available_reporting_integrations():
-            return ["wandb"]
-        print_once("tracking: the package wandb is not installed; metrics.jsonl and loss.png show the run")
-        return []
-    names = [names] if isinstance(names, str) else list(names or ["none"])
-    known = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"--report_to {name}: no such tracker{did_you_mean(name, known)}; available: {', '.join(known)}"
-            )
-        if name not in ("none", "all", *get_available_reporting_integrations()):
-            raise ValueError(f"--report_to {name}: the package {name} is not installed")
-        if name in ("none", "all") and len(names) > 1:
-            raise ValueError(f"--report_to {' '.join(names)}: {name} excludes other trackers")
-    return names
+def _default_trackers() -> list[str]:
+    """W&B if it is installed and not switched off; otherwise a line says that no tracker follows the run."""
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes", "on"):  # transformers' till version 4
+        missing = "WANDB_DISABLED is set, so not with W&B"
+    elif find_spec("wandb") is None:
+        missing = "the package wandb is not installed"
+    else:
+        return ["wandb"]
+    print_once(f"tracking: {missing}; metrics.jsonl and loss.png show the run")
+    return []
 
 
 @dataclass
@@ -364,12 +317,6 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         )
     if job not in TRAINING_DEFAULTS:
         raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
-    if job.endswith(LORA):
-        refuse(
-            args,
-            "fused_projections fused_cross_projections",
-            "joins matrices in one product, past those of --lora_rank: leave one of them out",
-        )
     choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
@@ -437,6 +384,14 @@ def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
         )
 
 
+def warmup_of(arguments: dict, total_steps: int) -> int:
+    """Steps of the warm-up: `--warmup_steps`, or a share of all steps; 0 for a schedule without one."""
+    share = arguments["warmup_steps"]
+    if arguments["lr_scheduler_type"] in ("constant", *BY_METRIC):
+        return 0
+    return int(share) if share >= 1 else math.ceil(share * total_steps)
+
+
 def global_batch_size(args: T5TrainingArguments) -> int:
     """Sequences of one optimizer step: per process x accumulation x processes."""
     return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -444,36 +399,31 @@ def global_batch_size(args: T5TrainingArguments) -> int:
 
 def _check_step(args: T5TrainingArguments) -> None:
     """ValueError for contradictions among the options of the training step."""
-    if args.kernel_timings is not None:
-        check_folder("--kernel_timings", args.kernel_timings)
     if args.bf16_residual and not args.bf16:
         raise ValueError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
-    if (args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
-        refuse(
-            args,
-            "fused_cross_projections",
-            "not with use_reentrant, whose backward pass of each layer would go "
-            "through the keys and values that are made once: leave one of them out",
-        )
     if zero_stage(args) == 3 or wants_fsdp(args):
         sharding = "ZeRO-3" if zero_stage(args) == 3 else "--fsdp"
         refuse(
             args,
-            "fused_projections fused_cross_projections torch_compile loss_chunk_size",
+            "torch_compile loss_chunk_size",
             f"not with {sharding}, which gathers a module's weights only when it runs; ZeRO-2 works",
         )
-    if args.deepspeed or wants_fsdp(args):
-        refuse(args, "auto_find_batch_size", "tries sizes on a whole model: not with --deepspeed or --fsdp")
+    refuse(
+        args,
+        "auto_find_batch_size",
+        "leave it out: the memory plan chooses the micro-batch unless --per_device_train_batch_size is given, and "
+        "--gradient_accumulation_steps keeps the global batch",
+    )
     if buckets := getattr(args, "length_buckets", 0):
         refuse(
             args,
-            "train_sampling_strategy auto_find_batch_size",
+            "train_sampling_strategy",
             f"--length_buckets {buckets} orders the rows itself, in batches of a fixed number of rows: leave it out",
         )
     if getattr(args, "packing", False):
         refuse(
             args,
-            "length_buckets torch_compile auto_find_batch_size",
+            "length_buckets torch_compile",
             "not with --packing true, which gives every batch a shape of its own: leave one of them out",
         )
     if args.torch_compile:
@@ -492,12 +442,6 @@ def _check_step(args: T5TrainingArguments) -> None:
             f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
             "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
             f"{args.gradient_accumulation_steps}, or leave the mode out"
-        )
-    if args.torch_compile_mode in CUDA_GRAPHS:
-        refuse(
-            args,
-            "auto_find_batch_size",
-            f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients, which this flag may ask for",
         )
     if args.precompile:
         if not args.torch_compile:
@@ -524,7 +468,7 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
     )
     refuse(
         training_args,
-        "length_buckets packing auto_find_batch_size",
+        "length_buckets packing",
         "does not go with --streaming, whose batches are cut on the fly, all of one size",
     )
     training_args.ignore_data_skip = True  # skipping batches before a resumed step: the stream itself begins there

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import torch
 from transformers import T5Config
 
-from benchmarks import material, measure
+from benchmarks import measure
 from benchmarks.measure import NotAvailableError
 from benchmarks.scripts import ROOT, run_script
 from common.reports import read_json
@@ -56,15 +56,13 @@ class Rung:
 
 
 # What trainer_t5.set_up_step changes in a model, by the names of its flags.
-STEP_OPTIONS = dict(fused_projections=False, fused_cross_projections=False, bf16_residual=False)
-STEP_OPTIONS |= dict(z_loss=0.0, loss_chunk_size=0)
+STEP_OPTIONS = dict(bf16_residual=False, z_loss=0.0, loss_chunk_size=0)
 # Settings of the lowest rung. compile_mode: of torch.compile; batch_factor: times --batch; ours: the loss of T5Trainer
-# within the forward pass, instead of transformers' own; one_graph: the whole step is one CUDA graph.
+# within the forward pass, instead of transformers' own.
 PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)
-PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False, one_graph=False)
-_FUSED = dict(fused_projections=True, fused_cross_projections=True)
+PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False)
 _GRAPHS, _TUNED, _TWICE = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune"), dict(batch_factor=2)
-_OURS, _ONE_GRAPH = dict(attention="t5_fused", ours=True), dict(one_graph=True, optimizer="adamw_torch_fused")
+_OURS = dict(attention="t5_fused", ours=True)
 TOP = "batch_2x"  # the highest rung; what is on it is timed only if it is named
 # fmt: off
 LADDER = (
@@ -74,20 +72,17 @@ LADDER = (
     Rung("eager", "compile", "eager attention", dict(attention="eager"), (675, 825)),
     Rung("fused_attention", "eager", "t5_fused attention (CPU: as --speed)", _OURS, (690, 900)),
     Rung("bf16_residual", "fused_attention", "bfloat16 residual stream", dict(bf16_residual=True)),
-    Rung("fused_projections", "bf16_residual", "joined Q/K/V, gates, cross-attention K/V", _FUSED, (855, 970)),
-    Rung("rms_scaled", "fused_projections", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),
-    Rung(TOP, "rms_scaled", "twice the batch", _TWICE, (900, 1025)),
+    Rung("rms_scaled", "bf16_residual", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),
+    Rung(TOP, "rms_scaled", "twice the batch", _TWICE),
     Rung("peer_batch_2x", "eager", "the peer above with twice the batch", _TWICE),
     Rung("peer_sdpa_batch_2x", "compile", "sdpa, twice the batch", _TWICE),
     Rung("peer_cuda_graphs", "eager", "the peer with torch.compile's mode reduce-overhead", _GRAPHS),
     Rung("peer_autotune", "eager", "the peer with torch.compile's mode max-autotune", _TUNED),
     Rung("muon", TOP, "Muon for the matrices", dict(optimizer="muon")),
-    Rung("flex_attention", TOP, "t5_flex attention", dict(attention="t5_flex")),
     Rung("z_loss", TOP, "z-loss 1e-4", dict(z_loss=1e-4)),
     Rung("loss_chunks", TOP, "head and loss 1,024 target tokens at a time", dict(loss_chunk_size=1024)),
     Rung("cuda_graphs", TOP, "torch.compile's mode reduce-overhead", _GRAPHS),
     Rung("autotune", TOP, "torch.compile's mode max-autotune", _TUNED),
-    Rung("one_graph", TOP, "forward, backward, clipping and torch's AdamW in one CUDA graph", _ONE_GRAPH),
 )
 # fmt: on
 RUNGS = {rung.name: rung for rung in LADDER}
@@ -123,11 +118,9 @@ class TrainingStep:
     """One model in training under the settings of a rung; `run(n)` makes n optimizer steps."""
 
     def __init__(self, settings: dict, config: T5Config, batches: list[dict], device: torch.device, bf16: bool):
-        if settings["one_graph"] and device.type != "cuda":
-            raise NotAvailableError("a CPU has no CUDA graphs")
         self.settings, self.batches, self.bf16, self.device = settings, batches, bf16, device
-        self.done, self.graph, self.inputs = 0, None, {}
-        plain = material.new_model(config, settings["ours"], settings["attention"], settings["dropout"])
+        self.done, self.inputs = 0, {}
+        plain = measure.new_model(config, settings["ours"], settings["attention"], settings["dropout"])
         self.plain = self.model = plain.to(device).train()
         self.parameters = list(self.plain.parameters())
         if settings["ours"]:  # as T5Trainer does it
@@ -141,8 +134,7 @@ class TrainingStep:
         # At a learning rate so small that any number of steps stays finite.
         flags = dict(optim=settings["optimizer"], deepspeed=None, learning_rate=1e-5)
         flags |= dict(adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
-        fused = settings["optimizer"].endswith("fused")
-        torchs_own = torch.optim.AdamW, dict(lr=1e-5, fused=fused, capturable=settings["one_graph"])
+        torchs_own = torch.optim.AdamW, dict(lr=1e-5, fused=settings["optimizer"].endswith("fused"))
         kind, options = optimizer_class_and_kwargs(SimpleNamespace(**flags), self.plain) or torchs_own
         self.optimizer = kind(self.parameters, **options)
 
@@ -167,30 +159,13 @@ class TrainingStep:
 
     def step(self) -> torch.Tensor:
         """The loss of one optimizer step, as Trainer makes it: loss, backward, clipping to 1.0, update."""
-        if self.graph:
-            graph, static, loss = self.graph
-            for name, values in self.batch().items():
-                static[name].copy_(values)
-            graph.replay()
-        else:
-            loss = self.loss()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
         return loss.detach()
-
-    def capture(self) -> None:
-        """Makes a CUDA graph of the step, which all later steps replay. Earlier steps must have compiled everything and
-        created the optimizer's state. The recorded step itself is not carried out."""
-        static, batches = {name: values.clone() for name, values in self.batch().items()}, self.batches
-        torch.cuda.synchronize()
-        graph, self.batches = torch.cuda.CUDAGraph(), [static]
-        with torch.cuda.graph(graph):  # gradients are made anew in its memory
-            loss = self.step()
-        self.done, self.batches = self.done - 1, batches
-        self.graph = graph, static, loss
 
     def run(self, steps: int) -> float:
         """The last loss of `steps` steps; ArithmeticError if it is non-finite."""
@@ -205,7 +180,7 @@ class TrainingStep:
 # ---------------------------------------------------------------- right or wrong
 def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
     """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
-    model = material.new_model(config, ours=False, attention="eager").to(device).train()
+    model = measure.new_model(config, ours=False, attention="eager").to(device).train()
     rows, before = len(batch["labels"]), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -237,8 +212,8 @@ def measure_steps(args: Namespace) -> dict:
     where their states together would fill the GPU's memory, one after the other instead. args.keep is called with the
     result so far after every run.
     """
-    config, rungs = material.benchmark_config(args.model), chosen_rungs(args.rows)
-    collator = T5DataCollator(material.bare_tokenizer(config.vocab_size), args.source_length)
+    config, rungs = measure.benchmark_config(args.model), chosen_rungs(args.rows)
+    collator = T5DataCollator(measure.bare_tokenizer(config.vocab_size), args.source_length)
     ceiling = measure.Ceiling(config, collator, args)
     predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
     rows, steps = {}, {}
@@ -249,7 +224,7 @@ def measure_steps(args: Namespace) -> dict:
     reference = functools.cache(lambda batch: reference_gradients(config, batches_of(batch)[0], args.device))
 
     def batches_of(batch: int) -> list[dict]:
-        return material.random_batches(config, batch, args.source_length, 4, args.device)
+        return measure.random_batches(config, batch, args.source_length, 4, args.device)
 
     def first_steps(rung: Rung, batch: int) -> TrainingStep:
         """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients."""
@@ -264,8 +239,6 @@ def measure_steps(args: Namespace) -> dict:
         step = TrainingStep(settings, config, batches_of(batch), args.device, args.bf16)
         check_gradients(row, step.gradients(), expected, args.bf16)
         step.run(4)
-        if settings["one_graph"]:
-            step.capture()
         row["first_steps_seconds"] = time.perf_counter() - start
         return step
 
@@ -287,14 +260,14 @@ def measure_steps(args: Namespace) -> dict:
         for row in rows.values():
             if "seconds" in row:
                 ceiling.add_rates(row, row["batch"])
-        return material.setting_of(args) | ceiling.record() | dict(compiled=args.compile) | measure.compared(rows)
+        return measure.setting_of(args) | ceiling.record() | dict(compiled=args.compile) | measure.compared(rows)
 
     def keep() -> None:
         args.keep(result())
 
     runs = {rung.name: partial(run, rung) for rung in rungs}
     # float32 weights and two moments; gradients are freed after each step.
-    states = 12 * sum(map(math.prod, material.parameter_shapes(config))) * len(rungs)
+    states = 12 * sum(map(math.prod, measure.parameter_shapes(config))) * len(rungs)
     in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
     for together in [runs] if in_turn else [{name: run} for name, run in runs.items()]:
         measure.interleaved(rows, together, args.rounds, args.deadline, keep=keep)

@@ -29,11 +29,11 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from common.processes import is_first_process, print_once, tells_errors
+from common.errors import UserError
+from common.processes import is_first_of_its_node, is_first_process, print_once
 from common.reports import RED, introduction, is_secret, painted
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
-MOST_BYTES, MOST_VALUES = 2**18, 100_000  # of a YAML file
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # of the same: one of them overrides the other in a recipe
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
@@ -179,8 +179,8 @@ def parse_arguments(
 
     default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew` is given.
     fill_in: (values of all flags, names of those given) -> {flag: value} for flags that were not given. about: the
-    script's docstring, whose beginning `--help` shows. ValueError of one line: the flag or key, the value, and what
-    would be right.
+    script's docstring, whose beginning `--help` shows. A class may have a `fill_in` too. UserError of one line: the
+    flag or key, the value, and what would be right.
     """
     transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
     if not sys.stderr.isatty():  # a bar in a file is thousands of lines
@@ -190,7 +190,7 @@ def parse_arguments(
             sys.modules["datasets"].disable_progress_bars()
     if argv is None:
         argv = sys.argv[1:]
-        sys.argv[1:] = _without_secrets(argv)  # W&B records it
+        sys.argv[1:] = without_secrets(argv)  # W&B records it
     argv = list(map(str, argv))  # a notebook may give numbers and paths
     show_all = not {"--help_all", "--help-all"}.isdisjoint(argv)
     parser = T5ArgumentParser(dataclass_types, show_all, about)
@@ -207,9 +207,10 @@ def parse_arguments(
     values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
     _check_together(values, given, "on the command line")
     _check_together(values, set(words), f"in the recipe {recipe}")
-    if fill_in is not None:
-        more = fill_in(values, given | words.keys())
-        words = {name: _as_flag(name, value) for name, value in more.items()} | words
+    filled = {}
+    for fill in filter(None, (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types))):
+        filled |= fill(values, given | words.keys())
+    parser.set_defaults(**filled)  # as they are: a list or a text that begins with - must not be read as flags again
     *groups, _, left_over = parser.parse_args_into_dataclasses(  # the one between is --help_all
         [*sum(words.values(), []), *argv], look_for_args_file=False, return_remaining_strings=True
     )
@@ -218,7 +219,7 @@ def parse_arguments(
     for flags in groups:
         check_limits(flags)
         if hasattr(flags, "given"):
-            flags.given |= given | words.keys()
+            flags.given |= given | words.keys() | filled.keys() | more.keys()
     return groups
 
 
@@ -240,7 +241,7 @@ def _check_together(values: dict, given: set[str], where: str) -> None:
             raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
 
 
-def _without_secrets(words: list[str]) -> list[str]:
+def without_secrets(words: list[str]) -> list[str]:
     """["--hub_token", "hf_x", "--a-token=y"] -> ["--hub_token", "***", "--a-token=***"]."""
     shown, hide = [], False
     for word in words:
@@ -281,11 +282,9 @@ def _recipe_as_flags(parser: T5ArgumentParser, path: str) -> dict[str, list[str]
     try:
         recipe = read_yaml(path)
     except OSError as error:
-        raise ValueError(
-            f"recipe {path}: {error.strerror} (the first argument must be a YAML file or a flag)"
-        ) from None
+        raise UserError(f"recipe {path}: {error.strerror} (the first argument must be a YAML file or a flag)") from None
     except ValueError as error:
-        raise ValueError(f"recipe {path}: not valid YAML: {error}") from None
+        raise UserError(f"recipe {path}: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
     flags, seen = {}, set()
@@ -315,42 +314,45 @@ def _as_flag(name: str, value) -> list[str]:
     return [f"--{name}={value}"]
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key set twice, where PyYAML silently keeps the last one, and merge keys, which can fill any memory."""
+_NUMBERS = {  # of YAML 1.2 and JSON. PyYAML reads YAML 1.1: 1e-5 is a text there, 010 is eight and 1:30 is ninety
+    "tag:yaml.org,2002:int": r"[-+]?[0-9][0-9_]*$",
+    "tag:yaml.org,2002:float": r"([-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$",
+}
+_READ_ANEW = ("tag:yaml.org,2002:timestamp", *_NUMBERS)  # a date is a text
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads the numbers of YAML 1.2, and refuses a key set twice, where PyYAML silently keeps the last one."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in kinds if tag not in _READ_ANEW]
+        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                raise yaml.YAMLError("merge keys (<<) are not supported")
-            key = self.construct_object(key_node, deep=deep)
-            if isinstance(key, str | int | float | bool | None):  # PyYAML itself refuses others
-                if key in seen:
-                    raise yaml.YAMLError(f"key {key} is set twice")
-                seen.add(key)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise yaml.YAMLError(f"key {twice} is set twice")
         return super().construct_mapping(node, deep=deep)
 
 
+for _tag, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern, re.IGNORECASE), list("-+.0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
+
+
 def read_yaml(path: str) -> Any:
-    """The content of a YAML file. OSError if it cannot be read; ValueError, in one line, if it is broken, sets a key
-    twice, or has more than MOST_VALUES values; a value that an alias repeats counts each time."""
-    with Path(path).open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES:,} bytes")
+    """The content of a YAML file. OSError if it cannot be read, UserError as of parse_yaml."""
+    return parse_yaml(Path(path).read_bytes())
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """The content of a YAML text. UserError, in one line, if it is broken or sets a key twice."""
     try:
-        content = yaml.load(data.decode(), Loader=_UniqueKeyLoader)
-    except RecursionError:
-        raise ValueError("lists or mappings within one another, hundreds deep") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a month 13, a number of thousands of digits
-        raise ValueError(" ".join(str(error).split())) from None
-    waiting, count = [content], 0
-    while waiting and count <= MOST_VALUES:
-        value, count = waiting.pop(), count + 1
-        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if waiting:
-        raise ValueError(f"more than {MOST_VALUES:,} values, or one that holds itself")
-    return content
+        return yaml.load(text if isinstance(text, str) else text.decode(), Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a number of thousands of digits
+        raise UserError(f"not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def home_path(path: str | Path) -> Path:
@@ -366,8 +368,8 @@ def check_folder(flag: str, path: str) -> None:
     if not path:
         raise ValueError(f"{flag}: must name a folder")
     wanted = there = home_path(path).absolute()
-    if "\0" in path or os.fsencode(path).decode(errors="replace") != path:
-        raise ValueError(f"{flag} {path!r}: must be UTF-8 text without NUL, as the libraries want it that write there")
+    if os.fsencode(path).decode(errors="replace") != path:
+        raise ValueError(f"{flag} {path!r}: must be UTF-8 text, as the libraries want it that write there")
     if path.startswith("~") and there == Path(path).absolute():
         raise ValueError(f"{flag} {path}: no such user")
     while not there.exists() and not there.is_symlink():
@@ -422,7 +424,7 @@ def exit_on_user_error() -> Iterator[None]:
     except (ValueError, OSError) as error:
         if os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
-        if tells_errors():
+        if is_first_of_its_node():
             text = " ".join(str(error).split()) or type(error).__name__
             text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
             rank = "" if is_first_process() else f", rank {os.environ['RANK']} on {socket.gethostname()}"

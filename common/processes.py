@@ -1,20 +1,23 @@
 """The process: its rank, its hardware, its network, and how it ends."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import io
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
 import sysconfig
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
@@ -30,16 +33,58 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+# What launchers call the number of processes on a machine: torchrun and accelerate, deepspeed, MPI's.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
 def processes_here() -> int:
-    """The processes of this run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """The processes of this run on this machine. Ranks that are started by hand, without any launcher's variable, are
+    on one machine if they meet at its own address."""
+    for name in _LOCAL_SIZES:
+        if name in os.environ:
+            return int(os.environ[name])
+    alone = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    return int(os.environ.get("WORLD_SIZE", "1")) if alone else 1
+
+
+def cores_here() -> int:
+    """CPU cores that this process may use: SLURM and containers often give it some of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_of_a_process() -> int:
+    """CPU cores for each process of this machine, at least 1."""
+    return max(1, cores_here() // processes_here())
 
 
 def free_memory() -> int:
-    """Bytes of the machine's memory that are still available."""
+    """Bytes of memory that are still available: of the machine's, or of what a container or SLURM's --mem allows."""
     import psutil  # which a GPU machine may lack
 
-    return psutil.virtual_memory().available
+    return min(psutil.virtual_memory().available, *_free_of_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
+
+
+def _free_of_limits(groups: Path, root: Path) -> list[int]:
+    """Bytes left of each memory limit of this process's control groups, of version 1 or 2, and of those above them.
+    The cache of files in memory does not count as used: it makes room."""
+    free = [sys.maxsize]
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, path = line.split(":", maxsplit=2)
+        if controllers == "":  # version 2: all controllers in one tree
+            top, files, cache = root, ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, cache = root / "memory", "total_inactive_file"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top) and (folder / files[0]).is_file():
+                limit, used = ((folder / name).read_text().strip() for name in files)
+                if limit != "max":
+                    cached = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                    free.append(max(0, int(limit) - int(used) + int(cached[1] if cached else 0)))
+    return free
 
 
 def lacks_compiler(variable: str, *names: str) -> str | None:
@@ -72,22 +117,9 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-# Set by torchrun, `accelerate launch` and `deepspeed`, which end all processes as soon as one has ended.
-ENDING_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"}
-PATIENCE = 10.0  # seconds
-
-
-def tells_errors() -> bool:
-    """Whether this process prints its error. The first one of each node does: a file may be missing on one node alone.
-    Another one waits, since its launcher would end the first before that has told the same; if it is still there then,
-    the error is its own."""
-    if is_first_process() or os.environ.get("LOCAL_RANK") == "0":
-        return True
-    if ENDING_LAUNCHERS.isdisjoint(os.environ):
-        return False
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the launcher ends it
-    time.sleep(PATIENCE)
-    return True
+def is_first_of_its_node() -> bool:
+    """Whether this process tells a user's mistake: rank 0, and the first of each node, which alone may lack a file."""
+    return is_first_process() or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def print_once(text: str) -> None:
@@ -110,6 +142,33 @@ def finish_process_group() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def first_of_node_first() -> Iterator[None]:
+    """Runs the `with` block in the first process of each node, then in the others, however long the first one takes: a
+    barrier of the run's own process group ends all ranks after --ddp_timeout (half an hour)."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    import torch.distributed
+
+    is_first, group = os.environ.get("LOCAL_RANK", "0") == "0", _patient_group()
+    if not is_first:
+        torch.distributed.barrier(group)
+    try:
+        yield
+    finally:
+        if is_first:
+            torch.distributed.barrier(group)
+
+
+@functools.cache
+def _patient_group() -> Any:
+    """All ranks, which wait for each other for days; one that dies ends the wait."""
+    import torch.distributed
+
+    return torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30))
 
 
 def check_alike(found: dict[str, object], advice: str) -> None:
@@ -157,27 +216,6 @@ def answers(url: str) -> bool:
     return True
 
 
-class _Output(io.FileIO):
-    """Where a script prints. What cannot be written is lost: a log on a full disk, or a `tee` that Ctrl-C has ended
-    first, must not end a training."""
-
-    def write(self, data, /) -> int:
-        try:
-            return super().write(data) or len(data)  # None: a pipe that does not block is full
-        except OSError:
-            return len(data)
-
-
-def _keep_printing() -> None:
-    """Makes stdout and stderr an _Output each; one that was closed before the start is /dev/null."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        plain = getattr(sys, f"__{name}__")
-        if getattr(sys, name) is plain:  # otherwise a notebook's
-            file = _Output(number, "w", closefd=False) if plain else _Output(os.devnull, "w")
-            how = (plain.encoding, plain.errors) if plain else ("utf-8", "replace")
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(file), *how, line_buffering=True))
-
-
 def _follow_parent() -> None:
     """For a process that a script forks, such as one that tokenises: Ctrl-C, which reaches it too, is the script's to
     answer, and no signal that ends the script may leave it running."""
@@ -185,39 +223,16 @@ def _follow_parent() -> None:
     end_with_parent()
 
 
-# What gloo and NCCL say if a process at the other end is gone.
-_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-
-
-def _explained(error: BaseException, several: bool) -> str | None:
-    """In one line what an error means that comes from the machine or from another process of the run: that one has
-    told its own, so that a line of each node is enough, and "" for the others. None for any other error."""
-    if not isinstance(error, RuntimeError | MemoryError):
-        return None
-    said = next(filter(None, str(error).splitlines()), type(error).__name__)
-    if several and (words := next((words for words in _GONE if words in str(error)), None)):
-        host = f"{socket.gethostname()} ended, since another process of the run has"
-        return f"{host} ({words}): the lines of that one say why" if os.environ.get("LOCAL_RANK", "0") == "0" else ""
-    if isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said:
-        return (
-            f"{said.rstrip('.')}. Less memory is needed by smaller batches (--per_device_train_batch_size with "
-            "more --gradient_accumulation_steps, --per_device_eval_batch_size, predict_t5.py --batch_size), by "
-            "shorter texts and by --activation_checkpointing; --resume_from_checkpoint resumes"
-        )
-    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return f"torch.compile failed ({said}): --torch_compile false trains without it"
-    return None
-
-
 def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's main(). A process of several then ends at once, with main's exit code. An error that is known to
-    come from the machine, or from another process of the run, is one line instead of a traceback.
+    """Runs a script's main(). A process of several then ends at once, with main's exit code.
 
     Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done,
     so that the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
-    _keep_printing()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a log in ASCII shows an umlaut of a path as \xfc
     os.register_at_fork(after_in_child=_follow_parent)
     try:
         main()
@@ -226,15 +241,10 @@ def run_script(main: Callable[[], object]) -> None:
             raise
         code = stop.code or 0
     except BaseException as error:
-        is_ctrl_c = KeyboardInterrupt in (type(error), type(error.__context__))  # datasets turns it into a TimeoutError
-        explained = "\ninterrupted" if is_ctrl_c else _explained(error, several)
-        if explained is None or (os.environ.get("T5_FOUNDRY_TRACEBACK") and not is_ctrl_c):
+        if KeyboardInterrupt not in (type(error), type(error.__context__)):  # datasets turns it into a TimeoutError
             raise
-        if is_ctrl_c:
-            print_once(explained)
-        elif explained:
-            print(f"{Path(sys.argv[0]).name}: error: {explained}", file=sys.stderr, flush=True)
-        code = 130 if is_ctrl_c else 1  # 130: a shell's code for a program that Ctrl-C ended
+        print_once("\ninterrupted")
+        code = 130  # a shell's code for a program that Ctrl-C ended
         if not several:
             raise SystemExit(code) from None
     if several:

@@ -220,6 +220,12 @@ def lines_until(lines: list[dict], step: int) -> list[dict]:
     return [line for line in before_the_end if line.get("step", 0) <= step]
 
 
+def was_evaluated(step: int, history: list[dict]) -> bool:
+    """Whether the lines hold an evaluation of this step. A checkpoint that owes it has none: the resumed run makes it
+    again, though a run that was killed may have written it."""
+    return any(line["step"] == step and any(name.startswith("eval_") for name in line) for line in history)
+
+
 # ---------------------------------------------------------------- run.json and the printed blocks
 def _git(*arguments: str) -> str | None:
     """What git answers in the project folder; None without git or outside a checkout."""

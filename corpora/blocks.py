@@ -1,11 +1,10 @@
 """A corpus cut into blocks, which are found without reading it and read one by one from any row on.
 
-    plain text, .jsonl      a block is a stretch of bytes, and has the lines that begin in it; LF, CR LF and CR end one,
-                            and one of text beyond a megabyte comes in parts, a row each
+    plain text, .jsonl      a block is a stretch of bytes, and has the lines that begin in it; LF, CR LF and CR end one
     .parquet                a row group
-    .npy, .bin              a stretch of rows of ready-made ids, or of pieces of a flat array
+    .npy                    a stretch of rows of ready-made ids, or of pieces of a flat array
     .csv                    a file, since only reading from its start finds the rows; resuming within it seeks the row
-    .json, .tsv, anything compressed, WikiExtractor's <doc> format, .jsonl that is one array
+    .json, .tsv, anything compressed, WikiExtractor's <doc> format
                             a file; resuming within it reads again what comes before
     a Hub stream            a shard, or a row group if there are few shards
 
@@ -21,19 +20,18 @@ from typing import Any, NamedTuple
 
 from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
-from corpora.long_text import LONGEST_PART
-from corpora.own_ids import ARRAY_SUFFIXES, ArrayDocuments, IdFormat
+from corpora.own_ids import ArrayDocuments
 from corpora.reading import (
     WIKI_OPEN,
     byte_lines,
     csv_rows,
     decoded,
-    is_open_json,
+    json_object,
+    json_value,
     open_parquet,
-    parse_json,
     read_rows,
-    read_text_parts,
-    text_part,
+    read_text_documents,
+    text_line,
 )
 
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
@@ -108,11 +106,10 @@ class Corpus:
 
 # ---------------------------------------------------------------- files
 class FileCorpus(Corpus):
-    """Local files. Plain text gives rows {text_column: line}; each part of a long line is a row, a Stretch until the
-    last.
+    """Local files. Plain text gives rows {text_column: line}.
 
-    read_whole: path -> rows, used for blocks that are whole files in place of the usual reader. ids: how .npy and .bin
-    files hold ready-made ids; their rows are {text_column: IdDocument}.
+    read_whole: path -> rows, used for blocks that are whole files in place of the usual reader. ids: .npy files hold
+    ready-made ids; their rows are {text_column: IdDocument}.
     """
 
     def __init__(
@@ -121,14 +118,14 @@ class FileCorpus(Corpus):
         files: list[Path],
         text_column: str = "text",
         read_whole: Callable[[Path], Iterator[dict]] | None = None,
-        ids: IdFormat | None = None,
+        ids: bool = False,
     ):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # column that is read of parquet; None: all
         self.blocks, self.arrays = [], {}
         for file in files:
-            if ids is not None and file.suffix in ARRAY_SUFFIXES:
-                self.arrays[file] = ArrayDocuments(file, ids)
+            if ids and file.suffix == ".npy":
+                self.arrays[file] = ArrayDocuments(file)
                 self.blocks += _blocks_of_array(file, self.arrays[file])
                 continue
             check_file(flag, file)
@@ -143,12 +140,13 @@ class FileCorpus(Corpus):
     def _rows(self, number: int, start: int | None) -> Rows:
         block = self.blocks[number]
         if block.kind == "text":
-            for place, line, begins, ends in _lines(block, start, LONGEST_PART):
-                yield place, {self.text_column: text_part(line, block.path, place, begins, ends)}
+            for place, line in _lines(block, start):
+                yield place, {self.text_column: text_line(line, block.path, place)}
         elif block.kind == "jsonl":
-            for place, line, *_ in _lines(block, start):
+            for place, line in _lines(block, start):
                 if text := decoded(line, block.path, place).strip():
-                    yield place, _object(text, block.path, place)
+                    value = json_value(text, Path(f"{block.path} at byte {place:,}"))
+                    yield place, json_object(value, f"{block.path} at byte {place:,}")
         elif block.kind == "csv":
             yield from csv_rows(block.path, start or 0)
         elif block.kind == "ids":
@@ -173,7 +171,7 @@ class FileCorpus(Corpus):
         return min((place - start) / (end - start), 1.0) if place and end else 0.0
 
     def _rows_of(self, path: Path) -> Iterator[dict]:
-        return ({self.text_column: part} for part in read_text_parts(path)) if is_plain_text(path) else read_rows(path)
+        return ({self.text_column: t} for t in read_text_documents(path)) if is_plain_text(path) else read_rows(path)
 
 
 def contents_digest(files: list[Path]) -> str:
@@ -205,7 +203,7 @@ def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
         return [Block(file, "whole")]
     if kind == "csv":
         return [Block(file, "csv")]
-    if _must_be_read_whole(file, kind):
+    if kind == "text" and _has_pages(file):
         return [Block(file, "whole")]
     size = file.stat().st_size
     return [Block(file, kind, start, min(start + BLOCK_BYTES, size)) for start in range(0, size, BLOCK_BYTES)]
@@ -217,39 +215,26 @@ def _blocks_of_array(file: Path, documents: ArrayDocuments) -> list[Block]:
     return [Block(file, "ids", start, min(start + count, len(documents))) for start in starts]
 
 
-def _must_be_read_whole(file: Path, kind: str) -> bool:
-    """Whether lines belong together: WikiExtractor's pages, .jsonl that is an array or has objects of several lines."""
+def _has_pages(file: Path) -> bool:
+    """Whether a text is in WikiExtractor's format, whose pages are several lines."""
     with open_text(file) as stream:
-        if kind == "jsonl":
-            return is_open_json(stream.readline())
         return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
 
 
-def _lines(block: Block, start: int | None, longest: int | None = None) -> Iterator[tuple[int, bytes, bool, bool]]:
-    """(place, line, whether it begins there, whether it ends) of the lines that begin in the block, from byte `start`
-    on. A line longer than `longest` bytes comes in parts."""
+def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
+    """(place, line) of the lines that begin in the block, from the one at byte `start` on."""
     with block.path.open("rb") as stream:
-        place, begins = start or 0, True
+        place = start or 0
         if start is None and block.start:
             stream.seek(block.start - 1)  # a line may end right before the block
             found = re.search(rb"\r\n|\n|\r", stream.read(block.end - block.start + 1))
             place = block.start - 1 + found.end() if found else block.end
-        elif place:
-            stream.seek(place - 1)
-            begins = stream.read(1) in (b"\n", b"\r")
         stream.seek(place)
-        for line, ends in byte_lines(stream, longest):
-            if begins and place >= block.end:
+        for line in byte_lines(stream):
+            if place >= block.end:
                 return
-            yield place, line, begins, ends
-            place, begins = place + len(line), ends
-
-
-def _object(text: str, path: Path, place: int) -> dict:
-    row = parse_json(text, Path(f"{path} at byte {place:,}"))
-    if not isinstance(row, dict):
-        raise ValueError(f"{path} at byte {place:,}: must be a JSON object, got {type(row).__name__}")
-    return row
+            yield place, line
+            place += len(line)
 
 
 def _row_group(block: Block, start: int, column: str | None) -> Rows:

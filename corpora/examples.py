@@ -34,6 +34,15 @@ def evaluation_shares(weights: Sequence[float], total: int) -> list[int]:
     return counts
 
 
+def row_lengths(rows: torch.utils.data.Dataset | list[dict], column: str = "input_ids") -> np.ndarray:
+    """[rows] tokens that each row has in `column`. rows: a list, or a table of `datasets`, which knows them unread."""
+    if isinstance(rows, list):
+        return np.array([len(row[column]) for row in rows])
+    from pyarrow import compute  # of `datasets`, which a GPU machine may lack
+
+    return compute.list_value_length(rows.with_format("arrow")[column]).to_numpy()
+
+
 # ---------------------------------------------------------------- data sets
 class Examples(torch.utils.data.Dataset):
     """Examples by number. A subclass has `__len__`, `__getitems__`, and `tokens_length`: mean raw tokens of one."""

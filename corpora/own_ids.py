@@ -1,6 +1,6 @@
 """Ready-made token ids instead of text: proteins, molecules, music, quantised series, or tokenised text.
 
-They come from a list column of parquet or JSON files, `.npy` arrays (flat, or a document a row) or flat `.bin` files.
+They come from a list column of parquet or JSON files, or from `.npy` arrays (flat, or a document a row).
 Without `--tokenizer_name` the ids 0 ... N - 1 become tokens 3 ... N + 2 of a vocabulary with T5's layout: <pad> 0, </s>
 1, <unk> 2, then the data, and 100 sentinels at the end, <extra_id_0> last. Its tokens are the ids in decimal, so the
 saved run loads with AutoTokenizer and answers in ids. With a tokenizer the ids are the tokenizer's own.
@@ -14,96 +14,97 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from common.errors import UserError
 from constants import NUM_SENTINELS
 from corpora.files import data_suffix, expand_files, split_weights
 from corpora.reading import read_rows
 from data_collator_t5 import SENTINEL_NAME
 
 ID_OFFSET = 3  # <pad>, </s>, <unk>
-ID_TYPES = ("uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64")  # of .bin files
-ARRAY_SUFFIXES = (".npy", ".bin")
-ID_SUFFIXES = (*ARRAY_SUFFIXES, ".parquet", ".json", ".jsonl")
+ID_SUFFIXES = (".npy", ".parquet", ".json", ".jsonl")
 PIECE = (500, 65_536)  # shortest and longest piece of a flat array
 
 
 @dataclass
 class IdDocument:
-    """Ids of a document, or of a piece of one that continues in the next piece."""
+    """Ids of a document, or of a piece of a flat array."""
 
     ids: np.ndarray
     where: str  # file and row, for errors
-    first: int = 0  # place of ids[0] in its row
-    goes_on: bool = False
+    goes_on: bool = False  # the next piece continues this one
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def cut(self, length: int) -> list["IdDocument"]:
-        """Pieces of at most `length` ids."""
-        starts = range(0, max(len(self.ids), 1), length)
-        pieces = [IdDocument(self.ids[s : s + length], self.where, self.first + s, True) for s in starts]
-        pieces[-1].goes_on = self.goes_on
-        return pieces
+
+def goes_on(document: str | IdDocument) -> bool:
+    """Whether the document is a piece of a flat array that continues in the next piece."""
+    return isinstance(document, IdDocument) and document.goes_on
 
 
-@dataclass(frozen=True)
-class IdFormat:
-    """How files hold ids: the list column of parquet and JSON, the number type of .bin."""
-
-    column: str | None = None
-    dtype: str | None = None
+def is_blank(document: str | IdDocument) -> bool:
+    """Whether a document holds nothing but white space."""
+    return not (document.strip() if isinstance(document, str) else len(document))
 
 
-def id_format(args: Any) -> IdFormat | None:
-    """How the files hold ready-made ids if the flags name a column or type of ids, or an .npy file; else None."""
-    column, dtype = args.input_ids_column, args.input_ids_dtype
+def with_eos(
+    ids: np.ndarray, ends: np.ndarray, documents: Sequence[str | IdDocument], eos_id: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of documents, which end at `ends`, with an EOS after each that has none, and their new ends.
+
+    With EOS 1 the documents 5 6 | 7 1 | 8 become 5 6 1 | 7 1 | 8 1. A document without ids stays so, and so does a
+    piece that the next one continues. eos_id: None changes nothing.
+    """
+    if eos_id is None or not len(ids):
+        return ids, ends
+    is_open = np.array([not goes_on(document) for document in documents])
+    is_open &= (np.diff(ends, prepend=0) > 0) & (ids[ends - 1] != eos_id)
+    return np.insert(ids, ends[is_open], eos_id), ends + np.cumsum(is_open)
+
+
+def has_ids(args: Any) -> bool:
+    """Whether the text is ready-made ids: the flags name a column of ids, or an .npy file."""
     files, _ = split_weights("--train_file", args.train_file or [])
-    return IdFormat(column, dtype) if column or dtype or any(Path(file).suffix == ".npy" for file in files) else None
+    return bool(args.input_ids_column) or any(Path(file).suffix == ".npy" for file in files)
 
 
-def corpus_files(flag: str, paths: list[str], format: IdFormat | None) -> list[Path]:
-    """The files that paths, folders and globs name. ValueError for one that is missing or cannot hold text (ids)."""
-    if format is None:
+def corpus_files(flag: str, paths: list[str], args: Any) -> list[Path]:
+    """The files that paths, folders and globs name. UserError for one that is missing or cannot hold text (ids)."""
+    if not has_ids(args):
         return expand_files(flag, paths)
     files = expand_files(flag, paths, ID_SUFFIXES)
     for file in files:
         suffix = data_suffix(file)
-        if suffix not in ID_SUFFIXES or suffix in ARRAY_SUFFIXES and file.suffix != suffix:
-            raise ValueError(f"{flag} {file}: ready-made ids come from {' '.join(ID_SUFFIXES)} files")
-        if suffix == ".bin" and format.dtype is None:
-            raise ValueError(f"{flag} {file}: --input_ids_dtype must say which numbers it holds, such as uint16")
-        if suffix not in ARRAY_SUFFIXES and format.column is None:
-            raise ValueError(f"{flag} {file}: --input_ids_column must name the column that holds the ids")
-        if suffix == ".bin" and file.stat().st_size % np.dtype(format.dtype).itemsize:
-            raise ValueError(f"{flag} {file}: its {file.stat().st_size:,} bytes are no whole number of {format.dtype}")
+        if suffix not in ID_SUFFIXES or suffix == ".npy" and file.suffix != suffix:
+            raise UserError(f"{flag} {file}: ready-made ids come from {' '.join(ID_SUFFIXES)} files")
+        if suffix != ".npy" and not args.input_ids_column:
+            raise UserError(f"{flag} {file}: --input_ids_column must name the column that holds the ids")
     return files
 
 
 # ---------------------------------------------------------------- reading
-def read_ids(path: Path, format: IdFormat) -> Iterator[IdDocument]:
-    """The documents of a file. ValueError names file and row of a value that is not a list of whole numbers."""
-    if path.suffix in ARRAY_SUFFIXES:
-        yield from ArrayDocuments(path, format)
+def read_ids(path: Path, column: str | None) -> Iterator[IdDocument]:
+    """The documents of a file. UserError names file and row of a value that is not a list of whole numbers."""
+    if path.suffix == ".npy":
+        yield from ArrayDocuments(path)
     else:
-        yield from row_ids(read_rows(path, [format.column]), format.column, path)
+        yield from row_ids(read_rows(path, [column]), column, path)
 
 
 class ArrayDocuments(Sequence):
-    """The documents of an .npy or .bin file by number: its rows, or the pieces of a flat array, which is one document.
+    """The documents of an .npy file by number: its rows, or the pieces of a flat array, which is one document.
     Only the requested documents are read."""
 
-    def __init__(self, path: Path, format: IdFormat):
+    def __init__(self, path: Path):
         try:
-            is_npy = path.suffix == ".npy"
-            array = np.load(path, mmap_mode="r") if is_npy else np.memmap(path, dtype=format.dtype, mode="r")
+            array = np.load(path, mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:
-            raise ValueError(f"{path}: cannot be read ({error})") from None
+            raise UserError(f"{path}: cannot be read as an array ({error}). Save it again with numpy.save") from None
         if array.dtype.kind not in "iu":
-            raise ValueError(f"{path}: holds {array.dtype}; ids must be whole numbers")
+            raise UserError(f"{path}: holds {array.dtype}; ids must be whole numbers")
         if array.ndim not in (1, 2):
-            raise ValueError(f"{path}: has the shape {array.shape}; ids must be a flat array, or one document a row")
+            raise UserError(f"{path}: has the shape {array.shape}; ids must be a flat array, or one document a row")
         self.path, self.array = path, array
-        # Of a piece of a flat array, or one row.
         self.length = min(max(len(array) // 200, PIECE[0]), PIECE[1]) if array.ndim == 1 else 1
 
     def __len__(self) -> int:
@@ -115,22 +116,23 @@ class ArrayDocuments(Sequence):
         if self.array.ndim == 2:
             return IdDocument(self.array[number], f"{self.path}, row {number + 1}")
         first, is_last = number * self.length, number == len(self) - 1
-        return IdDocument(self.array[first : first + self.length], f"{self.path}", first, goes_on=not is_last)
+        where = f"{self.path}, after {first:,} ids"
+        return IdDocument(self.array[first : first + self.length], where, goes_on=not is_last)
 
 
 def row_ids(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[IdDocument]:
-    """The ids in a column of rows. ValueError for a value that is not a list of whole numbers of 64 bits."""
+    """The ids in a column of rows. UserError for a value that is not a list of whole numbers of 64 bits."""
     return (ids_of_row(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
 
 
 def ids_of_row(values: object, column: str, place: str) -> IdDocument:
-    """The ids of a column in the row at a place. ValueError unless they are a list of whole numbers of 64 bits."""
+    """The ids of a column in the row at a place. UserError unless they are a list of whole numbers of 64 bits."""
     if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise ValueError(f"{place}: the column {column} holds no list of whole numbers")
+        raise UserError(f"{place}: the column {column} holds no list of whole numbers")
     try:
         return IdDocument(np.array(values, dtype=np.int64), place)
     except OverflowError:
-        raise ValueError(f"{place}: the column {column} holds a number beyond 64 bits") from None
+        raise UserError(f"{place}: the column {column} holds a number beyond 64 bits") from None
 
 
 # ---------------------------------------------------------------- vocabulary
@@ -156,7 +158,7 @@ def ids_offset(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 class IdEncoder:
-    """Called with an IdDocument, returns its ids in the model. ValueError names file, row, place and a wrong value."""
+    """Called with an IdDocument, returns its ids in the model. UserError names file, row, place and a wrong value."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.offset = ids_offset(tokenizer)
@@ -175,8 +177,7 @@ class IdEncoder:
         inside = (ids >= 0) & (ids < len(self.allowed)) & (document.ids < 2**62)
         wrong = np.flatnonzero(~(inside & self.allowed[np.where(inside, ids, 0)]))
         if len(wrong):
-            raise ValueError(
-                f"{document.where}, place {document.first + wrong[0] + 1}: the id "
-                f"{document.ids[wrong[0]]} must be {self.described}"
+            raise UserError(
+                f"{document.where}, place {wrong[0] + 1}: the id {document.ids[wrong[0]]} must be {self.described}"
             )
         return ids

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.command_line import listed
+from common.errors import UserError
 from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
-from corpora.long_text import LONGEST_PART, Stretch, joined, place_to_cut
 
 CHUNK_BYTES = 2**16  # read at once; within a longer line, as much as there is of it
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
@@ -63,7 +63,7 @@ def csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
 
         def lines() -> Iterator[str]:
             nonlocal place
-            for piece, _ in byte_lines(stream):
+            for piece in byte_lines(stream):
                 text = decoded(piece, path, place)
                 place += len(piece)
                 yield text
@@ -143,66 +143,56 @@ def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
 
 
 def _read_json(path: Path) -> Iterator[dict]:
-    """Rows of an array, or of objects that follow one another, each on one line or on several."""
+    """Rows of one object a line, or of a .json that is one value: an array of rows, or an object over several lines."""
     with open_text(path) as stream:
         first = stream.readline()
-        if is_open_json(first):
-            text = first + stream.read()
-            rows = enumerate(_json_values(text, path), start=1)
+        if data_suffix(path) == ".json" and not _is_object(first):
+            value = json_value(first + stream.read(), path)
+            rows = enumerate(value if isinstance(value, list) else [value], start=1)
         else:
             lines = enumerate(itertools.chain([first], stream), start=1)
-            rows = ((number, parse_json(line.strip(), path, number)) for number, line in lines if line.strip())
+            rows = ((number, json_value(line.strip(), path, number)) for number, line in lines if line.strip())
         for number, row in rows:
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, row {number}: must be a JSON object, got {type(row).__name__}")
-            yield row
+            yield json_object(row, f"{path}, row {number}")
 
 
-def is_open_json(line: str) -> bool:
-    """Whether a line begins an array, or an object that a later line ends: [ and {, but not {"a": 1} or {"a": x."""
+def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), list)
-    except json.JSONDecodeError as error:
-        return error.pos >= len(line.rstrip()) or line.lstrip().startswith("[")
+        return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _json_values(text: str, path: Path) -> Iterator:
-    """The values that follow one another in a text; of an array its items."""
-    if text.lstrip().startswith("["):
-        yield from parse_json(text, path)
-        return
-    decoder, place, line, space = json.JSONDecoder(), 0, 1, re.compile(r"\s*")
-    while (begin := space.match(text, place).end()) < len(text):
-        line += text.count("\n", place, begin)
-        try:
-            _, place = decoder.raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            place = len(text)
-        yield parse_json(text[begin:place], path, line)
-        line += text.count("\n", begin, place)
+def json_object(value: Any, place: str) -> dict:
+    """The value itself. UserError if it is no JSON object."""
+    if not isinstance(value, dict):
+        hint = ": a file that is one array is called .json" if isinstance(value, list) else ""
+        raise UserError(f"{place}: must be a JSON object, got {type(value).__name__}{hint}")
+    return value
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str, path: Path, line: int = 1) -> Any:
-    """The value of a text that begins in this line of a file. ValueError names the file and line."""
+def json_value(text: str, path: Path, line: int = 1) -> Any:
+    """The value of a text that begins in this line of a file. UserError names the file and line."""
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        line, problem = line + error.lineno - 1, error.msg
-        if "control character" not in problem and _is_python(text):
+        wrong, problem = text.splitlines()[error.lineno - 1 : error.lineno], error.msg
+        line += error.lineno - 1
+        if problem == "Extra data":
+            problem = "several values: write one on each line, or an array"
+        elif "control character" not in problem and any(map(_is_python, (text, *wrong))):
             problem = "values as Python prints them: write the file with json.dumps"
     except UnicodeEncodeError as error:
         problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}"
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
         problem = str(error)
-    raise ValueError(f"{path}, line {line}: broken JSON ({problem})")
+    raise UserError(f"{path}, line {line}: broken JSON ({problem})")
 
 
 def _is_python(text: str) -> bool:
@@ -223,62 +213,34 @@ def read_text_documents(path: Path) -> Iterator[str]:
 
     Without control characters; entities of pages are resolved ("&amp;" -> "&"). Empty documents are yielded too.
     """
-    return joined(read_text_parts(path))
-
-
-def read_text_parts(path: Path) -> Iterator[str]:
-    """The same documents; a line of more than LONGEST_PART bytes is cut into Stretches as it is read."""
     page: list[str] | None = None  # lines of the open <doc>; None outside
-    place, begins = 0, True
+    place = 0
     with open_binary(path) as stream:
-        for piece, ends in byte_lines(stream, LONGEST_PART):
-            line = text_part(piece, path, place, begins, ends)
-            if page is None and begins and ends and WIKI_OPEN.match(line):
+        for piece in byte_lines(stream):
+            line = text_line(piece, path, place)
+            if page is None and WIKI_OPEN.match(line):
                 page = []
-            elif page is not None and begins and line == "</doc>":
+            elif page is not None and line == "</doc>":
                 # The first line repeats the title: a page without more is empty.
                 yield html.unescape("\n".join(page)) if len(page) > 1 else ""
                 page = None
-            elif page is not None and not begins:
-                page[-1] += line
             elif page is not None:
                 page += [line] if line else []
             else:
                 yield line
-            place, begins = place + len(piece), ends
+            place += len(piece)
     if page:
         yield html.unescape("\n".join(page))
 
 
-def byte_lines(stream: BinaryIO, longest: int | None = None) -> Iterator[tuple[bytes, bool]]:
-    """(line with its end LF, CR LF or CR, True) of all lines from the stream's place on.
-
-    A line longer than `longest` bytes comes in parts, with False for all but the last. Each cut depends only on what
-    follows the one before, so reading from a cut on gives the same parts.
-    """
+def byte_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines from the stream's place on, each with its end LF, CR LF or CR."""
     rest = b""
     while chunk := stream.read(max(CHUNK_BYTES, len(rest))):
         *lines, rest = (rest + chunk).splitlines(keepends=True)  # the last one may continue, or its CR be half of CR LF
-        for line in lines:
-            *parts, line = _cut(line, longest)
-            yield from ((part, False) for part in parts)
-            yield line, True
-        *parts, rest = _cut(rest, longest)
-        yield from ((part, False) for part in parts)
+        yield from lines
     if rest:
-        yield rest, True
-
-
-def _cut(line: bytes, longest: int | None) -> list[bytes]:
-    """A line, or its beginning, in parts of at most `longest` bytes; only the first may be white space only."""
-    parts = []
-    while longest and len(line) > longest:
-        text = line[:longest].decode(errors="ignore")  # leaves out a letter cut in two at the end
-        place = place_to_cut(CONTROL.sub(" ", text)) or len(text)
-        size = len(text[:place].encode()) or longest
-        parts.append(line[:size])
-        line = line[size:]
-    return [*parts, line]
+        yield rest
 
 
 def decoded(line: bytes, path: Path, place: int) -> str:
@@ -290,18 +252,15 @@ def decoded(line: bytes, path: Path, place: int) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def text_part(line: bytes, path: Path, place: int, begins: bool, ends: bool) -> str:
-    """The text of a line, or of the part of one that begins or ends it, at a byte of a file: without control characters
-    and white space around the line; a Stretch unless it ends."""
-    text = CONTROL.sub("", decoded(line, path, place))
-    text = text.lstrip() if begins else text
-    return text.rstrip() if ends else Stretch(text)
+def text_line(line: bytes, path: Path, place: int) -> str:
+    """The text of a line at a byte of a file, without control characters and white space around it."""
+    return CONTROL.sub("", decoded(line, path, place)).strip()
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[str]:
-    """The documents of a file of any format; long ones of plain text in parts (`read_text_parts`)."""
+    """The documents of a file of any format."""
     if is_plain_text(path):
-        yield from read_text_parts(path)
+        yield from read_text_documents(path)
     else:
         yield from column_texts(read_rows(path, [text_column]), text_column, path)
 

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from common.cached_folders import TOLD_BYTES, cached
-from common.manifests import file_digests
-from common.processes import print_once
+from common.processes import cores_here, print_once
 from common.reports import human_bytes
+from common.whole_folders import cached, kept_digests, stamp
 from constants import BUILTIN_CORPUS
 from corpora.files import data_suffix, is_plain_text, split_weights
 from corpora.hub import load_dataset_splits
-from corpora.own_ids import IdDocument, IdFormat, corpus_files, id_format, read_ids, row_ids
+from corpora.own_ids import IdDocument, corpus_files, has_ids, read_ids, row_ids
 from corpora.reading import column_texts, read_documents
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 
@@ -40,39 +38,37 @@ class Source:
     description: str  # for the summary
     fingerprint: str  # of the contents
     files: list[Path]  # empty for a `datasets` source
-    column: str
+    column: str | None  # None: an .npy file
     dataset: Any = None
     size: int | None = None  # bytes, if known
-    ids: IdFormat | None = None  # how ready-made ids are read; None: text
+    ids: bool = False  # the column holds ready-made ids, not text
     stamps: Sequence[tuple] = ()  # of the files, when their fingerprint was taken
 
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
         if self.dataset is not None:
-            read = column_texts if self.ids is None else row_ids
+            read = row_ids if self.ids else column_texts
             yield from read(self.dataset.select_columns([self.column]), self.column, self.description)
         for file in self.files:
-            yield from read_documents(file, self.column) if self.ids is None else read_ids(file, self.ids)
+            yield from read_ids(file, self.column) if self.ids else read_documents(file, self.column)
 
     def check_unchanged(self) -> None:
         """ValueError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
-        for file, stamp in zip(self.files, self.stamps, strict=False):
-            if _stamp(file) != stamp:
+        for file, before in zip(self.files, self.stamps, strict=False):
+            if stamp(file) != before:
                 raise ValueError(f"{file} has changed while it was read: start again when it is complete")
 
 
 def find_sources(args: Any) -> dict[str, Source]:
     """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none."""
-    ids = id_format(args)
+    ids = has_ids(args)
+    column = args.input_ids_column if ids else args.text_column
     if args.train_file:
-        files = {"train": args.train_file, "validation": args.validation_file}
-        return {
-            split: _file_source(f"--{split}_file", paths, args.text_column, ids)
-            for split, paths in files.items()
-            if paths
-        }
+        named = {"train": args.train_file, "validation": args.validation_file}
+        files = {split: corpus_files(f"--{split}_file", paths, args) for split, paths in named.items() if paths}
+        cache = Path(args.data_cache_dir).expanduser()
+        return {split: _file_source(files[split], cache, column, ids) for split in files}
     if (args.dataset_name or BUILTIN_CORPUS) == BUILTIN_CORPUS:
         return builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
-    column = args.input_ids_column or args.text_column
     return _dataset_sources(args.dataset_name, args.dataset_config_name, column, ids)
 
 
@@ -120,36 +116,24 @@ def joint_fingerprint(sources: Sequence) -> str:
     return hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
 
 
-def _file_source(flag: str, paths: list[str], column: str, ids: IdFormat | None = None) -> Source:
-    files = corpus_files(flag, paths, ids)
-    digest, stamps = hashlib.sha256(), [_stamp(file) for file in files]
+def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool = False) -> Source:
+    digest, stamps = hashlib.sha256(), [stamp(file) for file in files]
     size = sum(file.stat().st_size for file in files)
-    if size > TOLD_BYTES:
-        print_once(f"{flag}: reading {human_bytes(size)} for a hash, to find their tokens in the cache")
-    for file, contents in zip(files, file_digests(files), strict=True):
+    for file, contents in zip(files, kept_digests(files, cache), strict=True):
         kind = ".txt" if is_plain_text(file) else data_suffix(file)
         digest.update(kind.encode() + contents.encode())
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
-    column = column if ids is None else str(ids)
     return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids, stamps=stamps)
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """Size, time and inode of a file, which change with its contents."""
-    if not file.exists():
-        return None
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def _dataset_sources(name: str, config: str | None, column: str, ids: IdFormat | None = None) -> dict[str, Source]:
+def _dataset_sources(name: str, config: str | None, column: str, ids: bool) -> dict[str, Source]:
     splits = load_dataset_splits(name, config, "--dataset_name", needed="train")
     sources = {}
     for split in ("train", "validation"):
         if split in splits:
             dataset = splits[split]
             if column not in dataset.column_names:
-                flag = "--text_column" if ids is None else "--input_ids_column"
+                flag = "--input_ids_column" if ids else "--text_column"
                 raise ValueError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
             shown = f"{name} ({len(dataset):,} rows)"
             sources[split] = Source(shown, dataset._fingerprint, [], column, dataset, ids=ids)
@@ -161,7 +145,7 @@ def builtin_sources(cache: Path, num_workers: int | None = None) -> dict[str, So
     folder = builtin_corpus(cache, num_workers)
     sources = {}
     for split in ("train", "validation"):
-        source = sources[split] = _file_source("", [str(folder / f"{split}.jsonl")], "text")
+        source = sources[split] = _file_source([folder / f"{split}.jsonl"], cache, "text")
         source.description = f"{BUILTIN_CORPUS}: English documentation of the installed packages ({source.description})"
     return sources
 
@@ -172,7 +156,7 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
 
     def build(folder: Path) -> None:
         print_once(f"collecting the documentation of the installed packages into {cache}")
-        corpus.build(folder, num_workers=num_workers or os.cpu_count() or 1)
+        corpus.build(folder, num_workers=num_workers or cores_here())
 
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 

@@ -29,7 +29,7 @@ from transformers import TrainingArguments
 
 from corpora.blocks import Corpus
 from corpora.examples import shares
-from corpora.long_text import goes_on, is_blank
+from corpora.own_ids import is_blank, with_eos
 from corpora.tokenizers import cut_at_spaces
 
 LANES = 24
@@ -73,28 +73,28 @@ def one_by_one(split: Callable[[dict], list]) -> Units:
 
 def packed(
     read: Callable[[dict], object],
-    encode: Callable[[list], list[np.ndarray]],
+    encode: Callable[[list], tuple[np.ndarray, np.ndarray]],
     window: int,
     cut: Callable,
-    eos: list[int],
+    eos_id: int | None,
 ) -> Units:
     """Units that are rows of token ids: the documents one after another, without padding.
 
-    read: row of the corpus -> document, a text or an IdDocument. encode: documents -> the ids of each. eos: ids put
-    after each document, of one that comes in parts after the last. cut: (the next `window` ids, number of the pass) ->
-    (how many of them are used, unit), as `Objective.cut`.
+    read: row of the corpus -> document, a text or an IdDocument. encode: documents -> (all ids, where those of each
+    end). eos_id: ends each document; None: nothing does. cut: (the next `window` ids, number of the pass) -> (how many
+    of them are used, unit), as `Objective.cut`.
     """
 
     def units(rows: Rows) -> Iterator[tuple[Place, object]]:
         ids, begins = np.empty(0, np.uint32), deque()  # not yet used; (where in them a document begins, its place)
         for batch in _batches(rows, read):
+            documents = [document for _, document in batch]
+            encoded, ends = with_eos(*encode(documents), documents, eos_id)
             parts, end = [ids], len(ids)
-            for (place, document), encoded in zip(batch, encode([document for _, document in batch]), strict=True):
-                if not is_blank(document):
-                    closed = np.concatenate([encoded, np.array([] if goes_on(document) else eos, dtype=np.uint32)])
-                    parts.append(closed[place[3] :])
-                    begins.append((end, place))
-                    end += len(parts[-1])
+            for (place, _), document_ids in zip(batch, np.split(encoded, ends[:-1]), strict=True):
+                parts.append(document_ids[place[3] :].astype(np.uint32))
+                begins.append((end, place))
+                end += len(parts[-1])
             ids, used = np.concatenate(parts), 0
             while end - used >= window:
                 while len(begins) > 1 and begins[1][0] <= used:
@@ -109,10 +109,12 @@ def packed(
 
 
 def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
-    """Lists of (place, document) of about ENCODE_BATCH characters or ids."""
+    """Lists of (place, document) of about ENCODE_BATCH characters or ids; without blank documents."""
     batch, size = [], 0
     for place, row in rows:
         document = read(row)
+        if is_blank(document):
+            continue
         batch.append((place, document))
         size += len(document)
         if size >= ENCODE_BATCH:

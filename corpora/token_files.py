@@ -6,10 +6,11 @@ Other lengths, another folder and another name of the tokenizer use the same fil
 """
 
 import hashlib
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,9 +19,8 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from common.cached_folders import cached
-from corpora.long_text import LONGEST_PART, first_documents, goes_on, is_blank, stretches
-from corpora.own_ids import IdDocument, IdEncoder
+from common.whole_folders import cached
+from corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.word_encoder import corpus_encoder, flat
@@ -67,20 +67,20 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
 
     def build(folder: Path) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
-        eos = [tokenizer.eos_token_id] if args.eos_between_documents else []
-        encoder = corpus_encoder if sources["train"].ids is None else ids_encoder
+        eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
+        encode = document_encoder(tokenizer, sources["train"].ids)
         writers = {
-            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encoder(tokenizer), eos)
+            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encode, eos_id)
             for split in ("train", "validation")
         }
         for split, source in sources.items():
             limit = args.max_train_samples if split == "train" else None
-            used = first_documents(source.documents(), limit)
+            used = itertools.islice(source.documents(), limit)
             blocks = [(False, used)]
             if "validation" not in sources:
                 blocks = split_documents(used, args.validation_split_percentage)
                 if count:
-                    total = sum(map(_is_counted, first_documents(source.documents(), limit)))
+                    total = sum(map(_is_counted, itertools.islice(source.documents(), limit)))
                     blocks = split_off_documents(used, count, total)
             shown = dict(unit="B", unit_scale=True, desc="tokenising", disable=not sys.stderr.isatty())
             with tqdm(total=source.size, **shown) as bar:
@@ -110,26 +110,20 @@ def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tup
     """(held out, documents) blocks: evenly spread stretches of neighbouring documents, `percentage` of the text in all.
 
     Stretches, since a single line between two training lines is hardly held out. They grow with the text read so far,
-    to stay about a tenth of what is held out: the total need not be known. A document longer than the longest stretch,
-    as a whole book on one line, is cut into such stretches itself.
+    to stay about a tenth of what is held out: the total need not be known.
     """
     shortest, longest = HELD_OUT_BLOCK
     block, size, total, credit = [], 0, 0, 0.0
     for document in documents:
-        parts = [document]
-        if len(document) > longest:
-            length = min(max(int((total + len(document)) * percentage / 1000), shortest), longest)
-            parts = document.cut(length) if isinstance(document, IdDocument) else stretches(document, length)
-        for number, part in enumerate(parts):
-            block.append(part)
-            size += len(part) + 1 - (number > 0 and isinstance(part, str) and part.startswith(" "))  # a space a cut
-            if size >= min(max(total * percentage / 1000, shortest), longest):
-                total += size
-                credit += size * percentage / 100
-                held_out = credit >= size / 2
-                credit -= size if held_out else 0
-                yield held_out, block
-                block, size = [], 0
+        block.append(document)
+        size += len(document) + 1
+        if size >= min(max(total * percentage / 1000, shortest), longest):
+            total += size
+            credit += size * percentage / 100
+            held_out = credit >= size / 2
+            credit -= size if held_out else 0
+            yield held_out, block
+            block, size = [], 0
     if block:
         yield False, block
 
@@ -156,45 +150,44 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
 
 
 class TokenWriter:
-    """Writes the tokens of documents, texts or ready-made ids, to a binary file; memory does not grow with the text.
+    """Writes the tokens of documents, texts or ready-made ids, to a binary file, some megabytes at a time.
 
-    encode: documents -> (all ids, where those of each end). eos: ids after each document. info: the other fields of the
-    `TokenFile`; whole after `flush`.
+    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does. info: the
+    other fields of the `TokenFile`; whole after `flush`.
     """
 
-    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos: list[int]):
-        self.file, self.tokenizer, self.encode, self.eos = file, tokenizer, encode, eos
+    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos_id: int | None):
+        self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.info = dict(documents=0, empty_documents=0, text_bytes=0, unknown=0)
         self.batch, self.batch_size = [], 0
         self.goes_on = False  # the last document added has not ended yet
+        self.last = None  # the id written last
 
     def add(self, document: str | IdDocument) -> int:
         """Takes one document; returns its size in bytes."""
-        is_long = isinstance(document, str) and len(document) > LONGEST_PART
-        return sum(map(self._add_part, stretches(document, LONGEST_PART) if is_long else [document]))
-
-    def _add_part(self, document: str | IdDocument) -> int:
-        ends = not goes_on(document)  # and is to be counted
-        if ends and not self.goes_on and is_blank(document):
+        if is_blank(document):
             self.info["empty_documents"] += 1
             return 0
-        is_text = isinstance(document, str)
-        size = len(document.encode()) if is_text else document.ids.nbytes
-        self.info["documents"] += ends
-        self.info["text_bytes"] += size * is_text
+        if isinstance(document, str):
+            size = len(document.encode())
+            self.info["text_bytes"] += size
+        else:
+            size = document.ids.nbytes
+        self.goes_on = goes_on(document)
+        self.info["documents"] += not self.goes_on
         self.batch.append(document)
         self.batch_size += len(document)
-        self.goes_on = not ends
         if self.batch_size >= TOKENISE_BATCH:
             self.flush()
         return size
 
     def break_off(self) -> None:
         """Ends the last document where it is: its next part is in another split, or empty."""
-        if self.goes_on:
+        if self.goes_on and self.eos_id is not None:
             self.flush()
-            self.file.write(np.array(self.eos, dtype=self.dtype).tobytes())
+            if self.last != self.eos_id:
+                self._write(np.array([self.eos_id]))
         self.goes_on = False
 
     def flush(self) -> None:
@@ -204,16 +197,21 @@ class TokenWriter:
         ids, ends = self.encode(self.batch)
         if isinstance(self.batch[0], str):
             self.info["unknown"] += int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
-        if self.eos:
-            ids = np.insert(ids, ends[[not goes_on(document) for document in self.batch]], self.eos[0])
-        self.file.write(ids.astype(self.dtype).tobytes())
+        self._write(with_eos(ids, ends, self.batch, self.eos_id)[0])
         self.batch, self.batch_size = [], 0
 
+    def _write(self, ids: np.ndarray) -> None:
+        self.file.write(ids.astype(self.dtype).tobytes())
+        self.last = ids[-1] if len(ids) else self.last
 
-def ids_encoder(
-    tokenizer: PreTrainedTokenizerBase,
-) -> Callable[[Sequence[IdDocument]], tuple[np.ndarray, np.ndarray]]:
-    """`corpus_encoder` for ready-made ids, which are checked and moved to their places in the vocabulary."""
+
+def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callable:
+    """documents -> (ids of all documents one after the other, where each document ends).
+
+    is_ids: the documents are ready-made ids, which are checked and moved to their places in the vocabulary.
+    """
+    if not is_ids:
+        return corpus_encoder(tokenizer)
     encode = IdEncoder(tokenizer)
     return lambda documents: flat([encode(document) for document in documents])
 

@@ -23,9 +23,8 @@ from transformers.utils import cached_file
 from common.errors import UserError
 from common.processes import in_background, print_once
 from common.reports import first_line, read_json, write_json
-from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS
+from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
-from corpora.long_text import LONGEST_PART, whole_parts
 from corpora.sentencepiece_models import (
     SentencePieceModel,
     check_same_ids,
@@ -218,6 +217,8 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
     if tokenizer.clean_up_tokenization_spaces:  # saved by transformers 4: answers would lose the space of " ." and " ?"
         tokenizer.clean_up_tokenization_spaces = tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
+    for name in CODE_ENTRIES:
+        tokenizer.init_kwargs.pop(name, None)
     return tokenizer
 
 
@@ -392,8 +393,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
     """Parts of at most `longest` characters, words whole if possible: ("one two three", 8) -> "one two", "three"."""
-    for number, part in enumerate(whole_parts(text, longest)):
-        yield part.removeprefix(" ") if number else part
+    begin, end = 0, len(text.rstrip())
+    while end - begin > longest:
+        cut = text.rfind(" ", begin + 1, begin + longest + 1)
+        cut = begin + longest if cut == -1 else cut
+        yield text[begin:cut]
+        begin = cut + (text[cut] == " ")
+    yield text[begin:]
 
 
 def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], Sequence[Sequence[int]]]:
@@ -417,14 +423,6 @@ def encode_targets(
         return tokenizer(texts, **cut)["input_ids"]
     cut["max_length"] = max_length and max_length - 1
     return [[*ids, eos] for ids in tokenizer(texts, add_special_tokens=False, **cut)["input_ids"]]
-
-
-def ids_of(encode: Callable[[list[str]], Sequence[Sequence[int]]], texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text by a `plain_encoder`, of long texts part by part, since lists of ids take much memory."""
-    if max(map(len, texts), default=0) <= LONGEST_PART:
-        return [np.array(ids, dtype=np.uint32) for ids in encode(texts)]
-    parts = (whole_parts(text, LONGEST_PART) for text in texts)
-    return [np.concatenate([np.array(encode([part])[0], dtype=np.uint32) for part in text]) for text in parts]
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, dict[str, str]]:

@@ -261,10 +261,8 @@ class T5Gemma2(T5Gemma):
         model._weight_conversions = []
 
 
-# These need T5's own attention module.
-_ONLY_T5 = dict.fromkeys(("fused_projections", "fused_cross_projections"), "not for {kind} models, only for t5, mt5")
 _NO_ENGINES = "not for {kind} models, only huggingface"
-_OF_GEMMA = _ONLY_T5 | {
+_OF_GEMMA = {
     "bf16_residual": "not for {kind} models",
     "config_overrides": "not for {kind} models, whose sizes stand twice: change config.json in a folder of your own",
     "engines": _NO_ENGINES,
@@ -273,10 +271,10 @@ _OF_GEMMA = _ONLY_T5 | {
 FAMILIES = {
     "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
     "mt5": Family("mT5"),
-    "umt5": Family("umT5", _ONLY_T5, head_is_scaled=True),
+    "umt5": Family("umT5", head_is_scaled=True),
     "longt5": LongT5(
         "LongT5",
-        _ONLY_T5 | {
+        {
             "attn_implementation": "LongT5's encoder has attention of its own, over neighbouring blocks: leave the "
                                    "flag out, or give eager",
             "packing": "LongT5's encoder takes no mask that keeps examples of one row apart: give --objective "

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from common.errors import UserError
 from constants import DENOISERS, OBJECTIVES
 from corpora.examples import Examples
 from corpora.tokenizers import plain_encoder
@@ -45,6 +46,14 @@ class Denoiser:
     sentinels: bool = True  # a sentinel for each masked span; T5's prefix LM has none
     mode: str | None = None  # text at the beginning of the input
     mode_ids: tuple[int, ...] = ()  # its tokens
+
+    def __post_init__(self):
+        has_spans = self.is_prefix or self.mean_noise_span_length >= 1 and self.sentinels
+        if not 0 < self.noise_density < 1 or not has_spans:
+            raise UserError(
+                f"DENOISERS: {self}: noise_density must lie between 0 and 1, mean_noise_span_length be at least 1, "
+                "and only a prefix denoiser can do without sentinels"
+            )
 
     @property
     def is_prefix(self) -> bool:
@@ -81,31 +90,14 @@ class Example:
 
 
 def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
-    """{name: (denoiser, weight)} of an entry of OBJECTIVES; weights add up to 1. ValueError for impossible values."""
-    if objective not in OBJECTIVES:
-        raise ValueError(f"--objective {objective}: must be one of {', '.join(OBJECTIVES)}")
-    found = {}
-    for name, weight in OBJECTIVES[objective].items():
-        where = f"--objective {objective}: the denoiser {name}"
-        if name not in DENOISERS:
-            raise ValueError(f"{where} is not in DENOISERS; available: {', '.join(DENOISERS)}")
-        try:
-            denoiser = Denoiser(**DENOISERS[name])
-        except TypeError as error:
-            raise ValueError(f"{where}: {str(error).removeprefix('Denoiser.__init__() ')}") from None
-        if not 0 < denoiser.noise_density < 1:
-            raise ValueError(f"{where}: noise_density {denoiser.noise_density} must lie between 0 and 1")
-        if not denoiser.is_prefix and not 1 <= denoiser.mean_noise_span_length < float("inf"):
-            raise ValueError(f"{where}: mean_noise_span_length {denoiser.mean_noise_span_length} must be at least 1")
-        if not denoiser.is_prefix and not denoiser.sentinels:
-            raise ValueError(f"{where}: only the single span of a prefix denoiser can do without sentinels")
-        if not 0 < weight < float("inf"):
-            raise ValueError(f"{where}: weight {weight} must be above 0")
-        found[name] = (denoiser, weight)
-    if not found:
-        raise ValueError(f"--objective {objective}: has no denoiser")
-    total = sum(weight for _, weight in found.values())
-    return {name: (denoiser, weight / total) for name, (denoiser, weight) in found.items()}
+    """{name: (denoiser, weight)} of an entry of OBJECTIVES; weights add up to 1. UserError for impossible values."""
+    weights = OBJECTIVES[objective]
+    if unknown := [name for name in weights if name not in DENOISERS]:
+        raise UserError(
+            f"--objective {objective}: the denoiser {unknown[0]} is not in DENOISERS; available: {', '.join(DENOISERS)}"
+        )
+    total = sum(weights.values())
+    return {name: (Denoiser(**DENOISERS[name]), weight / total) for name, weight in weights.items()}
 
 
 # ---------------------------------------------------------------- rows

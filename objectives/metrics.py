@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 from transformers import EvalPrediction
 
-from tasks.metrics.scoring import STATISTICS, token_metrics
+from modeling.loss import STATISTICS, token_metrics
 
 LANGUAGE_MODEL_METRICS = ("loss", "token_accuracy", "text_token_accuracy", "perplexity", "bits_per_byte", "nats_per_id")
 CORPUS_METRICS = ("loss", "text_token_accuracy", "bits_per_byte", "nats_per_id")  # reported for each corpus too

@@ -5,13 +5,9 @@ tokens the same log-probabilities within TOLERANCES. Where PyTorch's own two bes
 right. If the checkpoint is decoded with beams, CTranslate2's beams are compared too, and equal texts counted.
 """
 
-import contextlib
 import copy
 import importlib.util
-import io
 import json
-import logging
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +15,14 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from common.errors import UserError
+from common.processes import print_once
 from common.reports import write_json
 from corpora.tokenizers import save_tokenizer
-from model_t5 import set_attention
-from modeling.families import shape_of
+from modeling.generation_settings import deciding_settings
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
-TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25, "onnx": 1e-3}
+TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25}
 # Of the encoder alone: largest difference of a number of its output, or of a text's embedding. transformers' own class
 # computes the activation in eight operations, which round differently from our one.
 TOLERANCES |= {"encoder": 1e-5, "sentence_transformers": 1e-5}
@@ -36,8 +33,10 @@ LONGEST_SOURCE = 512  # tokens of a text that are compared
 # scores better than the worst finished one. 8 came nearest to that in our counts, and never found a worse text.
 PATIENCE = 8
 CTRANSLATE2_TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
-NEEDS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
-NEEDS["ctranslate2_int8"] = NEEDS["ctranslate2"]
+# Settings of `generate` that CTranslate2 has. With beams, the first ones give its probabilities another sum.
+BEFORE_SOFTMAX = ("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids")
+LIKE_TRANSFORMERS = ("num_beams", "length_penalty", "early_stopping", "min_length", "min_new_tokens")
+NEEDS = {"ctranslate2": ("ctranslate2",), "ctranslate2_int8": ("ctranslate2",)}
 
 
 # ---------------------------------------------------------------- what is compared
@@ -164,6 +163,38 @@ def ctranslate2_search(search: dict | None) -> dict:
     return {"beam_size": search["num_beams"], "length_penalty": search["length_penalty"], "patience": patience}
 
 
+def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
+    """CTranslate2's arguments (translate_batch) for `count` answers found as `generate` finds them. UserError, by name,
+    for settings of generation_config.json that CTranslate2 has not; `eos`: the token with which it ends a text."""
+    settings = deciding_settings(config)
+    lacking = {name: value for name, value in settings.items() if name not in BEFORE_SOFTMAX + LIKE_TRANSFORMERS}
+    if config.eos_token_id not in (None, eos, [eos]):
+        lacking["eos_token_id"] = config.eos_token_id
+    if lacking:
+        name, value = next(iter(lacking.items()))
+        raise UserError(
+            f"--backend ctranslate2: has nothing like {name} {value} of generation_config.json. Take --backend "
+            "transformers, or delete it from that file if the answers may be others"
+        )
+    beams, penalty = config.num_beams or 1, settings.get("length_penalty", 1.0)
+    search = dict(num_beams=beams, length_penalty=penalty, early_stopping=config.early_stopping) if beams > 1 else None
+    if search and (early := [name for name in settings if name in BEFORE_SOFTMAX]):
+        print_once(
+            f"CTranslate2 applies {' and '.join(early)} before it normalises the probabilities of its beams, "
+            "transformers afterwards: some answers differ"
+        )
+    forbidden = [[token] for token in config.suppress_tokens or ()]
+    forbidden += [words for words in config.bad_words_ids or () if words != [eos]]  # transformers leaves EOS out too
+    return ctranslate2_search(search) | dict(
+        num_hypotheses=count,
+        max_decoding_length=config.max_new_tokens,
+        min_decoding_length=config.min_new_tokens or max(0, (config.min_length or 0) - 1),  # it counts the start token
+        repetition_penalty=config.repetition_penalty or 1.0,
+        no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
+        suppress_sequences=forbidden,
+    )
+
+
 class CTranslate2Engine:
     """The folder of write_ctranslate2, loaded on the CPU, with token ids as inputs and outputs."""
 
@@ -178,9 +209,10 @@ class CTranslate2Engine:
         return [[self.names[number] for number in text] for text in texts]
 
     def tokens(self, sources: list[list[int]], search: dict) -> list[list[int]]:
-        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch."""
+        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch, with ids in
+        place of tokens."""
         options = dict(max_decoding_length=NEW_TOKENS, min_decoding_length=0, max_input_length=0) | search
-        options |= dict(return_end_token=True)
+        options |= dict(return_end_token=True, suppress_sequences=self._named(search.get("suppress_sequences", [])))
         results = self.translator.translate_batch(self._named(sources), **options)
         return [[self.ids[name] for name in names] for result in results for names in result.hypotheses]
 
@@ -189,72 +221,6 @@ class CTranslate2Engine:
         bodies = [target[:-1] if target[-1:] == [eos] else target for target in targets]  # it adds the EOS
         scores = self.translator.score_batch(self._named(sources), self._named(bodies))
         return [scored.log_probs[: len(target)] for scored, target in zip(scores, targets, strict=True)]
-
-
-# ---------------------------------------------------------------- ONNX
-class _Decoder(torch.nn.Module):
-    """The model without its encoder, whose output T5's own forward would return too."""
-
-    def __init__(self, model: PreTrainedModel):
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, input_ids: torch.Tensor, encoder_hidden_states: torch.Tensor, encoder_attention_mask: torch.Tensor
-    ) -> torch.Tensor:
-        encoded = dict(encoder_outputs=(encoder_hidden_states,), attention_mask=encoder_attention_mask)
-        return self.model(decoder_input_ids=input_ids, use_cache=False, **encoded).logits
-
-
-def write_onnx(model: PreTrainedModel, folder: Path) -> None:
-    """Writes encoder_model.onnx and decoder_model.onnx (the names that Optimum reads), any batch size and length.
-
-    Through torch.export (`dynamo=True`) with eager attention: the tracing exporter freezes T5's relative positions at
-    the lengths of its example, so that logits are wrong in silence.
-    """
-    folder.mkdir()
-    batch, source, target = (torch.export.Dim(name, min=1) for name in ("batch", "source", "target"))
-    ids, decoder_ids = torch.tensor([[5, 6, 7, 8, 1], [9, 4, 1, 0, 0]]), torch.tensor([[0, 5, 6], [0, 9, 4]])
-    mask, hidden = ids.ne(0).long(), torch.zeros(*ids.shape, shape_of(model.config).encoder.width)
-    sources, targets = {0: batch, 1: source}, {0: batch, 1: target}
-    of_decoder = {"input_ids": decoder_ids, "encoder_hidden_states": hidden, "encoder_attention_mask": mask}
-    # A separate file for weights that do not fit into one ONNX file: protobuf's limit is 2 GiB.
-    large = sum(p.numel() * 4 for p in model.parameters()) > 1.5e9
-    attention = model.config._attn_implementation
-    set_attention(model, "eager")
-    for name, part, inputs, output in (
-        ("encoder", model.get_encoder(), {"input_ids": ids, "attention_mask": mask}, "last_hidden_state"),
-        ("decoder", _Decoder(model).eval(), of_decoder, "logits"),
-    ):
-        torch.onnx.export(
-            part,
-            kwargs=inputs,
-            f=str(folder / f"{name}_model.onnx"),
-            dynamo=True,
-            verbose=False,
-            output_names=[output],
-            dynamic_shapes={key: targets if tensor is decoder_ids else sources for key, tensor in inputs.items()},
-            external_data=large,
-        )
-    set_attention(model, attention)
-
-
-def onnx_answers(folder: Path, original: Original) -> Answers:
-    """The answers of write_onnx's folder: log-probabilities [T, V] along the wanted tokens, and the best tokens there,
-    which are those of greedy decoding up to the first that is not the wanted one."""
-    import onnxruntime
-
-    files = [str(folder / f"{name}_model.onnx") for name in ("encoder", "decoder")]
-    encoder, decoder = (onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files)
-    log_probs, start = [], original.model.config.decoder_start_token_id
-    for source, target in zip(original.sources, original.answers.tokens, strict=True):
-        ids = np.array([source])
-        mask = np.ones_like(ids)
-        hidden = encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-        inputs = {"input_ids": np.array([[start, *target[:-1]]])}
-        inputs |= {"encoder_hidden_states": hidden, "encoder_attention_mask": mask}
-        log_probs.append(torch.from_numpy(decoder.run(None, inputs)[0][0]).log_softmax(-1).numpy())
-    return Answers([array.argmax(-1).tolist() for array in log_probs], log_probs)
 
 
 # ---------------------------------------------------------------- the encoder alone
@@ -311,13 +277,7 @@ def write_format(kind: str, original: Original, folder: Path) -> dict:
     many texts both find the same.
     """
     model, sources = original.model, original.sources
-    if kind == "onnx":
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter's own inner workings
-            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-            write_onnx(model, folder)
-        result = compare(kind, original.answers, onnx_answers(folder, original))
-    elif kind in ("encoder", "sentence_transformers"):
+    if kind in ("encoder", "sentence_transformers"):
         write_encoder(original, folder, pooled=kind == "sentence_transformers")
         result = compare_encoder(kind, original, folder)
     else:

@@ -1,23 +1,20 @@
 """The README.md of a published model: model_card.md.j2, filled from run.json, all_results.json and metrics.jsonl.
 
-It leaves out what these files do not know, and shortens local paths to file names.
+It leaves out what these files do not know, and shortens local paths to file names. Texts of these files stand between
+Markdown's code marks, where they cannot become links, tables or HTML.
 """
 
 import contextlib
-import dataclasses
 import json
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
-from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, own_entry
-from arguments.task import TaskArguments, find_entry, task_arguments, task_names
-from arguments.text import PreTrainingDataArguments
-from arguments.training import FineTuningArguments, PreTrainingArguments
+from arguments.task import find_entry, task_arguments, task_names
 from common.command_line import comma_words
-from common.reports import human_count, human_time, read_json, read_metrics, short_number
+from common.reports import human_count, human_time, read_json, read_metrics
 from constants import BUILTIN_CORPUS, OBJECTIVES
 from corpora.files import split_weights
 from modeling.families import family_of, is_tied, shape_of
@@ -25,13 +22,6 @@ from objectives.denoisers import Denoiser, denoisers_of
 from tasks.registry import as_list, source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
-# Flags about places and display, not about what was trained.
-_NOT_THE_TRAINING = (
-    "output_dir overwrite_output_dir dry_run data_cache_dir overwrite_cache preprocessing_num_workers data_dir "
-    "run_name report_to logging_steps logging_strategy logging_dir disable_tqdm use_cpu resume_from_checkpoint "
-    "push_to_hub dataloader_num_workers dataloader_pin_memory greater_is_better project trackio_space_id local_rank "
-    "ddp_find_unused_parameters save_total_limit save_steps save_strategy do_train do_eval accelerator_config debug"
-).split()
 _NO_RESULT = ("_runtime", "_per_second", "_time", "_samples")
 
 
@@ -64,56 +54,49 @@ def model_card(
     name: of the model; a Hub name's owner is kept in the commands only. record: of read_run. formats: for each engine
     what publishing.exports.compare found. given: what only people know for the front matter: license, language.
     """
-    run, metrics = record["run"], record["metrics"]
+    run, results = record["run"], record["results"]
     arguments, task = run.get("arguments", {}), task_of(run)
-    first = _first_entry(task, arguments) if task else {}
-    entry = first if task and len(task_names(*task)) == 1 else {}
-    last_evaluation = next((line for line in reversed(metrics) if any(key.startswith("eval_") for key in line)), {})
+    entry = _first_entry(task, arguments) if task else {}
+    evaluations = [line for line in record["metrics"] if any(key.startswith("eval_") for key in line)]
     numbers = {
-        key: float(value)
-        for key, value in (record["results"] or last_evaluation).items()
+        key.removeprefix("eval_"): float(value)
+        for key, value in (results or (evaluations or [{}])[-1]).items()
         if key.startswith("eval_") and isinstance(value, (int, float)) and not key.endswith(_NO_RESULT)
     }
-    steps, seconds = (max((line.get(key, 0) for line in metrics), default=0) for key in ("step", "seconds"))
-    versions, commit = run.get("versions") or {}, (run.get("git") or {}).get("commit")
-    versions = [f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions]
-    versions += [f"T5 Foundry at commit `{commit[:12]}`"] if commit else []
-    objective = arguments.get("objective") or "span_corruption"
-    known = objective if objective in OBJECTIVES else "span_corruption"
-    denoisers = [denoiser for denoiser, _ in denoisers_of(known).values()]
-    shown = min(denoisers, key=lambda denoiser: denoiser.is_prefix)  # the first that masks spans, if one does
-    # ByT5's sentinels are not its tokenizer's <extra_id_n>.
+    objective, family = arguments.get("objective") or "span_corruption", family_of(model.config)
+    denoisers = denoisers_of(objective if objective in OBJECTIVES else "span_corruption").values()
+    shown = min((denoiser for denoiser, _ in denoisers), key=lambda one: one.is_prefix)  # one that masks spans
     reads_ids = hasattr(model.config, "input_ids_offset")
+    # ByT5's sentinels are not its tokenizer's <extra_id_n>.
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
-    by_id = has_marks and not task and not shown.is_prefix
-    family = family_of(model.config)
+    steps, seconds = (max((line.get(key, 0) for line in record["metrics"]), default=0) for key in ("step", "seconds"))
     card = ModelCard.from_template(
         _front_matter(name, arguments, objective, task, entry, numbers, given),
         TEMPLATE,
         name=name,
         run=run,
-        task=task,
+        flags={flag: [_without_folders(flag, one) for one in as_list(value)] for flag, value in arguments.items()},
+        task=task and "/".join(task),
+        objective=objective,
+        builtin=BUILTIN_CORPUS,
         config=model.config,
         tied=is_tied(model),
         shape=shape_of(model.config),
-        head_is_scaled=family.head_is_scaled,
-        parameters=human_count(run.get("parameters") or sum(p.numel() for p in model.parameters())),
-        by_id=by_id,
-        gap=family.gap,
-        objective=objective.replace("_", " "),
+        family=family,
+        parameters=run.get("parameters") or sum(p.numel() for p in model.parameters()),
+        by_id=has_marks and not task and not shown.is_prefix,
         masks_spans=not shown.is_prefix,
-        example=json.dumps(_example(task, first, family.gap, shown, reads_ids), ensure_ascii=False),
-        data=_data(arguments, task, entry),
+        example=_example(task, entry, family.gap, shown, reads_ids),
         steps=steps,
-        tokens=human_count(steps * run["tokens_per_step"]) if run.get("tokens_per_step") else None,
-        time=human_time(seconds),
-        hardware=run.get("hardware") or {},
-        versions=versions,
-        flags=changed_flags(arguments),
+        seconds=seconds,
         has_curve=has_curve,
         numbers=numbers,
-        finished=bool(record["results"]),
+        finished=bool(results),
         formats=formats,
+        code=_code,
+        human_count=human_count,
+        human_time=human_time,
+        python_text=_python_text,
         shown_search=shown_search,
     )
     return f"{card}\n"
@@ -138,26 +121,21 @@ def _front_matter(
     numbers: dict[str, float],
     given: dict,
 ) -> ModelCardData:
-    hubs = list(entry.get("hub") or [])[:1]
-    if not task:  # one or several, also with weights
+    if task:
+        entry = entry if len(task_names(*task)) == 1 else {}
+        hubs = list(entry.get("hub") or [])[:1]
+    else:  # one or several, also with weights
         hubs, _ = split_weights("--dataset_name", comma_words(arguments.get("dataset_name") or ""))
     hubs = [hub for hub in hubs if hub != BUILTIN_CORPUS and not _is_folder(hub)]
     local = arguments.get("train_file") or arguments.get("data_dir")
-    base = arguments.get("model_name_or_path") or ""
-    results = [
-        EvalResult(
-            task_type=hub_task(task, entry),
-            dataset_type=hubs[0] if hubs else "/".join(task),
-            dataset_name="/".join(task),
-            metric_type=metric.removeprefix("eval_"),
-            metric_value=round(value, 6),
-        )
-        for metric, value in numbers.items()
-        if task and not metric.endswith("loss")
-    ]
+    base, kind = arguments.get("model_name_or_path") or "", hub_task(task, entry)
+    scored = {metric: round(value, 6) for metric, value in numbers.items() if task and not metric.endswith("loss")}
+    where = dict(task_type=kind, dataset_name="/".join(task or ()))
+    where["dataset_type"] = hubs[0] if hubs else where["dataset_name"]
+    results = [EvalResult(metric_type=metric, metric_value=value, **where) for metric, value in scored.items()]
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag=hub_task(task, entry),
+        pipeline_tag=kind,
         tags=["t5", "t5-foundry", *([objective.replace("_", "-")] if arguments and not task else [])],
         datasets=hubs if hubs and not local else None,
         base_model=None if _is_folder(base) else base or None,
@@ -190,45 +168,23 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Deno
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
 
 
-def _data(arguments: dict, task: tuple[str, str] | None, entry: dict) -> str:
-    """The training data, as the end of a sentence."""
-    flags = (arguments.get(flag) for flag in ("train_file", "source_file", "target_file"))
-    if files := [file for paths in flags if paths for file in as_list(paths)]:
-        is_mixed = task and task[1] != OWN and OWN in comma_words(task[1])
-        mixture = f"`{'/'.join(task)}`, {OWN} being " if is_mixed else ""
-        return f"{mixture}the files {', '.join(f'`{Path(str(file)).name}`' for file in files)}"
-    if task:
-        hub, *_ = entry.get("hub") or [None]
-        link = hub and (f"`{Path(hub).name}`" if _is_folder(hub) else f"[{hub}](https://huggingface.co/datasets/{hub})")
-        return f"`{'/'.join(task)}`" + (f" ({link})" if link else "")
-    if arguments.get("dataset_name") in (None, BUILTIN_CORPUS):
-        return "English documentation of installed Python packages"
-    return " ".join(
-        f"`{_without_folder(arguments[k])}`" for k in ("dataset_name", "dataset_config_name") if arguments.get(k)
+def _without_folders(flag: str, value: object) -> str:
+    """A flag's value; of a file, and of a path outside the working folder, its last name alone."""
+    words = str(value).split(",")
+    return ",".join(
+        Path(word).name if flag.endswith("_file") or word.startswith((".", "/", "~")) else word for word in words
     )
 
 
-def changed_flags(arguments: dict) -> dict[str, str]:
-    """{flag: value} of the flags that decide the training and are not the script's defaults; paths as bare names."""
-    pre_training, fine_tuning = (PreTrainingDataArguments, PreTrainingArguments), (TaskArguments, FineTuningArguments)
-    defaults = {}
-    for group in (ModelArguments, *(fine_tuning if arguments.get("benchmark") else pre_training)):
-        for field in dataclasses.fields(group):
-            is_made = field.default_factory is not dataclasses.MISSING
-            defaults[field.name] = field.default_factory() if is_made else field.default
-    hidden = {key for key in defaults if key.startswith("hub_")} - {"hub_dataset", "hub_config"}
-    of_training = defaults.keys() - hidden - set(_NOT_THE_TRAINING)
-    return {
-        key: " ".join(map(_without_folder, as_list(value)))
-        for key, value in arguments.items()
-        if key in of_training and value not in (None, defaults[key], {})
-    }
+def _code(value: object) -> str:
+    """The value between Markdown's code marks, in one line that neither ends them nor a table's cell."""
+    text = " ".join(" ".join(map(str, as_list(value))).split())
+    return "`{}`".format(text.replace("`", "'").replace("|", "\\|"))
 
 
-def _without_folder(value: object) -> str:
-    if isinstance(value, str) and (Path(value).is_absolute() or value.startswith((".", "~"))):
-        return Path(value).name
-    return short_number(value) if isinstance(value, float) else str(value).replace("|", "\\|")
+def _python_text(text: str) -> str:
+    """The text as Python writes it, within a block of code that it cannot end."""
+    return json.dumps(text, ensure_ascii=False).replace("`", "\\u0060")
 
 
 def shown_search(search: dict) -> str:

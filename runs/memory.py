@@ -33,17 +33,19 @@ class Activations:
     stored: tensors that autograd keeps for the layers (with checkpointing: the layers' inputs). loss: in float32 the
     logits' log-softmax and the gradients of both, and with a z-loss the logits and one more gradient. weight_copies:
     autocast's bfloat16 weights. recomputed: the largest block, computed again in the backward pass, with its gradients
-    (checkpointing only); loss and weight copies are gone by then.
+    (checkpointing only); loss and weight copies are gone by then. packed: what a CPU's product in bfloat16 copies of
+    its operands.
     """
 
     stored: int
     recomputed: int
     loss: int
     weight_copies: int
+    packed: int
 
     @property
     def total(self) -> int:
-        return self.stored + max(self.loss + self.weight_copies, self.recomputed)
+        return self.stored + self.packed + max(self.loss + self.weight_copies, self.recomputed)
 
 
 def activation_bytes(
@@ -54,7 +56,7 @@ def activation_bytes(
     attention: str = "eager",
     bf16: bool = True,
     checkpointing: bool = False,
-    float32_softmax: bool = True,
+    on_cpu: bool = False,
     z_loss: bool = False,
     chunk: int = 0,
     frozen: int = 0,
@@ -62,10 +64,11 @@ def activation_bytes(
     """Bytes that a forward pass leaves in memory, without dropout and without torch.compile (which keeps less).
 
     attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" instead keep the output, a
-    log-sum [B, H, Q] and the bias [1, H, Q, K]. float32_softmax: whether autocast computes the softmax of bfloat16
-    scores in float32, as on a GPU and not on a CPU. chunk: target tokens whose logits exist at a time, 0 for all.
-    frozen: number of weights that are not trained. Autocast casts these anew for every product, and only a block that
-    is not recomputed keeps the copies.
+    log-sum [B, H, Q] and the bias [1, H, Q, K]. on_cpu: a CPU's autocast leaves the softmax of bfloat16 scores in
+    bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
+    the CPU's instructions, at most as much as the layers' largest matrix holds. chunk: target tokens whose logits exist
+    at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these anew for every product,
+    and only a block that is not recomputed keeps the copies.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
@@ -91,7 +94,7 @@ def activation_bytes(
         if attention != "eager":
             return 4 * of.heads * queries * (batch + (keys if bias else 0))
         # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
-        weight = 4 if not bf16 else 6 if bias or float32_softmax or of.casts_scores else 2
+        weight = 4 if not bf16 else 6 if bias or not on_cpu or of.casts_scores else 2
         return batch * of.heads * queries * keys * (weight + (low if of.caps_scores else 0))
 
     def feed_forward(rows: int, of: Stack) -> int:
@@ -145,13 +148,15 @@ def activation_bytes(
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
     cap = low if family_of(config).logit_cap(config) else 0  # its tanh
     loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
-    if chunk:  # its logits and their gradient; that of the head's weights, and what the chunk adds to it
-        loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * shape.head
+    if chunk:  # its logits and their gradient; that of the head's weights, if they are trained, and what the chunk adds
+        loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
+    largest = max(of.width * max(of.feed_forward, of.inner) for of in (encoder, decoder))
     return Activations(
         stored=ends + integers + kept,
         recomputed=recomputed,
         loss=loss,
         weight_copies=2 * copied if bf16 else 0,
+        packed=2 * largest if bf16 and on_cpu else 0,
     )
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from arguments.sharding import wants_fsdp
-from arguments.training import BY_METRIC, T5TrainingArguments, global_batch_size
-from common.checkpoint_folders import checkpoints_of
+from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
 from common.command_line import exit_on_user_error
-from common.manifests import is_disk_full
 from common.processes import finish_process_group, is_first_process, print_once
 from common.reports import (
     end_summary,
@@ -24,7 +22,7 @@ from common.reports import (
     start_summary,
     write_json,
 )
-from constants import SHOWN_SEQUENCES, SHOWN_TOKENS
+from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
 from data_t5 import Text
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
@@ -41,10 +39,9 @@ from runs.callbacks import (
 from runs.room import check_plan, room_for
 from runs.speed import device_peak_flops
 from runs.trackers import finish_tracking, start_tracking
-from tasks.tasks import Tasks
+from tasks.tasks import TaskData
 from trainer_t5 import T5Trainer
-from training.batch_size import find_micro_batch
-from training.checkpoints import check_optimizer_state, delete, old_files, resumed_batch_notice
+from training.checkpoints import changed_schedule, check_optimizer_state, give_up_later, old_files
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 
@@ -79,7 +76,7 @@ class TrainingRun(Run):
     """
 
     def __init__(
-        self, trainer: T5Trainer, title: str, flags: list, data: Text | Tasks, checkpoint: str | None, rows: dict
+        self, trainer: T5Trainer, title: str, flags: list, data: Text | TaskData, checkpoint: str | None, rows: dict
     ):
         super().__init__(trainer.args, title)
         self.trainer, self.flags, self.data, self.checkpoint, self.rows = trainer, flags, data, checkpoint, rows
@@ -95,11 +92,8 @@ class TrainingRun(Run):
         memory, or a warm-up as long as the run, is the user's error, exit code 2.
         """
         args, data = self.args, self.data
-        if args.auto_find_batch_size and not args.assume_gpu:  # this machine says nothing about another
-            with exit_on_user_error():
-                find_micro_batch(self.trainer)
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
-        warmup = 0 if args.lr_scheduler_type in ("constant", *BY_METRIC) else args.get_warmup_steps(steps)
+        warmup = warmup_of(vars(args), steps)
         self._install_callbacks()
         room = (memory, memory_there), (disk, disk_there) = room_for(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
@@ -121,13 +115,8 @@ class TrainingRun(Run):
             "disk": f"{human_bytes(disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(disk_there)} free",
         }
-        self.announce(
-            plan,
-            large_step_notice(args, self.sequences, self.tokens_per_step),
-            long_evaluation_notice(args, self.sequences, steps, self._rows_to_score()),
-            data.unknown and data.unknown.warning(),
-            resumed_batch_notice(self.checkpoint, self.sequences),
-        )
+        changed = changed_schedule(self.checkpoint, args, steps)
+        self.announce(plan, data.unknown and data.unknown.warning(), *changed)
         with exit_on_user_error():
             check_plan(self.trainer.model, args, steps, room)
             if not args.deepspeed:
@@ -148,15 +137,13 @@ class TrainingRun(Run):
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
         self.track(self.trainer, shown, self.checkpoint)
-        delete(old)
+        for path in old:
+            remove(path, quietly=path.name == SAVING)
         if is_first_process():
+            if self.checkpoint is not None:
+                give_up_later(self.output_dir, self.checkpoint)
             with side_file(self.output_dir / "run.json") as path:
                 write_json(path, record)
-
-    def _rows_to_score(self) -> int:
-        """Rows of an evaluation, of all its data sets."""
-        found = self.trainer.eval_dataset
-        return sum(map(len, found.values())) if isinstance(found, dict) else len(found or ())
 
     def _install_callbacks(self) -> None:
         args, ranks = self.args, self.args.world_size
@@ -258,36 +245,6 @@ def described_model(model: PreTrainedModel) -> str:
     shape = f"{model.config.model_type}, {shape_of(model.config).described}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
-
-
-def large_step_notice(args: T5TrainingArguments, sequences: int, tokens: int | None) -> str | None:
-    """The notice that a step is more than four times as large as those for which the default learning rate was shown;
-    None if it is not."""
-    by_tokens = tokens is not None
-    count, shown = (tokens, SHOWN_TOKENS) if by_tokens else (sequences, SHOWN_SEQUENCES)
-    if not args.defaults_of or count <= 4 * shown:
-        return None
-    what = f"{count:,} {'tokens' if by_tokens else 'sequences'}"
-    return (
-        f"a step has {what}, and the default learning rate was shown with {shown:,}: choose --learning_rate "
-        "yourself, or take a smaller --per_device_train_batch_size or --gradient_accumulation_steps"
-    )
-
-
-def long_evaluation_notice(args: T5TrainingArguments, sequences: int, steps: int, rows: int) -> str | None:
-    """The notice that scoring `rows` validation rows in every --eval_steps takes more than a fifth of the time that
-    training takes, whose backward pass costs twice its forward pass; None if it does not, or texts are generated."""
-    every = args.eval_steps and (args.eval_steps if args.eval_steps >= 1 else args.eval_steps * steps)
-    if args.eval_strategy != "steps" or args.predict_with_generate or every > steps:
-        return None
-    forward_passes = 3 * every * sequences  # that take as long as the training between two evaluations
-    if rows <= forward_passes / 5:
-        return None
-    return (
-        f"each evaluation scores {rows:,} validation rows; an evaluation every {every:g} steps makes the run "
-        f"{rows / forward_passes:.0%} longer: with --max_eval_samples {max(1, round(forward_passes / 20))} it "
-        "would be 5%"
-    )
 
 
 def sharding(trainer: T5Trainer) -> str:

@@ -22,9 +22,8 @@ from common.processes import free_memory, lacks_compiler, processes_here
 from constants import HARDWARE_PEAKS
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
-from modeling.kernels.attention import Case, keep_kernel_timings, kernel_name, triton_lacks
+from modeling.kernels.attention import Case, kernel_name, triton_lacks
 from runs.memory import RESERVE, activation_bytes, state_bytes
-from training.batch_size import divisors_below
 from training.checkpoints import run_of
 
 MOST_WORKERS = 8  # data workers of a process
@@ -221,7 +220,7 @@ def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict
     family = family_of(job.config)
     if "packing" in family.lacks:
         return False, f"{family.names} has no masks for it"
-    if job.shapes or args.torch_compile or args.auto_find_batch_size:
+    if job.shapes or args.torch_compile:
         return False, "every packed batch has another shape"
     if job.earlier:
         return bool(job.earlier.get("packing")), RESUMED
@@ -236,12 +235,8 @@ def _micro_batch(
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     asked, earlier = (tuple(values.get(name, 0) for name in names) for values in (vars(args), job.earlier))
     sharded = launcher.sharding.startswith("zero")
-    if gpu is None and (args.auto_find_batch_size or sharded):
-        return None
-    if args.auto_find_batch_size:
-        return asked, "--auto_find_batch_size tries what fits"
     if sharded:
-        return asked, "DeepSpeed's file gets this value"
+        return None if gpu is None else (asked, "DeepSpeed's file gets this value")
     if math.prod(earlier) == math.prod(asked):
         return (earlier, RESUMED) if gpu is not None or earlier != asked else None
     bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
@@ -252,7 +247,7 @@ def _micro_batch(
     if gpu is not None:
         memory, sizes, fixed = gpu.memory, divisors_below(math.prod(asked), 1), fixed + frozen + states.weights
     room = memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
-    more = dict(z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
+    more = dict(on_cpu=gpu is None, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
     for size, steps in sizes:
         lengths = size, job.source, job.target
         kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
@@ -262,6 +257,12 @@ def _micro_batch(
             need = f"{(fixed + kept) / 1e9:.0f} of {memory / 1e9:.0f} GB by the memory plan"
             return ((size, steps), f"{need}; the global batch stays") if gpu or (size, steps) != asked else None
     return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"
+
+
+def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
+    """(micro-batch, accumulation) of one product, the largest micro-batch first: 4, 2 -> (4, 2) (2, 4) (1, 8)."""
+    product = micro_batch * accumulation_steps
+    return [(size, product // size) for size in range(micro_batch, 0, -1) if product % size == 0]
 
 
 def _workers(_gpu: Gpu, _job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[int, str]:
@@ -307,7 +308,6 @@ def find_launcher(args) -> Launcher:
 
 def make_fast(model, job: Job, model_args, args) -> str:
     """Applies to model and flags, in all processes, what `choose` finds in the first one; returns the plan's row."""
-    keep_kernel_timings(args.kernel_timings)
     if args.speed == "plain":
         return "plain: nothing is chosen"
     if model_args.attn_implementation:

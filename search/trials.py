@@ -1,45 +1,182 @@
-"""One trial of a sweep as a process: started, shown while it runs, stopped early, ended with all its children."""
+"""The trials of a sweep: Optuna's study of them, which agents share, and one trial as a process.
+
+A trial is RUNNING in the study while its agent runs it. One that is interrupted becomes FAIL and is enqueued again,
+under the same run name, so that the next agent resumes it. A trial that fails by itself ends as PRUNED without a value,
+which TPE counts as the worst, as W&B does.
+"""
 
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import psutil
+from filelock import FileLock
+
+from common.errors import UserError
 from common.reports import human_time
 from constants import PREEMPTED_EXIT_CODE
-from search.study import BEAT, beat, members
-from search.sweep_files import best_value, command_line, history, is_hopeless, read_lines, shown
+from search.sweep_files import Sweep, best_value, command_line, history, is_hopeless, read_lines, shown
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
+    from optuna import Study
+    from optuna.trial import FrozenTrial, Trial
 
 POLL = 0.5  # seconds between two looks at a running trial
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
 
 
-class Told(BaseException):
-    """A scheduler stops this agent, to restart it later."""
+class Interrupted(BaseException):
+    """A scheduler, or the trial's own time limit, stops this agent, to restart it later."""
 
     @classmethod
     def by_signal(cls, number: int, _frame: object) -> None:
         raise cls(signal.Signals(number).name)
 
 
-def end_group(process: subprocess.Popen) -> None:
+# ---------------------------------------------------------------- the study
+def open_study(sweep: Sweep, storage: str | None) -> "Study":
+    """The study in the sweep's folder, or in the database `storage`. UserError if another search was started there."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    place: str | JournalStorage | None = storage
+    if place is None:
+        path = str((sweep.folder / "study.jsonl").absolute())
+        # Optuna's other lock is a symbolic link: a node that sees the folder under another name would wait for ever.
+        place = JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
+    name = "sweep" if storage is None else str(sweep.folder)
+    with turn(sweep):
+        study = optuna.create_study(storage=place, study_name=name, direction=sweep.goal, load_if_exists=True)
+        before = study.user_attrs.get("search")
+        if before is None:
+            study.set_user_attr("search", sweep.described())
+    if before not in (None, sweep.described()):
+        raise UserError(
+            f"--output_dir {sweep.folder}: begun with the search {before}, not {sweep.described()}: name another folder"
+        )
+    return study
+
+
+def turn(sweep: Sweep) -> FileLock:
+    """The lock under which one agent at a time looks at the study and takes a trial."""
+    return FileLock(sweep.folder / ".lock")
+
+
+def best_of(trials: list["FrozenTrial"], sweep: Sweep) -> "FrozenTrial | None":
+    """The ended trial with the best value; None if none has a value."""
+    valued = [trial for trial in trials if trial.value is not None]
+    return min(valued, key=lambda trial: sweep.sign * trial.value, default=None)
+
+
+def visible(study: "Study") -> list["FrozenTrial"]:
+    """The trials, each once: without those that were interrupted and stand further down again."""
+    from optuna.trial import TrialState
+
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.FAIL]
+
+
+def _agent(*processes: int) -> dict:
+    """Who runs a trial, by which other agents tell whether it is gone. processes: further ids than this one."""
+    return {"host": socket.gethostname(), "pids": [os.getpid(), *processes], "job": os.environ.get("SLURM_JOB_ID")}
+
+
+def _is_gone(agent: dict) -> bool:
+    """Whether an agent and its trial have certainly ended: their processes are gone here, or SLURM has restarted their
+    job on another node as the one that asks."""
+    me = _agent()
+    if agent["host"] == me["host"]:
+        return not any(map(psutil.pid_exists, agent["pids"]))
+    return me["job"] is not None and agent["job"] == me["job"]
+
+
+def enqueue_again(study: "Study", trial: "FrozenTrial | Trial") -> None:
+    """Ends an interrupted trial, which the next agent that takes one resumes under its run name."""
+    from optuna.trial import TrialState
+
+    study.tell(trial.number, state=TrialState.FAIL)
+    study.enqueue_trial(trial.params, user_attrs={"run": trial.user_attrs["run"]})
+
+
+def enqueue_abandoned(study: "Study") -> None:
+    """Enqueues the trials again whose agent was killed. Agents that share a study call it in `turn`."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        if _is_gone(trial.user_attrs["agent"]):
+            enqueue_again(study, trial)
+
+
+def take_trial(study: "Study", sweep: Sweep, seed: int) -> "tuple[Trial | None, str | None]":
+    """(trial to run, None), or (None, why the search is over). Interrupted trials come first.
+    Agents that share a study call it in `turn`.
+
+    The sampler's own seed follows from `seed` and the trial's number, so that agents never draw the same.
+    """
+    from optuna.samplers import RandomSampler, TPESampler
+    from optuna.trial import TrialState
+
+    trials = visible(study)
+    waiting = any(trial.state == TrialState.WAITING for trial in trials)
+    if not waiting:
+        best = best_of(trials, sweep)
+        if best and sweep.target is not None and sweep.sign * best.value <= sweep.sign * sweep.target:
+            return None, f"the target {sweep.target:g} is reached with {best.value:.4g}"
+        if len(trials) >= sweep.size:
+            return None, f"all {len(trials)} combinations of the grid are taken"
+        if len(trials) >= sweep.run_cap:
+            return None, f"run_cap {sweep.run_cap} is reached"
+        if sweep.method == "grid":
+            study.enqueue_trial(_combination(sweep, len(trials)))
+    own_seed = int(np.random.SeedSequence((seed, len(trials))).generate_state(1)[0])
+    study.sampler = (TPESampler if sweep.method == "bayes" else RandomSampler)(seed=own_seed)
+    trial = study.ask(sweep.distributions)
+    trial.set_user_attr("agent", _agent())
+    if "run" not in trial.user_attrs:  # also W&B's id of the run, so no other sweep may have it
+        trial.set_user_attr("run", f"{len(trials):04d}-{secrets.token_hex(3)}")
+    return trial, None
+
+
+def _combination(sweep: Sweep, place: int) -> dict:
+    """The combination of a grid at this place; the last parameter of the file changes fastest."""
+    chosen = {}
+    for name in reversed(sweep.distributions):
+        choices = sweep.distributions[name].choices
+        place, index = divmod(place, len(choices))
+        chosen[name] = choices[index]
+    return chosen
+
+
+def end_trial(
+    study: "Study", trial: "Trial", state: str, value: float | None, error: str | None, seconds: float
+) -> None:
+    """Writes a trial's end into the study. state: finished, stopped (by hyperband) or failed."""
+    from optuna.trial import TrialState
+
+    trial.set_user_attr("end", {"state": state, "error": error, "seconds": round(seconds, 1)})
+    study.tell(trial, value, state=TrialState.PRUNED if value is None else TrialState.COMPLETE)
+
+
+# ---------------------------------------------------------------- a trial's process
+def end_process(process: subprocess.Popen) -> None:
     """Ends a trial with all its processes: SIGTERM, and after PATIENCE or a second Ctrl-C SIGKILL."""
+    members = []
     try:
         if process.poll() is None:
+            root = psutil.Process(process.pid)
+            members = [root, *root.children(recursive=True)]  # a launcher may be gone while its script saves
             os.killpg(process.pid, signal.SIGTERM)
-            end = time.monotonic() + PATIENCE
-            while any(members(process.pid)) and time.monotonic() < end:  # a launcher may be gone while its script saves
-                time.sleep(min(POLL, 0.1))
-                process.poll()
+            psutil.wait_procs(members, PATIENCE)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -48,7 +185,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 def resume_flags(folder: Path) -> dict:
     """Flags with which a script resumes in its folder, or starts again if no checkpoint there holds the optimizer."""
-    from common.checkpoint_folders import newest_whole_checkpoint  # torch: only where a trial begins
+    from common.whole_folders import newest_whole_checkpoint  # brings torch
 
     if checkpoint := newest_whole_checkpoint(folder, with_optimizer=True):
         return {"resume_from_checkpoint": str(checkpoint)}
@@ -59,90 +196,91 @@ def show(text: str, last: bool = False) -> None:
     """Shows a live line on a terminal; elsewhere, as in a cluster's log, only the last ones."""
     width = shutil.get_terminal_size().columns - 1
     if sys.stdout.isatty():
-        print("\r" + (text if last else text[:width]).ljust(width), end="\n" * last, flush=True)
+        print("\r" + (text if last else text[:width]).ljust(width), end="\n" if last else "", flush=True)
     elif last:
         print(text, flush=True)
 
 
-def outcome(folder: Path, run: str, sweep: dict, code: int) -> tuple[str, float | None, str | None]:
+def outcome(sweep: Sweep, run: str, code: int) -> tuple[str, float | None, str | None]:
     """(finished or failed, the metric's best value, error) of a run that ended with this exit code.
 
-    error: the last line of stderr, unless one before it names the error that a launcher then reports. Raises Told if
-    the run has saved and left, as the training scripts do when a job is ended or its time runs out.
+    error: the last line of stderr, unless one before it names the error that a launcher then reports. Raises
+    Interrupted if the run has saved and left, as the training scripts do when a job is ended or its time runs out.
     """
     if code:
-        text = (folder / f"{run}.err").read_text(errors="replace")[-65536:]
+        text = (sweep.folder / f"{run}.err").read_text(errors="replace")[-65536:]
         launchers = rf"(exit status|exitcode +:) {PREEMPTED_EXIT_CODE}\b"  # accelerate and torchrun: they exit with 1
         if code == PREEMPTED_EXIT_CODE or re.search(launchers, text):
-            raise Told("its trial had to leave")
+            raise Interrupted("its trial had to leave")
         lines = text.replace("\r", "\n").split("\n")
         lines = [line.strip() for line in lines if line.strip()] or [f"exit code {code}"]
         named = [line for line in lines if re.match(r"[\w.]*(error|Error|Exception): |[\w.]+: error: ", line)]
         named = [line for line in named if not re.search("CalledProcessError|ChildFailedError", line)]
         return "failed", None, (named or lines)[-1]
-    lines, key = read_lines(folder / run), sweep["key"]
+    lines = read_lines(sweep.folder / run)
     value = best_value(lines, sweep)
-    if not key or value is not None:
-        return "finished", value if value is None else float(value), None
-    there = ", ".join(dict.fromkeys(name for line in lines for name in line)) or "nothing"
-    last = next((line[key] for line in reversed(lines) if key in line), None)
-    return "failed", None, f"{key} is never finite, but {last}" if last is not None else f"logged no {key}, but {there}"
+    if sweep.metric is None or value is not None:
+        return "finished", None if value is None else float(value), None
+    logged = ", ".join(dict.fromkeys(name for line in lines for name in line)) or "nothing"
+    last = next((line[sweep.key] for line in reversed(lines) if sweep.key in line), None)
+    if last is None:
+        return "failed", None, f"logged no {sweep.key}, but {logged}"
+    return "failed", None, f"{sweep.key} is never finite, but {last}"
 
 
-def run_trial(trial: "FrozenTrial", sweep: dict, folder: Path) -> tuple[str, float | None, str | None]:
+def run_trial(trial: "Trial", sweep: Sweep) -> tuple[str, float | None, str | None]:
     """(finished, stopped or failed, the metric's best value, error) of a trial that it runs to its end."""
-    run, flags = trial.user_attrs["run"], trial.user_attrs["values"]
+    run, folder = trial.user_attrs["run"], sweep.folder
     if (folder / run / "all_results.json").is_file():  # its agent was killed when all was done
-        return outcome(folder, run, sweep, 0)
-    title = " ".join([f"trial {trial.number} ", *(f"{name}={shown(flags[name])}" for name in sweep["searched"])])
+        return outcome(sweep, run, 0)
+    title = " ".join([f"trial {run[:4]} ", *(f"{name}={shown(value)}" for name, value in trial.params.items())])
     resume = resume_flags(folder / run)
     show(f"{title}  {'resumes' if resume else 'begins'} in {folder / run}", last=True)
-    environment = os.environ | {"WANDB_RUN_ID": run} | ({"WANDB_RESUME": "allow"} if resume else {})
-    environment |= {f"WANDB_{key.upper()}": str(sweep[key]) for key in ("project", "entity") if key in sweep}
+    environment = os.environ | {"WANDB_RUN_ID": run} | ({"WANDB_RESUME": "allow"} if resume else {}) | sweep.environment
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is this one
-    began = beaten = time.monotonic()
     with (folder / f"{run}.log").open("a") as log, (folder / f"{run}.err").open("w") as err:
         try:
-            command = command_line(sweep, flags | resume, folder, run)
+            command = command_line(sweep, trial.params, run, resume)
             streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=err)
             process = subprocess.Popen(command, **streams, env=environment, process_group=0)
         except OSError as error:
             return "failed", None, str(error)
+    trial.set_user_attr("agent", _agent(process.pid))
     try:
-        beat(folder, run, process.pid)
-        metrics, size, parts = folder / run / "metrics.jsonl", -1, []
-        values = history(read_lines(folder / run), sweep["key"])
-        while process.returncode is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL)
-            if time.monotonic() - beaten > BEAT:
-                beaten = time.monotonic()
-                with contextlib.suppress(FileNotFoundError):  # another agent has resumed and ended the trial
-                    os.utime(folder / f"{run}.beat")
-            before, size, known = size, metrics.stat().st_size if metrics.is_file() else 0, len(values)
-            if size != before:
-                lines = read_lines(folder / run)
-                values = history(lines, sweep["key"])
-                parts = [f"{key} {shown(lines[-1][key])}" for key in ("step", "epoch") if lines and key in lines[-1]]
-                parts += [f"{sweep['metric']['name']} {shown(values[-1])}"] if values else []
-            is_new = len(values) > known
-            show("  ".join([title, *parts, human_time(time.monotonic() - began)]), is_new and not sys.stdout.isatty())
-            if is_new and sweep["early_terminate"] and process.returncode is None:
-                runs = map(read_lines, folder.glob("[0-9]*-*"))
-                everyone = [history(of_run, sweep["key"]) for of_run in runs]
-                if is_hopeless(values, everyone, sweep["early_terminate"], sweep["sign"]):
-                    return "stopped", best_value(lines, sweep), None
-    except Told:
+        if _watch(process, title, sweep, folder / run):
+            return "stopped", best_value(read_lines(folder / run), sweep), None
+    except Interrupted:
         if "SLURM_JOB_ID" in os.environ:  # SLURM signals the trial too; a second signal would keep it from saving
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
-            beat(folder, run, process.pid)
         raise
     except KeyboardInterrupt:
         show("ending the trial (Ctrl-C once more kills it)", last=True)
         raise
     finally:
-        end_group(process)
+        end_process(process)
     if process.returncode:
         time.sleep(2 * POLL)  # a scheduler ends agent and trial together: our own signal may still arrive
-    return outcome(folder, run, sweep, process.returncode)
+    return outcome(sweep, run, process.returncode)
+
+
+def _watch(process: subprocess.Popen, title: str, sweep: Sweep, folder: Path) -> bool:
+    """Shows a trial's progress until it ends. True if hyperband stops it instead."""
+    began, metrics, size, parts = time.monotonic(), folder / "metrics.jsonl", -1, []
+    values = history(read_lines(folder), sweep.key)
+    while process.returncode is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL)
+        before, size, known = size, metrics.stat().st_size if metrics.is_file() else 0, len(values)
+        if size != before:
+            lines = read_lines(folder)
+            values = history(lines, sweep.key)
+            parts = [f"{key} {shown(lines[-1][key])}" for key in ("step", "epoch") if lines and key in lines[-1]]
+            parts += [f"{sweep.metric} {shown(values[-1])}"] if values else []
+        is_new = len(values) > known
+        show("  ".join([title, *parts, human_time(time.monotonic() - began)]), is_new and not sys.stdout.isatty())
+        if is_new and sweep.early_terminate and process.returncode is None:
+            everyone = [history(read_lines(run), sweep.key) for run in sweep.folder.glob("[0-9]*-*")]
+            if is_hopeless(values, everyone, sweep.early_terminate, sweep.sign):
+                return True
+    return False

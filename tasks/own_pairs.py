@@ -9,23 +9,25 @@ from pathlib import Path
 from arguments.own_pairs import OWN, SHAPES, has_training_rows, own_entry
 from arguments.task import TaskArguments
 from common.command_line import listed
+from common.errors import UserError
 from common.processes import print_once
-from tasks.registry import as_list
+from tasks.registry import as_list, number_of
 from tasks.rows import SplitReader, pieces_of
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
+_OPTIMIZED = "metric_to_optimize"  # the first of `metrics` here
 
 
 def completed(args: TaskArguments) -> dict:
     """The entry of own pairs. --record_shape and --labels, where the rows tell them, are printed and set in `args`, and
-    so in task.json. ValueError if the first record has no known shape."""
+    so in task.json. UserError if the first record has no known shape."""
     entry = own_entry(args)
     if "inputs" not in entry:
         record, where = _first_record(entry, args)
         fitting = (name for name, columns in SHAPES.items() if set(columns.split()) <= set(record))
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
-            raise ValueError(
+            raise UserError(
                 f"{where}: which column is read and which is written? Say --source_column and "
                 f"--target_column; available: {listed(record)}"
             )
@@ -43,34 +45,38 @@ def completed(args: TaskArguments) -> dict:
 
 
 def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
-    """(the first record unchanged, its place). ValueError if there is none."""
+    """(the first record unchanged, its place). UserError if there is none."""
     split = "train" if has_training_rows(args) else "validation"
     for records, where in SplitReader(OWN, entry, args, split).sources():
         for record in records:
             return next(pieces_of(entry, record, f"{where}, row 1")), where
-    raise ValueError(f"task {OWN}, split {split}: no rows")
+    raise UserError(f"task {OWN}, split {split}: no rows")
 
 
 def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
-    """The values of the target column, sorted: numbers by size. ValueError if they look like free texts, or one is
+    """The values of the target column, sorted: numbers by size. UserError if they look like free texts, or one is
     empty: an answer that is no label would count as it."""
     if not has_training_rows(args):
-        raise ValueError("--target_type class needs --labels where there are no training rows to find them in")
+        raise UserError("--target_type class needs --labels where there are no training rows to find them in")
     texts = entry | dict(target_type="text")
     rows = SplitReader(OWN, texts, args, "train")
     values = [text for row in rows for text in as_list(row[entry["target"]])]
     found = {str(value).strip() for value in values}
     if len(found) > max(10, len(values) // 2):
-        raise ValueError(
+        raise UserError(
             f"--target_type class: {entry['target']} has {len(found):,} different values in "
             f"{len(values):,} rows; name the classes with --labels, or leave it out"
         )
     if "" in found:
-        raise ValueError(
+        raise UserError(
             f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
             f"with --skip_rows_where {entry['target']}=, or write a label into them"
         )
-    return sorted(found, key=int) if all(text.isdecimal() for text in found) else sorted(found)
+    numbers = {text: number_of(text) for text in sorted(found)}
+    spelled = {text if number is None else number: text for text, number in numbers.items()}  # 1 and 1.0 are one class
+    if None in numbers.values():
+        return sorted(spelled.values())
+    return [spelled[number] for number in sorted(spelled)]
 
 
 # ---------------------------------------------------------------- entries for people
@@ -87,26 +93,33 @@ def name_of(args: TaskArguments) -> str:
 
 
 def translated(name: str, entry: dict) -> dict:
-    """An entry with the fields of other registries (`text_column_name`, `label_column_name`, `metric_names`, a
-    dictionary of `labels`) in those of constants.py, with a line that shows it; other entries unchanged.
+    """An entry with the fields of other registries (`text_column_name`, `label_column_name`, `metric_names`,
+    `metric_to_optimize`, a dictionary of `labels`) in those of constants.py, with a line that shows it; other entries
+    unchanged.
 
-    {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"}, "metric_names": "f1"}
+    {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"},
+     "metric_names": ["accuracy", "f1"], "metric_to_optimize": "f1"}
     -> dict(prefix=name, inputs={"sentence": "sentence"}, target="label", target_type="class", labels=["no", "yes"],
-            metrics=["f1"], max_source_length=512, max_target_length=8)
+            metrics=["f1", "accuracy"], max_source_length=512, max_target_length=8)
     """
-    if not set(_INSTEAD) & set(entry) and not isinstance(entry.get("labels"), dict):
+    if not {*_INSTEAD, _OPTIMIZED} & set(entry) and not isinstance(entry.get("labels"), dict):
         return entry
     for old, new in _INSTEAD.items():
         if old in entry and new in entry:
-            raise ValueError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both")
+            raise UserError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both. Leave one out")
     new = dict(prefix=name, target_type="text", max_source_length=512, max_target_length=128)
     if entry.get("labels"):
         new |= dict(target_type="class", max_target_length=8)
-    new |= {_INSTEAD.get(field, field): value for field, value in entry.items()}
-    if "text_column_name" in entry:
+    new |= {_INSTEAD.get(field, field): value for field, value in entry.items() if field != _OPTIMIZED}
+    if "text_column_name" in entry and not callable(new["inputs"]):
         new["inputs"] = {column: column for column in as_list(new["inputs"])}
-    if "metric_names" in entry:
-        new["metrics"] = as_list(new["metrics"])
+    metrics = new.get("metrics", [])
+    metrics = metrics if isinstance(metrics, dict) else dict.fromkeys(as_list(metrics))
+    first = entry.get(_OPTIMIZED, "").removeprefix("eval_")
+    metrics = ({first: metrics.get(first)} if first else {}) | metrics
+    new["metrics"] = metrics if any(metrics.values()) else list(metrics)
+    if "target_type" not in entry and {"pearson", "spearman"} & set(metrics):
+        new |= dict(target_type="number", max_target_length=16)
     if isinstance(entry.get("labels"), dict):
         new["labels"] = _in_order(name, entry["labels"])
     print_once(f"task {name}: its entry has fields of another toolkit; with ours it is\n{as_source(name, new)}")
@@ -120,7 +133,7 @@ def _in_order(name: str, labels: dict) -> list[str]:
     if all(isinstance(index, int) for index in labels.values()):
         by_index = {str(index): text for text, index in labels.items()}
     if set(by_index) != {str(number) for number in range(len(labels))}:
-        raise ValueError(
+        raise UserError(
             f"DATASET_VALS task {name}: labels {labels} do not count from 0; write them as a list in class order"
         )
     return [str(by_index[str(number)]) for number in range(len(labels))]

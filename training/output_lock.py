@@ -2,86 +2,62 @@
 
     .lock   {"host": "node7", "pid": 4711, "job": "123", "since": "2026-01-31T12:00:00+01:00"}, while the run is there
 
-Only rank 0 locks. The lock is the system's own (flock), so it ends with the process, however that ends; on NFS the
-server holds it. Where a file system has no locks, a line says so.
+Only rank 0 locks. The lock is the system's own (filelock, by flock), so it ends with the process, however that ends; on
+NFS the server holds it. Where a file system has no locks, a line says so.
 """
 
-import fcntl
 import json
 import os
 import socket
-import weakref
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from arguments.training import T5TrainingArguments
+from common.errors import UserError
 from common.processes import is_first_process, print_once
 
 LOCK = ".lock"
-_held: dict[Path, IO] = {}  # {folder: its open lock file}
+_held: dict[Path, FileLock] = {}  # {folder: its lock}
 
 
 def lock_output_dir(args: T5TrainingArguments) -> None:
-    """Locks --output_dir, if it exists, until `unlock_output_dir` or as long as these arguments live. ValueError that
-    names the run which holds the lock."""
+    """Locks --output_dir, if it exists, until `unlock_output_dir` or the end of the process. UserError that names the
+    run which holds the lock."""
     folder = Path(args.output_dir).resolve()
     path = folder / LOCK
-    locked = folder in _held and _is_at(_held[folder], path)
-    if locked or args.dry_run or not is_first_process() or not folder.is_dir():
+    if args.dry_run or not is_first_process() or not folder.is_dir() or (folder in _held and path.exists()):
         return
-    while True:
-        file = path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ValueError(
-                f"--output_dir {folder}: another run writes there ({_described(file.read())}); wait for "
-                f"it, or name another folder. If it surely ended, delete {path}"
-            ) from None
-        except OSError as error:
-            print_once(f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there")
-            return
-        if _is_at(file, path):  # else the run that held it has just removed it
-            break
-        file.close()
+    lock = FileLock(path, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"--output_dir {folder}: another run writes there ({_holder(path)}). Wait for it, or name another "
+            f"folder; if it surely ended, delete {path}"
+        ) from None
+    except OSError as error:
+        print_once(f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there")
+        return
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    job = os.environ.get("SLURM_JOB_ID")
-    file.truncate(0)
-    file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "job": job, "since": now}) + "\n")
-    file.flush()
-    _held[folder] = file
-    # A child that outlives a killed run, such as a data worker, would keep the lock for some seconds.
-    os.register_at_fork(after_in_child=file.close)
-    weakref.finalize(args, _unlock, folder, file)  # at the latest at the end of the process
+    holder = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("SLURM_JOB_ID"), "since": now}
+    path.write_text(json.dumps(holder) + "\n", encoding="utf-8")
+    _held[folder] = lock
 
 
 def unlock_output_dir(args: T5TrainingArguments) -> None:
     """Ends the lock."""
     folder = Path(args.output_dir).resolve()
-    if folder in _held:
-        _unlock(folder, _held.pop(folder))
+    if lock := _held.pop(folder, None):
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
 
 
-def _unlock(folder: Path, file: IO) -> None:
-    if _is_at(file, folder / LOCK):
-        (folder / LOCK).unlink()
-    file.close()
-
-
-def _is_at(file: IO, path: Path) -> bool:
-    """Whether an open file is still the one at the path."""
+def _holder(path: Path) -> str:
     try:
-        return not file.closed and os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
-        return False
-
-
-def _described(text: str) -> str:
-    try:
-        holder = json.loads(text)
+        holder = json.loads(path.read_text(encoding="utf-8"))
         job = f", SLURM job {holder['job']}" if holder["job"] else ""
         return f"process {holder['pid']} on {holder['host']}{job}, since {holder['since']}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):  # it has just locked, and not written yet
         return "which one is unknown"

@@ -16,15 +16,13 @@ from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
-from common.manifests import is_disk_full, share
 from common.processes import is_first_process, print_once
 from common.reports import write_json
+from common.whole_folders import SAVING, is_disk_full, publish, share
+from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
 from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
-from publishing.hub_uploads import NOT_PUBLISHED, create_repository, reason, start_upload, upload
-from publishing.model_cards import model_card, read_run
-from tasks.task_records import TASK_RECORD
-from training.checkpoints import SAVING, load_loss_state, publish, rotate, save_loss_state
+from training.checkpoints import load_loss_state, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
 
 
@@ -32,11 +30,13 @@ class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves, resumes and uploads."""
 
     is_leaving = False  # told to stop: set by PreemptionCallback
+    owed_evaluation: dict | None = None  # {"save_was_due"}: the checkpoint is from before an evaluation that was due
+    _saved_step: int | None = None  # the step of the last checkpoint in --output_dir
     _is_saving = False  # while a checkpoint is being written aside
     _put_off: Exception | None = None  # error of a full disk, kept until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
     _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
-    task_record: dict | None = None  # of fine-tuning (tasks/task_records.py), saved with every model
+    task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
@@ -76,10 +76,14 @@ class SavingTrainer(RowOrderTrainer):
 
     def _save_checkpoint(self, model, trial):
         """Overrides Trainer to write into `_saving/` and rename the checkpoint when it is whole. If the disk is full, a
-        line says so and the training continues: the last whole checkpoint is kept, and the next save tries again."""
+        line says so and the training continues: the last whole checkpoint is kept, and the next save tries again. A
+        step that is saved already is not written again."""
         output_dir = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
         aside, final = output_dir / SAVING / name, output_dir / name
+        if self._saved_step == self.state.global_step:
+            self._find_best(output_dir)
+            return
         if self.args.should_save:
             shutil.rmtree(output_dir / SAVING, ignore_errors=True)
             aside.mkdir(parents=True)
@@ -88,13 +92,11 @@ class SavingTrainer(RowOrderTrainer):
         if self._is_disk_full(self._write_checkpoint, model, trial, aside):
             self.state.best_model_checkpoint = earlier_best  # Trainer may have named one that is gone
             return
-        best = output_dir / f"checkpoint-{self.state.best_global_step}"
-        if self.state.best_global_step and (best == final or best.is_dir()):
-            # On all ranks, since all load it in the end. Trainer looked for it where the new one was being written.
-            self.state.best_model_checkpoint = str(best)
+        self._find_best(output_dir, final)
         if self._is_disk_full(self._publish, aside, final):
             self.state.best_model_checkpoint = earlier_best
             return
+        self._saved_step = self.state.global_step
         # A run that is told to stop may have seconds left: the one that resumes it uploads, and deletes.
         if self.args.should_save and not (self.is_leaving and self.args.push_to_hub):
             self._finish_current_push()  # of the previous checkpoint, which may be deleted now
@@ -102,6 +104,13 @@ class SavingTrainer(RowOrderTrainer):
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
         self.accelerator.wait_for_everyone()
+
+    def _find_best(self, folder: Path, being_saved: Path | None = None) -> None:
+        """Names the best checkpoint in this folder, if it is there or being saved: on all ranks, since all load it in
+        the end. Trainer looks for it where a new one is being written."""
+        best = folder / f"checkpoint-{self.state.best_global_step}"
+        if self.state.best_global_step and (best == being_saved or best.is_dir()):
+            self.state.best_model_checkpoint = str(best)
 
     def _write_checkpoint(self, model, trial, aside: Path) -> None:
         self._is_saving, self._put_off = True, None
@@ -112,7 +121,7 @@ class SavingTrainer(RowOrderTrainer):
         if self._put_off:
             raise self._put_off
         losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
-        losses["last_logged_step"] = self._globalstep_last_logged
+        losses |= {"last_logged_step": self._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
         save_loss_state(aside, self.args.process_index, losses)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
@@ -187,12 +196,18 @@ class SavingTrainer(RowOrderTrainer):
             self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def restore_loss_state(self) -> None:
-        """Restores the losses that the resumed run had not yet logged."""
-        folder = self._resumed_from and Path(self._resumed_from)
-        if folder and (state := load_loss_state(folder, self.args.process_index, self.args.world_size)):
+        """Restores what Trainer does not: the losses that the resumed run had not yet logged, and the evaluation that
+        it owes."""
+        if not self._resumed_from:
+            return
+        folder = Path(self._resumed_from)
+        if folder.resolve() == Path(self.args.output_dir).resolve() / f"checkpoint-{self.state.global_step}":
+            self._saved_step = self.state.global_step
+        if state := load_loss_state(folder, self.args.process_index, self.args.world_size):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = state["last_logged_step"]
+            self.owed_evaluation = state.get("owed_evaluation")  # earlier commits owed none
 
     # ------------------------------------------------------------ to the Hub
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
@@ -201,6 +216,8 @@ class SavingTrainer(RowOrderTrainer):
         if self.is_world_process_zero() and not self.args.dry_run:
             name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
             private = self.args.hub_private_repo if private is None else private
+            from publishing.hub_uploads import create_repository
+
             with exit_on_user_error():
                 self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
 
@@ -209,6 +226,8 @@ class SavingTrainer(RowOrderTrainer):
         written. The model is uploaded without the states of the training; `--hub_strategy` adds those."""
         if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
+        from publishing.hub_uploads import NOT_PUBLISHED, start_upload
+
         folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
         start = partial(start_upload, folder, self.hub_model_id, token=self.args.hub_token)
         self._uploads.append(start(message, ignore=NOT_PUBLISHED))
@@ -220,6 +239,8 @@ class SavingTrainer(RowOrderTrainer):
         """Waits for the uploads in the background and prints those that failed; the training continues without them."""
         for started in self._uploads:
             if error := started.exception():
+                from publishing.hub_uploads import reason
+
                 print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
         self._uploads = []
 
@@ -227,6 +248,9 @@ class SavingTrainer(RowOrderTrainer):
         """Uploads the finished run's folder with its model card; returns its address. ValueError if that fails."""
         if not self.is_world_process_zero():
             return None
+        from publishing.hub_uploads import upload
+        from publishing.model_cards import model_card, read_run
+
         self._finish_current_push()
         folder = Path(self.args.output_dir)
         card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())

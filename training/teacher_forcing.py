@@ -17,9 +17,8 @@ from transformers import PreTrainedConfig
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
 from modeling.families import family_of, shape_of
-from modeling.loss import nats_of
+from modeling.loss import STATISTICS, nats_of
 from modeling.segment_masks import SEGMENTS
-from tasks.metrics.scoring import STATISTICS
 
 
 def score_rows(

@@ -7,10 +7,7 @@ a layer.
 
 The library kernel is chosen once for every shape: the first of KERNELS that does not refuse and whose answer to a small
 problem of that shape (outputs, logsumexp, gradients, scores around -120) agrees with plain tensor algebra. cuDNN 9
-fails this test at lengths with n % 128 == 64, where its dq is NaN under a bias (pytorch issue 196678). With
-`--kernel_timings FOLDER` the quickest of the right kernels is taken, as timed once and kept in that folder. Where there
-is T5's bias, `name+one_pass` is then a candidate too: that library's forward pass, and one kernel of ours for all four
-gradients.
+fails this test at lengths with n % 128 == 64, where its dq is NaN under a bias (pytorch issue 196678).
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
 """
@@ -19,7 +16,6 @@ import contextlib
 import functools
 import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,21 +24,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from common.processes import lacks_compiler, print_once
 from common.reports import first_line
 from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle, rows_dense
-from modeling.kernels.library import ALIGNMENT, KERNELS, aligned, torch_backward, torch_forward
-from modeling.kernels.timing import seconds_of_kernels
-from modeling.relative_bias import diagonal_sums, spread_sums
+from modeling.kernels.library import ALIGNMENT, KERNELS, Kernel, aligned
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
-TIMED_ROWS = 8  # examples of the problem on which kernels are timed
 BIAS_GRADIENTS = {
     "triton": "one pass over the batch in registers, no atomics (GPUs; CPUs through Triton's interpreter)",
     "torch": "plain tensor algebra, the batch in chunks, any device and dtype",
-    "one_pass": "dq, dk, dv and d(bias) in one Triton kernel, for a bias of k - q; only forced or by --kernel_timings",
 }
-ONE_PASS = "+one_pass"  # after the name of the library kernel whose forward pass it is
-# The kernels that use_attention_kernel forces, and the folder of --kernel_timings.
-_wanted: dict = {"kernel": None, "gradient": None, "timings": None}
+_wanted: dict = {"kernel": None, "gradient": None}  # the kernels that use_attention_kernel forces
 
 
 # ---------------------------------------------------------------- the gradient of the bias
@@ -81,14 +71,13 @@ def bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: 
 def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = None) -> Iterator[None]:
     """Within it, attention runs on this one of `KERNELS`, d(bias) on this one of `BIAS_GRADIENTS`; None: as chosen.
 
-    Both passes must run within it. "one_pass" replaces the kernel's backward pass where there is a bias with a gradient
-    and one for each head. ValueError for an unknown name at once. Where the kernel cannot do what it is asked to, or
-    answers wrongly, attention raises RuntimeError and does not fall back.
+    Both passes must run within it. ValueError for an unknown name at once. Where the kernel cannot do what it is asked
+    to, or answers wrongly, attention raises RuntimeError and does not fall back.
     """
     for name, known in ((kernel, KERNELS), (bias_gradient, BIAS_GRADIENTS)):
         if name is not None and name not in known:
             raise ValueError(f"attention kernel {name!r}: must be one of {', '.join(known)}")
-    if bias_gradient in ("triton", "one_pass") and not triton_is_installed():
+    if bias_gradient == "triton" and not triton_is_installed():
         raise ValueError(f"attention kernel {bias_gradient!r}: the package triton is not installed")
     before = dict(_wanted)
     _wanted.update(kernel=kernel, gradient=bias_gradient)
@@ -96,11 +85,6 @@ def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = 
         yield
     finally:
         _wanted.update(before)
-
-
-def keep_kernel_timings(folder: str | None) -> None:
-    """From now on the quickest kernel is chosen, as timed and kept in `folder`; None: the first one that is right."""
-    _wanted["timings"] = Path(folder).expanduser() if folder else None
 
 
 class Case(NamedTuple):
@@ -121,7 +105,7 @@ def choose_kernel(q: torch.Tensor, k: torch.Tensor, added: torch.Tensor | None, 
 
 
 def kernel_name(case: Case) -> str:
-    """The first kernel that neither refuses nor fails its probe, or the quickest of these (`keep_kernel_timings`).
+    """The first kernel that neither refuses nor fails its probe.
 
     One line (rank 0) says which it is, and why others were passed over. RuntimeError if a forced kernel cannot serve.
     """
@@ -129,78 +113,37 @@ def kernel_name(case: Case) -> str:
 
 
 @functools.cache
-def _choice(
-    case: Case, strict: bool, kernel: str | None = None, gradient: str | None = None, timings: Path | None = None
-) -> str:
+def _choice(case: Case, strict: bool, kernel: str | None = None, gradient: str | None = None) -> str:  # noqa: ARG001
     queries, keys, heads, width = case.shape
     problem = _problem(case._replace(shape=(queries, keys, min(heads, 2), width)), rows=2)
-    right, reasons = [], []
+    reasons = []
     for name in (kernel,) if kernel else KERNELS:
-        if right and (timings is None or name == "torch"):  # against which the others are measured
-            break
         reason = KERNELS[name].refuses(problem.q, problem.k, problem.added)
-        if reason is None and name != "torch":
+        if reason is None and name != "torch":  # which the others are compared with
             reason = _probe(name, problem)
         if reason is None:
-            right.append(name)
-        else:
-            reasons.append(f"{name}: {reason}")
-    of_bias = choose_bias_gradient(case.device, case.dtype)
-    timed_too = timings and not gradient and of_bias == "triton"
-    if right and problem.bias is not None and (timed_too or gradient == "one_pass"):
-        found = {name + ONE_PASS: _probe(name + ONE_PASS, problem) for name in right}
-        reasons += [f"{name}: {reason}" for name, reason in found.items() if reason]
-        right = ([] if gradient else right) + [name for name, reason in found.items() if reason is None]
-    if not right:
-        raise RuntimeError(
-            f"attention kernel {kernel or gradient} cannot serve {queries} x {keys} of width {width}: {reasons[-1]}"
-        )
-    name, times, where = right[0], "", f"{case.device} {str(case.dtype).removeprefix('torch.')}"
-    if len(right) > 1 and timings:
-        name, times = _quickest(right, timings, case, strict)
-        where = f"{where} at {queries} x {keys}"
-    _say_once(name, "one_pass" if ONE_PASS in name else of_bias, tuple(reasons), where, times)
-    return name
-
-
-def _quickest(right: list[str], timings: Path, case: Case, strict: bool) -> tuple[str, str]:
-    """(the quickest of these kernels, their times in words); the first one where they cannot be timed or kept."""
-    key = dict(dtype=str(case.dtype), shape=case.shape, own=case.own, causal=case.causal, strict=strict)
-    key["torch"] = torch.__version__
-    if case.device.type == "cuda":
-        key |= dict(device=torch.cuda.get_device_name(case.device), cudnn=torch.backends.cudnn.version())
-    try:
-        problem = _problem(case, TIMED_ROWS)
-        runs = {name: functools.partial(_solve, name, problem) for name in right}
-        with torch.no_grad():
-            seconds = seconds_of_kernels(timings, key, runs, case.device)
-    except (OSError, torch.OutOfMemoryError) as error:
-        return right[0], f"not timed: {first_line(error)}"
-    times = ", ".join(f"{name} {1000 * seconds[name]:.3g} ms" for name in right)
-    return min(right, key=seconds.__getitem__), f"timed: {times}"
+            where = f"{case.device} {str(case.dtype).removeprefix('torch.')}"
+            _say_once(name, choose_bias_gradient(case.device, case.dtype), tuple(reasons), where)
+            return name
+        reasons.append(f"{name}: {reason}")
+    raise RuntimeError(f"attention kernel {kernel} cannot serve {queries} x {keys} of width {width}: {reasons[-1]}")
 
 
 @functools.cache
-def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str, times: str) -> None:
+def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str) -> None:
     passed_over = "; ".join(reason for reason in reasons if not reason.endswith(("needs a GPU", "needs a CPU")))
-    notes = "; ".join(filter(None, (times, passed_over and f"passed over: {passed_over}")))
-    about = KERNELS[name.removesuffix(ONE_PASS)].about
-    because = notes and f" ({notes})"
-    print_once(f"attention: {name} on {where}, {about}; gradient of the bias by {gradient}{because}")
+    because = f" (passed over: {passed_over})" if passed_over else ""
+    print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
 
 
 class Problem(NamedTuple):
-    """Random tensors, laid out as in training. bias: [1, H, Q, K], if heads have biases of their own; added: all that
-    is added to the scores, which hides the keys that mask and causal hide."""
+    """Random tensors, laid out as in training. added: all that is added to the scores, with keys hidden."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     added: torch.Tensor | None
     grad_out: torch.Tensor
-    bias: torch.Tensor | None
-    mask: torch.Tensor | None
-    causal: bool
 
 
 def _problem(case: Case, rows: int) -> Problem:
@@ -214,54 +157,37 @@ def _problem(case: Case, rows: int) -> Problem:
     q, grad_out = random(rows, queries, heads, width) * width**-0.5, random(rows, queries, heads, width)
     k, v = random(rows, keys, heads, width), random(rows, keys, heads, width)
     if case.own is None:
-        return Problem(q, k, v, None, grad_out, None, None, case.causal)
+        return Problem(q, k, v, None, grad_out)
     of_examples, of_heads = case.own
     bias, mask = random(1, heads if of_heads else 1, queries, keys) + PROBE_SHIFT, None
     if of_examples:
         mask = (torch.arange(keys, device=device) < keys - keys // 4).expand(rows, 1, 1, keys)
-    added = _for_kernels(None, q, k, bias, mask, case.causal)
-    return Problem(q, k, v, added, grad_out, bias if of_heads else None, mask, case.causal)
-
-
-def _solve(name: str, problem: Problem) -> list[torch.Tensor]:
-    """Output, logsumexp, dq, dk, dv, and d(bias) if there is a bias, by the kernel of this name."""
-    q, k, v, added, grad_out, bias, mask, causal = problem
-    out, lse = KERNELS[name.removesuffix(ONE_PASS)].forward(q, k, v, added, 1.0)
-    rest = (out.contiguous(), lse.contiguous(), causal, 1.0)
-    return [x for x in (out, lse, *_gradients(name, grad_out, q, k, v, added, bias, mask, *rest)) if x is not None]
-
-
-def _gradients(name: str, grad_out, q, k, v, added, bias, mask, out, lse, causal: bool, scale: float) -> tuple:
-    """dq, dk, dv and d(bias) [1, H, Q, K], None without a bias, by the kernel of this name."""
-    if bias is not None and name.endswith(ONE_PASS):
-        from modeling.kernels.triton_one_pass import one_pass_triton  # needs triton
-
-        return one_pass_triton(grad_out, q, k, v, bias.to(q.dtype), mask, out, lse, causal, scale)
-    grads = KERNELS[name.removesuffix(ONE_PASS)].backward(grad_out, q, k, v, added, out, lse, scale)
-    return *grads, None if bias is None else bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal, scale)
+    return Problem(q, k, v, _for_kernels(None, q, k, bias, mask, case.causal), grad_out)
 
 
 @torch.no_grad()
 def _probe(name: str, problem: Problem) -> str | None:
     """Why the kernel's answer to a small problem is wrong, or None if it is right."""
-    wide, one_pass = accumulation_dtype(problem.q.dtype), name.endswith(ONE_PASS)
-    q, k, v, added, grad_out, bias = (None if x is None else x.to(wide) for x in problem[:6])
-    out, lse = torch_forward(q, k, v, added, 1.0)
-    expected = [out, lse, *torch_backward(grad_out, q, k, v, added, out, lse, 1.0)]
-    if one_pass:
-        of_bias = bias_gradient_torch(grad_out, q, k, v, bias, problem.mask, out, lse, problem.causal, 1.0)
-        expected.append(spread_sums(diagonal_sums(of_bias[0]), k.shape[1])[None])
+    wide = accumulation_dtype(problem.q.dtype)
+    exact = Problem(*(None if x is None else x.to(wide) for x in problem))
     try:
-        found = _solve(name, problem if one_pass else problem._replace(bias=None))
+        found = _solve(KERNELS[name], problem)
     except Exception as error:  # noqa: BLE001 (a library's, or whatever a compiler raises)
         return f"it fails ({first_line(error)})"
-    names = ("output", "logsumexp", "dq", "dk", "dv", "dbias")
-    for tensor, ours, theirs in zip(names, expected, found, strict=False):
+    names = ("output", "logsumexp", "dq", "dk", "dv")
+    for tensor, ours, theirs in zip(names, _solve(KERNELS["torch"], exact), found, strict=True):
         largest = 1.0 if tensor == "logsumexp" else ours.abs().max().clamp(min=1e-30)  # a logarithm's error is relative
         error = (ours - theirs.to(wide)).abs().max() / largest
         if not error <= PROBE_TOLERANCE[problem.q.dtype]:  # `not`: NaN is wrong too
-            return f"its {tensor} at {q.shape[1]} x {k.shape[1]} is off by {float(error):.1g}"
+            return f"its {tensor} at {problem.q.shape[1]} x {problem.k.shape[1]} is off by {float(error):.1g}"
     return None
+
+
+def _solve(kernel: Kernel, problem: Problem) -> list[torch.Tensor]:
+    """Output, logsumexp, dq, dk and dv."""
+    q, k, v, added, grad_out = problem
+    out, lse = (x.contiguous() for x in kernel.forward(q, k, v, added, 1.0))
+    return [out, lse, *kernel.backward(grad_out, q, k, v, added, out, lse, 1.0)]
 
 
 # ---------------------------------------------------------------- what is added to the scores
@@ -330,8 +256,7 @@ def attention(q, k, v, bias, mask, causal: bool, scale: float, added=None) -> tu
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (rows_dense(x) for x in (q, k, v))
         added = _for_kernels(added, q, k, bias, mask, causal)
-        name = choose_kernel(q, k, added, causal).removesuffix(ONE_PASS)
-        out, lse = KERNELS[name].forward(q, k, v, added, scale)
+        out, lse = KERNELS[choose_kernel(q, k, added, causal)].forward(q, k, v, added, scale)
         return out.contiguous(), lse.contiguous()
 
 
@@ -352,12 +277,11 @@ def attention_backward(grad_out, q, k, v, bias, mask, out, lse, causal, scale, a
     with torch.autocast(q.device.type, enabled=False):
         grad_out, q, k, v = grad_out.contiguous(), *(rows_dense(x) for x in (q, k, v))
         added = _for_kernels(added, q, k, bias, mask, causal)
-        rounded = None
+        kernel, grad_bias = KERNELS[choose_kernel(q, k, added, causal)], q.new_empty(0)
+        grads = kernel.backward(grad_out, q, k, v, added, out, lse, scale)
         if bias_needs_gradient:
             rounded = added[:1] if mask is None else bias  # without a mask it is the bias, except for later tokens
-        name = choose_kernel(q, k, added, causal)
-        *grads, grad_bias = _gradients(name, grad_out, q, k, v, added, rounded, mask, out, lse, causal, scale)
-        grad_bias = q.new_empty(0) if grad_bias is None else grad_bias.to(bias.dtype)
+            grad_bias = bias_gradient(grad_out, q, k, v, rounded, mask, out, lse, causal, scale).to(bias.dtype)
         return *(grad.contiguous() for grad in grads), grad_bias
 
 

@@ -3,14 +3,9 @@
 Hermetic; seconds.
 """
 
-from unittest import mock
-
 import torch
 from absl.testing import absltest, parameterized
-from test_attention_t5 import batch, gradients, tiny
 
-from modeling.fused_projections import fuse_cross_projections, fuse_projections
-from modeling.kernels import library
 from modeling.kernels.attention import attention, use_attention_kernel
 
 B, S, H, D = 3, 20, 2, 16
@@ -45,31 +40,6 @@ class StridesTest(parameterized.TestCase):
         self.assertTrue(
             torch.equal(attention(*gaps, bias, None, False, 1.0)[0], attention(*copies, bias, None, False, 1.0)[0])
         )
-
-    def test_no_input_of_a_fused_model_is_copied(self):
-        """Forward and backward: 18 inputs of 6 attentions, all as they came out of the products."""
-        examples, lying = batch(14, 6, padded=True), []
-        plain = tiny("t5_fused", num_layers=2, num_decoder_layers=2)
-        model = tiny("t5_fused", num_layers=2, num_decoder_layers=2)
-        fuse_projections(model)
-        fuse_cross_projections(model)
-        whole = library.KERNELS["torch"]
-
-        def forward(q, k, v, *others):
-            lying.extend(x.untyped_storage().nbytes() > x.nbytes for x in (q, k, v))
-            return whole.forward(q, k, v, *others)
-
-        def backward(grad_out, q, k, v, *others):
-            lying.extend(x.untyped_storage().nbytes() > x.nbytes for x in (q, k, v))
-            return whole.backward(grad_out, q, k, v, *others)
-
-        watched = whole._replace(forward=forward, backward=backward)
-        with mock.patch.dict(library.KERNELS, torch=watched), use_attention_kernel("torch"):
-            found = gradients(model, model(**examples, use_cache=False).loss)
-        # The queries of the two cross-attentions are products of their own, all else is part of a joined one.
-        self.assertEqual((len(lying), sum(lying)), (2 * 18, 2 * 16))
-        for name, expected in gradients(plain, plain(**examples, use_cache=False).loss).items():
-            torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-11, msg=name)
 
 
 def triton_error() -> dict[str, float]:

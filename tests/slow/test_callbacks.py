@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -484,6 +485,15 @@ class CurvesTest(TestCase):
         (self.folder / "metrics.jsonl").write_text('{"step": 4, "eval_matched_loss": 1.5}\n')
         LossCurveCallback(self.folder).on_train_end()
         self.assertGreater(imread(self.folder / "loss.png").std(), 0)
+
+    @parameterized.parameters(("eval_accuracy", "accuracy"), ("loss", "token_accuracy"), (None, "token_accuracy"))
+    def test_the_picture_shows_the_main_metric_beside_the_loss(self, main, shown):
+        line = {"step": 4, "eval_loss": 1.5, "eval_token_accuracy": 0.5, "eval_accuracy": 0.25}
+        (self.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        figures = []
+        with mock.patch("common.curves.draw_curves", lambda *args, **kw: figures.append(draw_curves(*args, **kw))):
+            LossCurveCallback(self.folder).on_save(SimpleNamespace(metric_for_best_model=main))
+        self.assertEqual([axes.get_title(loc="left") for axes in figures[0].axes], ["loss", shown])
 
     def test_a_failed_picture_is_only_a_warning(self):
         (self.folder / "metrics.jsonl").write_text('{"step": 1\n{"step": 2, "loss": 1.0}\n')

@@ -280,32 +280,6 @@ class TokensTest(parameterized.TestCase):
         self.assertEqual(sorted(seen), list(range(3, size + 3)))
         self.assertGreater(np.count_nonzero(files["validation"].tokens == EOS), 3)
 
-    def test_the_same_for_long_texts(self):
-        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        letters = "bcdfghjk"
-        lines = [" ".join([letter * 3] * 400) for letter in letters]
-        (folder / "text.txt").write_text("\n".join(lines) + "\n")
-        vocabulary = tokenizer(400)
-        args = PreTrainingDataArguments(
-            train_file=[str(folder / "text.txt")],
-            packing="documents",
-            data_cache_dir=str(folder / "cache"),
-            validation_split_percentage=30.0,
-        )
-
-        def encode(texts):
-            ids = [[100 + letters.index(word[0]) for word in text.split()] for text in texts]
-            return np.array(sum(ids, []), dtype=np.int64), np.cumsum([len(part) for part in ids], dtype=np.int64)
-
-        short = mock.patch("corpora.token_files.HELD_OUT_BLOCK", (200, 500))
-        with short, mock.patch("corpora.token_files.corpus_encoder", lambda _: encode):
-            files = tokenised(args, find_sources(args), vocabulary)
-        for file in files.values():
-            tokens = file.tokens.astype(int)
-            changes = tokens[1:] != tokens[:-1]
-            self.assertTrue(((tokens[1:] == EOS) | (tokens[:-1] == EOS))[changes].all(), "two documents meet")
-        self.assertEqual(sum(np.count_nonzero(file.tokens != EOS) for file in files.values()), 400 * len(letters))
-
     def test_bytes_of_a_token_leave_out_the_separators(self):
         file = TokenFile(np.array([5, 6, EOS, 7, EOS]), 2, 0, 30)
         self.assertEqual((file.bytes_per_token(), file.bytes_per_token(EOS)), (6.0, 10.0))

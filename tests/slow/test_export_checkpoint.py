@@ -1,7 +1,7 @@
 """Exports: from every kind of checkpoint, into every format, with a card; and uploads against a Hub of one thread.
 
-A model of a few thousand weights with random ones, so that logits are far from each other. CTranslate2 and ONNX are
-optional packages: their tests skip themselves by name.
+A model of a few thousand weights with random ones, so that logits are far from each other. CTranslate2 is an
+optional package: its tests skip themselves by name.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,19 +24,18 @@ import yaml
 import zoo
 from absl.testing import parameterized
 from fake_hub import FakeHub
-from helpers import run_main, sentences
+from helpers import run_main, sentences, small_disk
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import export_checkpoint
 import pre_train_t5
-from common.checkpoint_folders import checkpoints_of
+from common.whole_folders import checkpoints_of
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model, load_model
-from publishing import exports
+from publishing import exports, hub_uploads
 from publishing.hub_uploads import NOT_PUBLISHED
-from publishing.model_cards import changed_flags, model_card
-from training import saving
+from publishing.model_cards import model_card
 
 ROOT = Path(export_checkpoint.__file__).resolve().parent
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
@@ -123,6 +123,25 @@ class HuggingFaceTest(TestCase):
             self.export(workspace() / "whole", code=2)
         self.assertEmpty(list(self.folder.iterdir()))
 
+    def test_entries_that_name_code_stay_behind(self):
+        source = shutil.copytree(workspace() / "whole", self.folder / "source")
+        entries = {"trust_remote_code": True, "custom_pipelines": {"own": {"impl": "own.P"}}}
+        entries |= {"auto_map": {"AutoModelForSeq2SeqLM": "own.M", "AutoTokenizer": ["own.T", None]}}
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+            (source / name).write_text(json.dumps(json.loads((source / name).read_text()) | entries))
+        self.export(source, "--formats", "huggingface", "encoder", "sentence_transformers")
+        for path in self.out.rglob("*.json"):
+            self.assertNoCommonElements(re.findall(r"\w+", path.read_text()), entries, path.name)
+        self.assertLen(list(self.out.rglob("config.json")), 4)
+
+    @parameterized.parameters(400, 10_000)  # before the weights, or within them
+    def test_a_full_disk_is_named_and_leaves_nothing(self, largest):
+        source = workspace() / "whole"
+        with small_disk(largest):
+            _, _, error = self.export(source, code=2)
+        self.assertRegex(error.splitlines()[-1], "error: --output_dir .*out: no room on the disk .*Free some space, or")
+        self.assertEmpty(list(self.folder.iterdir()))
+
     def test_an_earlier_export_is_replaced_as_a_whole(self):
         self.export(workspace() / "whole")
         (self.out / "old").write_text("x")
@@ -195,35 +214,10 @@ class EnginesTest(TestCase):
         self.assertGreaterEqual(same["never", exports.PATIENCE], 19)
         self.assertLess(same["never", 1], 15)
 
-    def test_onnx(self):
-        found, _, _ = self.export(workspace() / "whole", "--formats", "onnx")
-        self.assertEqual(found["onnx"]["same_tokens"], 3)
-        import onnxruntime
-
-        model = AutoModelForSeq2SeqLM.from_pretrained(self.out).eval()
-        encoder, decoder = (
-            onnxruntime.InferenceSession(str(self.out / "onnx" / f"{part}_model.onnx"))
-            for part in ("encoder", "decoder")
-        )
-        chooser = np.random.default_rng(0)
-        for rows, source, target in ((1, 1, 1), (3, 40, 21)):  # other sizes than the exporter's example
-            ids, mask = chooser.integers(3, 330, (rows, source)), np.ones((rows, source), dtype=np.int64)
-            mask[:, source // 2 + 1 :] = 0
-            written = chooser.integers(3, 330, (rows, target))
-            hidden = encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-            inputs = {"input_ids": written, "encoder_hidden_states": hidden, "encoder_attention_mask": mask}
-            with torch.no_grad():
-                wanted = model(
-                    torch.from_numpy(ids),
-                    attention_mask=torch.from_numpy(mask),
-                    decoder_input_ids=torch.from_numpy(written),
-                ).logits
-            np.testing.assert_allclose(decoder.run(None, inputs)[0], wanted.numpy(), atol=1e-3)
-
     def test_the_names_of_what_is_missing(self):
         with mock.patch("importlib.util.find_spec", return_value=None):
-            _, _, error = self.export(workspace() / "whole", "--formats", "onnx", code=2)
-        self.assertRegex(error, "--formats onnx: needs onnx and onnxscript and onnxruntime: pip install -r req")
+            _, _, error = self.export(workspace() / "whole", "--formats", "ctranslate2", code=2)
+        self.assertRegex(error, "--formats ctranslate2: needs ctranslate2: pip install -r req")
 
 
 class CompareTest(parameterized.TestCase):
@@ -238,7 +232,7 @@ class CompareTest(parameterized.TestCase):
         """The comparison with an engine that gives the wanted tokens' log-probabilities alone, or those of all."""
         log_probs = self.wanted.log_probs[0] + np.float32(off)
         log_probs = log_probs[[0, 1], [0, 1]] if alone else log_probs
-        return exports.compare("onnx", self.wanted, exports.Answers([tokens], [log_probs]))
+        return exports.compare("ctranslate2", self.wanted, exports.Answers([tokens], [log_probs]))
 
     def test_same_and_near_ties(self):
         for alone in (False, True):
@@ -294,10 +288,12 @@ class CardTest(TestCase):
         self.assertEqual(front["language"], ["en", "it"])
         self.assertEqual(front["library_name"], "transformers")
         results = json.loads((self.run_folder / "all_results.json").read_text())
-        self.assertIn(f"| loss | {results['eval_loss']:.4g} |", card)
-        self.assertIn("`text.txt`", card)
+        self.assertIn(f"| `loss` | {results['eval_loss']:.4g} |", card)
+        self.assertIn("| `train_file` | `text.txt` |", card)
         self.assertNotIn(str(workspace()), card, "no local path")
-        self.assertIn("| `noise_density` | 0.2 |", card)
+        self.assertIn("| `noise_density` | `0.2` |", card)
+        self.assertIn("| `learning_rate` | `0.02` |", card)  # a default too: it decides the training
+        self.assertNotIn("output_dir", card)
         self.assertIn("2 steps", card)
         self.assertIn("](loss.png)", card)
         self.assertTrue((self.out / "loss.png").is_file())
@@ -316,15 +312,26 @@ class CardTest(TestCase):
         (folder.parent / "metrics.jsonl").write_text("\n".join(map(json.dumps, losses)) + "\n")
         self.export(folder)
         card = (self.out / "README.md").read_text()
-        self.assertIn("| loss | 1.25 |\n\nFrom the last evaluation before this checkpoint was written", card)
+        self.assertIn("| `loss` | 1.25 |\n\nFrom the last evaluation before this checkpoint was written", card)
         self.assertIn("\n2 steps in", card)
 
-    def test_changed_flags_are_the_scripts_own(self):
-        arguments = json.loads((self.run_folder / "run.json").read_text())["arguments"]
-        changed = changed_flags(arguments)
-        self.assertEqual(changed["input_seq_length"], "32")
-        self.assertEqual(changed["train_file"], "text.txt")
-        self.assertNoCommonElements(changed, ["output_dir", "data_cache_dir", "seed", "mean_noise_span_length"])
+    def test_texts_of_the_run_stay_texts(self):
+        """A run.json may come with a checkpoint from anywhere."""
+        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+        hostile = "`[free](https://example.com) | <img src=x onerror=alert(1)>\n\n# Title\n```"
+        arguments = dict(benchmark="own", dataset_name=f"a{hostile}", source_prefix=hostile, optim=hostile)
+        run = dict(arguments=arguments, versions=dict(torch=hostile), git=dict(commit=hostile))
+        run |= dict(hardware=dict(gpus=1, gpu_name=hostile))
+        metrics = [{"step": 1, "seconds": 1.0, f"eval_{hostile}": 0.5}]
+        card = model_card("me/mine", dict(run=run, results={}, metrics=metrics), model)
+        body = card.split("---\n", 2)[2]
+        code = body.split("```python\n")[1].split("\n```\n")[0]
+        compile(code, "README.md", "exec")
+        outside = re.sub(r"`[^`\n]*`", "", body.replace(code, ""))
+        for part in ("[free]", "<img", "# Title"):
+            self.assertNotIn(part, outside)
+        table = [line for line in body.splitlines() if line.startswith("| `optim` |")]
+        self.assertEqual(len(re.findall(r"(?<!\\)\|", table[0])), 3, "one cell")
 
     def test_of_a_fine_tuned_model(self):
         model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
@@ -333,7 +340,7 @@ class CardTest(TestCase):
             run=dict(arguments=arguments), results=dict(eval_matthews_correlation=0.5, eval_loss=1.0), metrics=[]
         )
         card = model_card("me/cola", record, model)
-        self.assertIn("parameters, fine-tuned on glue/cola. Made with", card)
+        self.assertIn("parameters, fine-tuned on `glue/cola`. Made with", card)
         self.assertIn('tokenizer("cola sentence: ...", return_tensors="pt")', card)
         front = yaml.safe_load(card.split("---")[1])
         self.assertEqual(front["base_model"], "google/t5-v1_1-base")
@@ -352,14 +359,14 @@ class CardTest(TestCase):
         (
             dict(benchmark="own", dataset_name="pairs", hub_dataset="/data/mine/sent"),
             None,
-            "Trained on `own/pairs` (`sent`)",
+            "| `hub_dataset` | `sent` |",
         ),
         (
             dict(benchmark="own", dataset_name="pairs", hub_dataset="me/sent"),
             ["me/sent"],
-            "Trained on `own/pairs` ([me/sent](https://huggingface.co/datasets/me/sent))",
+            "| `hub_dataset` | `me/sent` |",
         ),
-        (dict(dataset_name="/data/mine/text"), None, "Trained on `text`"),
+        (dict(dataset_name="/data/mine/text"), None, "| `dataset_name` | `text` |"),
         (
             dict(dataset_name="allenai/c4:0.7,wikimedia/wikipedia:0.3"),
             ["allenai/c4", "wikimedia/wikipedia"],
@@ -374,7 +381,6 @@ class CardTest(TestCase):
         self.assertEqual(yaml.safe_load(card.split("---")[1]).get("datasets"), named)
         self.assertIn(text, card)
         self.assertNotIn("/data/mine", card)
-        self.assertEqual("| `hub_dataset` | " in card, "hub_dataset" in arguments)
 
     @parameterized.parameters(
         ("glue", "cola,pairs", "cola sentence: ..."),
@@ -391,17 +397,17 @@ class CardTest(TestCase):
         self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
 
     @parameterized.parameters(
-        (None, "span corruption", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
+        (None, "span_corruption", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
         ("ul2", "ul2", "[NLU] The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
-        ("prefix_lm", "prefix lm", "The cat sat on the", "The model continues the text"),
+        ("prefix_lm", "prefix_lm", "The cat sat on the", "The model continues the text"),
         ("gone", "gone", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
     )
     def test_of_each_objective(self, objective, name, text, explained):
         model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
         arguments = dict(max_steps=4) | ({"objective": objective} if objective else {})
         card = model_card("me/mine", dict(run=dict(arguments=arguments), results={}, metrics=[]), model)
-        self.assertIn(f"parameters, pre-trained with {name}. Made with", card)
-        self.assertIn(f"- {name.replace(' ', '-')}\n", card)
+        self.assertIn(f"parameters, pre-trained with `{name}`. Made with", card)
+        self.assertIn(f"- {name.replace('_', '-')}\n", card)
         self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
         self.assertIn(explained, card)
         self.assertEqual("extra_id" in card, objective != "prefix_lm")
@@ -450,7 +456,7 @@ class CardTest(TestCase):
             names = {name.split("/")[-1] for name in commit["files"]}
             self.assertIn("model.safetensors", names)
             self.assertEqual("manifest.json" in names, "/" in next(iter(commit["files"])), "only whole ones have it")
-        self.assertIn("| loss |", last["files"]["README.md"].decode())
+        self.assertIn("| `loss` |", last["files"]["README.md"].decode())
         self.assertContainsSubset({"model.safetensors", "all_results.json", "loss.png", "samples.md"}, last["files"])
         self.assertNoCommonElements({"run.json", "training_args.bin", "trainer_state.json"}, last["files"])
         self.assertIn("run.json", NOT_PUBLISHED)
@@ -483,7 +489,7 @@ class CardTest(TestCase):
             return mock.Mock(exception=mock.Mock(side_effect=AssertionError("waited")))
 
         self.flags = self.flags | {"max_steps": 4}
-        with FakeHub(), mock.patch.object(saving, "start_upload", side_effect=told_to_stop) as started:
+        with FakeHub(), mock.patch.object(hub_uploads, "start_upload", side_effect=told_to_stop) as started:
             self.train("--push_to_hub", "--save_steps", 1, "--save_total_limit", 1, code=75)
         started.assert_called_once()
         self.assertEqual([path.name for path in checkpoints_of(self.out)], ["checkpoint-1", "checkpoint-2"])

@@ -88,7 +88,7 @@ class ActivationsTest(parameterized.TestCase):
         model = create_model(config, "eager").train()
         inputs, labels = batch_of(config, batch, source, target)
         measured, _ = saved_bytes(model, inputs, labels, bf16)
-        formula = activation_bytes(config, batch, source, target, "eager", bf16, float32_softmax=False)
+        formula = activation_bytes(config, batch, source, target, "eager", bf16, on_cpu=True)
         log_softmax = 4 * batch * target * config.vocab_size  # of formula.loss, the part that autograd saves
         self.assert_near(formula.stored + formula.weight_copies + log_softmax, measured, 0.02)
 
@@ -146,24 +146,29 @@ class ActivationsTest(parameterized.TestCase):
                 module.gradient_checkpointing = False  # else transformers keeps zeros with a gradient
         inputs, labels = batch_of(config, batch, source, target)
         measured, _ = saved_bytes(model, inputs, labels, bf16)
-        formula = activation_bytes(config, batch, source, target, "eager", bf16, True, float32_softmax=False)
+        formula = activation_bytes(config, batch, source, target, "eager", bf16, True, on_cpu=True)
         log_softmax = 4 * batch * target * config.vocab_size
         head = 2 * config.vocab_size * config.d_model if bf16 else 0  # the blocks' copies are made again
         self.assert_near(formula.stored + head + log_softmax, measured, 0.1)
 
-    @parameterized.parameters(False, True)
-    def test_peak_of_low_rank_matrices(self, bf16):
-        """Wide and narrow: nearly all that a step of other weights would hold are copies of the weights."""
-        config = small_config(d_model=512, d_ff=1024, num_layers=4, num_decoder_layers=4)
+    @parameterized.product(
+        case=((512, 1024, 2, 24, 16), (512, 1024, 1, 8, 8), (256, 2048, 1, 8, 8), (256, 256, 1, 8, 8)),
+        bf16=(False, True),
+    )
+    def test_peak_of_low_rank_matrices(self, case, bf16):
+        """Wide and narrow: nearly all that a step of other weights would hold are copies of the weights. The plan never
+        promises less than the step takes, though oneDNN packs more on some CPUs than on others."""
+        d_model, d_ff, *lengths = case
+        config = small_config(d_model=d_model, d_ff=d_ff, num_layers=4, num_decoder_layers=4)
         model = create_model(config, "eager").train()
         add_low_rank(model, 4, "base")
         compute_loss_in_forward(model)
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        inputs, labels = batch_of(config, 2, 24, 16)
+        inputs, labels = batch_of(config, *lengths)
 
         frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-        formula = activation_bytes(config, 2, 24, 16, "eager", bf16, True, float32_softmax=False, frozen=frozen)
+        formula = activation_bytes(config, *lengths, "eager", bf16, True, on_cpu=True, frozen=frozen)
         self.assertBetween(formula.total / peak_of_micro_batch(model, inputs, labels, bf16), 1.0, 2.0)
 
     @parameterized.parameters("", "decoder_")
@@ -206,7 +211,7 @@ class ActivationsTest(parameterized.TestCase):
         inputs, labels = batch_of(config, batch, source, target)
 
         lengths, loss = (batch, source, target), dict(z_loss=z_loss > 0, chunk=chunk)
-        formula = activation_bytes(config, *lengths, "eager", bf16, checkpointing, float32_softmax=False, **loss)
+        formula = activation_bytes(config, *lengths, "eager", bf16, checkpointing, on_cpu=True, **loss)
         self.assert_near(
             formula.total,
             peak_of_micro_batch(model, inputs, labels, bf16),

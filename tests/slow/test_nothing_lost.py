@@ -20,7 +20,7 @@ from helpers import run_main
 
 import fine_tune_t5
 import pre_train_t5
-from common.checkpoint_folders import checkpoints_of, damage
+from common.whole_folders import checkpoints_of, damage
 from runs import trackers
 from training import saving
 

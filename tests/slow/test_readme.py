@@ -92,7 +92,7 @@ class ReadmeTest(parameterized.TestCase):
                 self.assertNotEmpty(benchmark_t5.parts_of(benchmark_t5.parse(argv)))
         elif script == "sweep_t5.py":
             sweep = read_sweep(str(ROOT / argv[0]))
-            self.assertTrue(sweep["parameters"])
+            self.assertTrue(sweep.flags)
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
         elif script == "export_checkpoint.py":
             self.assertLen(parse_arguments([export_checkpoint.ExportArguments], argv), 1)

@@ -19,7 +19,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import modeling.kernels.attention as kernels
 from model_t5 import build_config
-from modeling.relative_bias import diagonal_sums, sum_bias_by_diagonals
+from modeling.layers import diagonal_sums, sum_bias_by_diagonals
 
 FLOAT64 = torch.float64
 ENCODER_INPUTS = ("input_ids", "attention_mask")

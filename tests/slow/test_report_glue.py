@@ -4,6 +4,7 @@ Hermetic: data, tokenizer and model are made here. The runs take place in this p
 """
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -14,9 +15,9 @@ import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -110,6 +111,12 @@ class ReportTest(TestCase):
         self.assertRegex(markdown, r"\| \*\*average\*\* of 2 of 8 tasks without WNLI \| \| \| \*\*\S+ ± \S+\*\* \|")
         self.assertNotIn("with WNLI |", markdown)
         self.assertGreater(imread(self.folder / "whole" / "glue.png").std(), 0)
+        with (self.folder / "whole" / "glue.csv").open(newline="") as file:
+            rows = {(row["task"], row["metric"]): row for row in csv.DictReader(file)}
+        scores = [100 * self.results("cola", seed)["eval_matthews_correlation"] for seed in (1, 2)]
+        self.assertAlmostEqual(float(rows["CoLA", "Matthews"]["mean"]), statistics.fmean(scores))
+        self.assertAlmostEqual(float(rows["CoLA", "score"]["deviation"]), statistics.stdev(scores))
+        self.assertEqual(rows["average without WNLI", "score"]["seeds"], "2")
 
     def test_seeds_differ_and_every_run_has_its_log(self):
         weights = [
@@ -225,24 +232,24 @@ class InterruptionTest(TestCase):
         self.assertEqual((code, log.read_text()), (1, "said\nbad\n"))
         self.assertEqual(report_glue.last_line(log), "bad")
 
-    def test_execute_hands_signals_on(self):
-        log = self.folder / "signalled"
-        script = (
-            "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nprint(1, flush=True)\n"
-        )
-        script += "time.sleep(60)"
+    def test_a_killed_report_lets_its_run_save(self):
+        log = self.folder / "killed"
+        script = "import signal\ndef stop(*_):\n    print('saved', flush=True)\n    raise SystemExit(75)\n"
+        script += "signal.signal(signal.SIGTERM, stop)\nprint('trains', flush=True)\nsignal.pause()"
+        reporter = os.fork()
+        if not reporter:
+            report_glue.execute([sys.executable, "-c", script], log)
+            os._exit(0)
+        self.wait_for(lambda: log.is_file() and log.read_text() == "trains\n")
+        os.kill(reporter, signal.SIGKILL)
+        os.waitpid(reporter, 0)
+        self.wait_for(lambda: log.read_text() == "trains\nsaved\n")
 
-        def tell() -> None:
-            while not (log.is_file() and log.read_text()):
-                time.sleep(0.02)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        teller = threading.Thread(target=tell)
-        teller.start()
-        before = signal.getsignal(signal.SIGTERM)
-        self.assertEqual(report_glue.execute([sys.executable, "-c", script], log), 75)
-        teller.join()
-        self.assertEqual(signal.getsignal(signal.SIGTERM), before)
+    def wait_for(self, event: Callable[[], bool]) -> None:
+        until = time.monotonic() + 60
+        while not event():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.02)
 
     def test_a_real_run_in_a_process_of_its_own(self):
         argv = self.argv("real", "--seeds", "5", "--submission", "false", tasks="cola")
@@ -347,6 +354,24 @@ class FlagsTest(TestCase):
             *_, tasks = fine_tune_t5.parse_flags(words[2:])
             self.assertLen(tasks, 1)
         self.assertFalse((self.folder / "dry").exists())
+
+    def test_a_token_goes_to_the_run_and_into_no_file(self):
+        commands = []
+
+        def execute(command: list[str], log: Path) -> int:
+            commands.append(command)
+            log.write_text("no luck\n")
+            return 1
+
+        more = ("--hub_token", "hf_SECRET")
+        self.assertNotIn("hf_SECRET", run_main(report_glue.main, *self.argv("secret", "--dry_run", more=more))[1])
+        with self.assertRaises(SystemExit):
+            self.run_report("secret", more=more, execute=execute)
+        self.assertIn("hf_SECRET", commands[0])
+        self.assertNotIn("hf_SECRET", self.printed.getvalue())
+        files = [path for path in (self.folder / "secret").rglob("*") if path.is_file()]
+        self.assertIn("seed_1.json", {path.name for path in files})
+        self.assertEmpty([path for path in files if "hf_SECRET" in path.read_text()])
 
     def test_nothing_finished_is_said(self):
         _, printed, _ = run_main(report_glue.main, *self.argv("empty", "--report_only"))

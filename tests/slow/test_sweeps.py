@@ -20,8 +20,8 @@ import fine_tune_t5
 import pre_train_t5
 from common.reports import tracked_name
 from constants import DATASET_VALS
+from modeling.loss import STATISTICS
 from objectives.metrics import language_model_metrics
-from tasks.metrics.scoring import STATISTICS
 from tasks.registry import eval_splits
 
 ROOT = Path(__file__).parents[2]

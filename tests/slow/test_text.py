@@ -19,7 +19,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 import constants
 from arguments.text import PreTrainingDataArguments
 from corpora import blocks, hub, streams
-from corpora.own_ids import id_format
+from corpora.own_ids import has_ids
 from corpora.streams import MixedLane
 from data_t5 import find_text
 from objectives import registry
@@ -62,7 +62,7 @@ class TestCase(parameterized.TestCase):
             shift = ids[seed:]
             (cls.folder / f"{name}.jsonl").write_text("".join(json.dumps({"ids": row}) + "\n" for row in shift))
         np.save(cls.folder / "rows.npy", generator.integers(0, IDS, (200, 90)).astype(np.uint8))
-        generator.integers(0, IDS, 30_000).astype(np.uint16).tofile(cls.folder / "flat.bin")
+        np.save(cls.folder / "flat.npy", generator.integers(0, IDS, 30_000).astype(np.uint16))
         import datasets
 
         for name, seed in (("one", 1), ("two", 2)):
@@ -77,7 +77,7 @@ class TestCase(parameterized.TestCase):
             weighted=dict(train_file=[f"{a}:0.7", f"{b}:0.3"]),
             ids_json=dict(train_file=[ids_a], input_ids_column="ids"),
             ids_npy=dict(train_file=[str(self.folder / "rows.npy")]),
-            ids_flat=dict(train_file=[str(self.folder / "flat.bin")], input_ids_dtype="uint16"),
+            ids_flat=dict(train_file=[str(self.folder / "flat.npy")]),
             saved=dict(dataset_name=str(one)),
             weighted_saved=dict(dataset_name=f"{one}:0.7,{two}:0.3"),
             weighted_ids=dict(train_file=[f"{ids_a}:0.6", f"{ids_b}:0.4"], input_ids_column="ids"),
@@ -89,7 +89,7 @@ class TestCase(parameterized.TestCase):
 
     def open(self, flags, rank: int = 0, ranks: int = 1, checkpoint: str | None = None):
         """(text, objective, training examples) of a rank."""
-        name = None if id_format(flags) else "letters"
+        name = None if has_ids(flags) else "letters"
         model_args = SimpleNamespace(tokenizer_name=name, model_name_or_path=None, vocab_size=IDS)
         with mock.patch("data_t5.load_tokenizer", return_value=self.byte_tokenizer()):
             text = find_text(flags, model_args)

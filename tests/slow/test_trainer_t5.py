@@ -36,22 +36,21 @@ from transformers import (
 from warm_python import warm_python
 
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
-from common.checkpoint_folders import checkpoints_of
 from common.processes import finish_process_group
 from common.reports import read_metrics
+from common.whole_folders import checkpoints_of
 from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model
 from modeling import rows_at_a_time
-from modeling.fused_projections import keep_weight_copies
+from modeling.loss import STATISTICS, token_metrics
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
 from runs import trackers
 from runs.run import TrainingRun
 from runs.speed import device_peak_flops
 from runs.trackers import wandb_settings
-from tasks.metrics.scoring import STATISTICS, token_metrics
 from trainer_t5 import T5Trainer
 from training.optimizers import learning_rate_factor
 
@@ -191,12 +190,6 @@ def two_ranks(folder: Path) -> None:
         )
         results[f"{name}_resumed"] = (curve(resumed), weights(resumed))
 
-    for copies in (keep_weight_copies, lambda _: None):
-        flags = dict(bf16=True, fused_projections=True, fused_cross_projections=True, max_steps=4)
-        with mock.patch("trainer_t5.keep_weight_copies", copies):
-            trainer = trained(folder / "fused", **flags, **split)
-        results[f"copies_{hasattr(trainer.model, 'weight_copies')}"] = (curve(trainer), weights(trainer))
-
     for name, rows, data in (("chunks", None, chunks(21, 4)), ("ragged", ragged_rows(8, 1), ragged_rows(21, 2))):
         trainer = make_trainer(folder / "eval", rows=rows, eval_dataset=data, per_device_eval_batch_size=4)
         results[f"{name}_eval"] = quietly(trainer.evaluate)[0]
@@ -264,10 +257,6 @@ class SameRunTest(TrainerTest):
                 self.assertCountEqual(orders[-1], range(192))
         self.assertEqual(orders[:2], orders[2:])
         self.assertNotEqual(orders[0], orders[1])
-
-    def test_two_ranks_train_with_copies_of_joined_weights_to_the_same_bits(self):
-        found, expected = (two_ranks_results()[f"copies_{copies}"] for copies in (True, False))
-        self.assert_same_run(found, expected, rtol=0, atol=0)
 
     def test_the_logged_loss_is_the_mean_over_all_target_tokens(self):
         rows = ragged_rows(192, seed=5)

@@ -1,6 +1,6 @@
 """Tests of the Triton kernels without a GPU: their values through the interpreter, and their machine code.
 
-The second part has Triton compile what `bias_gradient_triton` and `one_pass_triton` would launch for T5's shapes, for
+The second part has Triton compile what `bias_gradient_triton` would launch for T5's shapes, for
 GPUs that need not be there, and looks at what came out: tensor cores, registers, shared memory.
 """
 
@@ -23,7 +23,6 @@ from warm_python import warm_python
 
 from modeling.kernels import library
 from modeling.kernels.attention import attention, triton_is_installed, use_attention_kernel
-from modeling.relative_bias import diagonal_sums, spread_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have, CUDA guide table 16
@@ -61,71 +60,11 @@ class InterpreterTest(absltest.TestCase):
         for case, error in errors.items():
             self.assertLess(error, 2e-5, case)  # float32 steps by 8e-6 at scores of -100; NaN is not less
 
-    def test_one_pass_equals_eager_attention_in_float64_and_itself_bit_by_bit(self):
-        found = self.interpreted["compare_one_pass"]
-        self.assertLen(found, len(ONE_PASS_CASES) + 1)
-        for case, (errors, same_bits) in found.items():
-            self.assertTrue(same_bits, case)
-            self.assertLen(errors, 4)
-            for gradient, error in errors.items():
-                self.assertLess(error, 2e-5, f"{gradient} of {case}")
-
-
-ONE_PASS_CASES = (  # queries, keys, d_kv, causal, mask, blocks
-    (37, 37, 8, False, "none", (32, 32)),
-    (70, 70, 16, True, "none", (32, 64)),  # three blocks of queries, two of keys
-    (17, 40, 16, False, "padding", (16, 32)),
-    (40, 40, 16, True, "documents", (16, 64)),
-    (33, 33, 24, True, "additive", (32, 32)),
-    (1, 50, 64, False, "none", None),
-    (20, 20, 128, True, "padding", None),
-)
-
 
 def print_all() -> None:
     """Prints {function: what it returns} as JSON."""
-    functions = (compare_with_eager, compare_one_pass, triton_error)
+    functions = (compare_with_eager, triton_error)
     print(json.dumps({function.__name__: function() for function in functions}))
-
-
-def compare_one_pass() -> dict:
-    """{case: ({gradient: largest error against float64, relative to the largest value}, same bits where it runs
-    twice)}; q, k and v are parts of a joined product, which has NaN in the gaps."""
-    from modeling.kernels.triton_one_pass import one_pass_triton, tile_of
-
-    found = {}
-    for queries, keys, width, causal, kind, block in ONE_PASS_CASES:
-        wide, grad = inputs(queries, keys, width=width)
-        with torch.no_grad():
-            wide[3] -= 100.0
-        mask = masks(kind, 3, queries, keys)
-        *expected, of_bias = torch.autograd.grad(eager(*wide, mask, causal, 0.3), wide, grad)
-        expected += [spread_sums(diagonal_sums(of_bias[0]), keys)[None]]
-        q, k, v, bias = (t.detach().float() for t in wide)
-        q, k, v = (torch.cat([x, torch.full_like(x, torch.nan)], 2)[:, :, : x.shape[2]] for x in (q, k, v))
-        mask = mask.float().clamp(min=-1e30) if kind == "additive" else mask
-        out, lse = attention(q, k, v, bias, mask, causal, 0.3)
-        tile = tile_of(FLOAT32, queries, keys, width)
-        tile |= dict(zip(("BLOCK_Q", "BLOCK_K"), block, strict=True)) if block else {}
-        arguments = (grad.float(), q, k, v, library.aligned(bias), mask, out, lse, causal, 0.3, tile)
-        ours = one_pass_triton(*arguments)
-        again = one_pass_triton(*arguments) if block == (32, 64) else ours
-        found[f"{queries} x {keys}, {width}, {kind}, {block}"] = errors_and_bits(ours, again, expected)
-
-    tensors, grad = inputs(20, 20, dtype=torch.float32)  # as the operator calls it
-    with use_attention_kernel(bias_gradient="one_pass"):
-        ours, again = (torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors, grad) for _ in range(2))
-    *expected, of_bias = torch.autograd.grad(attention(*tensors, None, True, 1.0)[0], tensors, grad)
-    expected += [spread_sums(diagonal_sums(of_bias[0]), 20)[None]]
-    return found | {"operator": errors_and_bits(ours, again, expected)}
-
-
-def errors_and_bits(ours, again, expected) -> tuple[dict[str, float], bool]:
-    errors = {
-        name: float((x - y).abs().max() / y.abs().max().clamp(min=1.0))
-        for name, x, y in zip(("dq", "dk", "dv", "dbias"), ours, expected, strict=True)
-    }
-    return errors, all(map(torch.equal, ours, again))
 
 
 def compare_with_eager() -> dict[str, float]:
@@ -173,14 +112,13 @@ def compiled(
     causal: bool,
     mask: torch.Tensor | None,
     length=512,
-    one_pass=False,
 ):
     """What a GPU of this architecture would be given for T5's attention over so many tokens: Triton's two kernels."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from modeling.kernels import triton_bias_gradient, triton_one_pass
+    from modeling.kernels import triton_bias_gradient
 
     heads, found, run = 4, [], JITFunction.run
     gpu = SimpleNamespace(
@@ -200,11 +138,7 @@ def compiled(
         mock.patch.object(JITFunction, "run", compile_only),
     ):
         arguments = (grad_out, q, k, v, bias, mask, out, lse, causal, 1.0)
-        if one_pass:
-            tile = triton_one_pass.tile_of(dtype, length, length, width, architecture // 10)
-            triton_one_pass.one_pass_triton(*arguments, tile)
-        else:
-            triton_bias_gradient.bias_gradient_triton(*arguments)
+        triton_bias_gradient.bias_gradient_triton(*arguments)
     return found
 
 
@@ -257,24 +191,3 @@ class MachineCodeTest(parameterized.TestCase):
         for kernel in kernels:
             self.assertLessEqual(kernel.metadata.shared, SHARED_MEMORY[architecture] * 1024)
             self.assertLessEqual(resources(kernel)["STACK"], 256)  # bytes a thread; a block too large spills thousands
-
-    @parameterized.product(
-        architecture=(80, 90, 100),
-        case=(
-            (BF16, 64, False, None),
-            (BF16, 64, False, PADDING),
-            (BF16, 64, True, None),
-            (BF16, 128, False, PADDING),
-            (FLOAT32, 64, True, None),
-        ),
-    )
-    def test_one_pass_stays_in_registers_and_fits(self, architecture, case):
-        spilled = 128 if (architecture, *case[:2]) == (80, BF16, 128) else 0
-        _, kernel = compiled(architecture, *case, one_pass=True)
-        self.assertEqual(kernel.name, "_one_pass")
-        self.assertLessEqual(resources(kernel)["STACK"], spilled)
-        self.assertLessEqual(kernel.metadata.shared, SHARED_MEMORY[architecture] * 1024)
-        if architecture >= 90 and case[0] == BF16:
-            self.assertIn({90: "wgmma.mma_async", 100: "tcgen05.mma"}[architecture], kernel.asm["ptx"])
-        self.assertLessEqual(getattr(kernel.metadata, "tmem_size", None) or 0, 512)  # columns that sm_100 has
-        self.assertNotRegex(kernel.asm["ptx"], r"\batom\.|\bred\.global")  # whose order would change the bits

@@ -4,10 +4,9 @@
 
 Lengths on and off the block sizes, with n % 128 == 64 among them; no mask, padding, documents, causal; scores around
 -100. For each kernel and dtype: the largest error of the output, dq, dk, dv and d(bias) relative to the largest value,
-beside eager attention's own in that dtype; and whether three runs gave the same bits. one_pass keeps only d(bias)'s
-sums along diagonals, so these are compared. Memory is filled with NaN before, so that unwritten results show. Then
-small whole models, plain and compiled. Needs torch, on a GPU triton, and for the models transformers; exits with 1 if
-anything is wrong. The last line is one JSON object.
+beside eager attention's own in that dtype; and whether three runs gave the same bits. Memory is filled with NaN before,
+so that unwritten results show. Then small whole models, plain and compiled. Needs torch, on a GPU triton, and for the
+models transformers; exits with 1 if anything is wrong. The last line is one JSON object.
 (tests/slow/test_attention_t5.py runs it where there is a GPU; pytest does not collect it.)
 """
 
@@ -24,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from modeling.kernels.attention import BIAS_GRADIENTS, attention, triton_is_installed, use_attention_kernel
 from modeling.kernels.library import KERNELS
-from modeling.relative_bias import diagonal_sums, spread_sums
 
 BATCH, HEADS = 4, 3
 CASES = (  # queries, keys, d_kv, causal, mask
@@ -110,7 +108,7 @@ def kernel_rows(device: torch.device) -> list[dict]:
                     except RuntimeError as error:  # it refuses, or its probe found wrong results
                         refused = dict(kernel=name, bias_gradient=gradient, dtype=short(dtype), case=title(case))
                         reason = next(iter(str(error).splitlines()), "?")
-                        fault = must_serve(name, dtype, case, device) or (name, gradient) == ("efficient", "one_pass")
+                        fault = must_serve(name, dtype, case, device)
                         rows.append(refused | dict(refused=reason, ok=not fault))
                         continue
                     rows.append(row_of(name, gradient, dtype, case, truth, runs))
@@ -166,7 +164,7 @@ def run_ours(problem, case) -> list[torch.Tensor]:
     poison = [torch.full_like(x, float("nan")) for x in (*leaves, *leaves, grad_out) for _ in range(3)]
     del poison  # the allocator gives this memory to the next request of this size
     given = leaves[:3]
-    if case[4] == "joined":  # parts of one product, as --fused_projections has them
+    if case[4] == "joined":  # parts of one product, with gaps between their rows
         given = torch.cat(given, dim=2).split(HEADS, dim=2)
     out = attention(*given, leaves[3], mask, case[3], 1.0)[0]
     return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
@@ -175,14 +173,12 @@ def run_ours(problem, case) -> list[torch.Tensor]:
 def row_of(name: str, gradient: str, dtype: torch.dtype, case, truth, runs) -> dict:
     """Errors of the first run relative to the reference's largest value, and which tensors differ between the runs."""
     errors = {}
-    if gradient == "one_pass":
-        truth = [*truth[:4], spread_sums(diagonal_sums(truth[4][0]), truth[4].shape[-1])[None]]
     for tensor, ours, theirs in zip(TENSORS, runs[0], truth, strict=True):
         error = float((ours.double() - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
         errors[tensor] = error
     differ = [t for t, *found in zip(TENSORS, *runs, strict=True) if not all(torch.equal(found[0], x) for x in found)]
     ok = all(error <= LIMIT[dtype] for error in errors.values()) or name == "eager"
-    if name in DETERMINISTIC or gradient == "one_pass":
+    if name in DETERMINISTIC:
         ok = ok and not differ
     ok = ok and "dbias" not in differ
     return dict(

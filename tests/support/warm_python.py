@@ -217,6 +217,8 @@ def run(words: list[str], environment: dict, folder: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    for number, name in ((1, "stdout"), (2, "stderr")):  # the server's own believe that they can seek, as its log can
+        setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: PTH123, SIM115
     sys.path[1:1] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     while words[0] in ("-u", "-I", "-W"):
         del words[: 2 if words[0] == "-W" else 1]

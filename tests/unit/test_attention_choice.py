@@ -40,7 +40,7 @@ class ChoiceTest(parameterized.TestCase):
     def test_the_probe_sees_what_training_adds_to_the_scores(self, kind):
         """Its layout and its hidden keys are those of the operator."""
         own, causal = KINDS[kind]
-        q, k, _, bias, *_ = attention._problem(attention.Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
+        q, k, _, bias, _ = attention._problem(attention.Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
         mask = torch.ones(2, 1, 1, 9, dtype=torch.bool).index_fill(3, torch.tensor([7, 8]), False)
         given = None if own is None else torch.zeros(1, 2, 9, 9)
         added = attention._for_kernels(None, q, k, given, mask if own and own[0] else None, causal)

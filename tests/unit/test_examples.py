@@ -17,15 +17,17 @@ from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
 from arguments.task import TaskArguments, check_task
+from common.errors import UserError
 from constants import DATASET_VALS
 from corpora import installed_docs
 from corpora.tokenizers import load_tokenizer, train_tokenizer
+from modeling.loss import STATISTICS
 from tasks import examples, registry, tasks
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
-from tasks.metrics.scoring import METRICS, STATISTICS, check_metrics
+from tasks.metrics.scoring import METRICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, nested_rows, open_corpus, row_splitter
-from tasks.tasks import Task
+from tasks.tasks import LoadedTask, Task
 
 GLUE = DATASET_VALS["glue"]
 
@@ -502,9 +504,11 @@ class EntryTest(parameterized.TestCase):
 
 
 class TargetTextTest(parameterized.TestCase):
-    CLASSES = dict(target="label", target_type="class", labels=["no", "yes", "2"])
+    CLASSES = dict(target="label", target_type="class", labels=["no", "yes", "maybe"])
 
-    @parameterized.parameters(("no", "no"), (" yes\n", "yes"), (0, "no"), ("1", "yes"), (np.int64(2), "2"), ("2", "2"))
+    @parameterized.parameters(
+        ("no", "no"), (" yes\n", "yes"), (0, "no"), ("1", "yes"), (np.int64(2), "maybe"), (1.0, "yes"), ("2.0", "maybe")
+    )
     def test_classes(self, value, text):
         self.assertEqual(target_text("mine", self.CLASSES, {"label": value}), text)
 
@@ -513,19 +517,30 @@ class TargetTextTest(parameterized.TestCase):
         self.assertEqual(target_text("mine", task, {"label": True}), "True")
         self.assertEqual(target_text("mine", task, {"label": False}), "False")
 
-    @parameterized.parameters("maybe", 3, -1, "No", "", "²", 1.0, True)
+    @parameterized.parameters("perhaps", 3, -1, "No", "", "²", 1.5, True, "nan")
     def test_no_class(self, value):
-        message = f"task mine: label is {value!r}, which is none of the labels no, yes, 2 nor an index below 3"
-        with self.assertRaises(ValueError) as caught:
+        message = f"task mine: label is {value!r}, which is none of the labels no, yes, maybe nor an index below 3"
+        with self.assertRaises(UserError) as caught:
             target_text("mine", self.CLASSES, {"label": value})
-        self.assertEqual(str(caught.exception), message)
+        self.assertStartsWith(str(caught.exception), message)
 
-    def test_an_index_beside_names_that_are_other_indices(self):
-        self.assertEqual(target_text("mine", self.CLASSES | {"labels": ["10", "20"]}, {"label": 0}), "10")
-        stars = self.CLASSES | {"labels": ["1", "2", "3"]}
-        self.assertEqual(target_text("mine", stars, {"label": 2}), "2")
-        with self.assertRaisesRegex(ValueError, "label is 0, which is none of the labels 1, 2, 3$"):
-            target_text("mine", stars, {"label": 0})
+    @parameterized.parameters(
+        (["1.0", "2.0", "3.0", "4.0", "5.0"], 1, "1.0"),
+        (["1.0", "2.0", "3.0", "4.0", "5.0"], "4", "4.0"),
+        (["-1.0", "0.0", "1.0"], 0, "0.0"),
+        (["-1.0", "0.0", "1.0"], "-1", "-1.0"),
+        (["-1", "0", "1"], 1.0, "1"),
+        (["1", "2", "3"], 2.0, "2"),
+        (["1", "01"], "01", "01"),  # a label as it is written comes first
+    )
+    def test_numbers_among_the_labels_are_compared_as_numbers(self, labels, value, text):
+        self.assertEqual(target_text("mine", self.CLASSES | {"labels": labels}, {"label": value}), text)
+
+    @parameterized.parameters((["1", "2", "3"], 0), (["10", "20"], 0), (["no", "yes", "2"], 1), (["1.0", "2.0"], "3"))
+    def test_no_index_where_a_label_is_a_number(self, labels, value):
+        names = ", ".join(labels)
+        with self.assertRaisesRegex(UserError, rf"label is {value!r}, which is none of the labels {names}\. Correct"):
+            target_text("mine", self.CLASSES | {"labels": labels}, {"label": value})
 
     @parameterized.parameters("many", "", None)
     def test_no_number(self, value):
@@ -580,7 +595,7 @@ class TokensTest(TestCase):
         self.assertIsNone(class_label_ids(dict(target_type="number"), TOKENIZER))
 
     def test_labels_that_the_tokenizer_cannot_tell_apart(self):
-        with self.assertRaisesRegex(ValueError, "writes two of the labels 好, 坏 with the same text"):
+        with self.assertRaisesRegex(ValueError, "--labels 好,坏: the tokenizer writes two of them with the same text"):
             class_label_ids(dict(target_type="class", labels=["好", "坏"]), TOKENIZER)
 
 
@@ -598,9 +613,7 @@ class PrepareSplitTest(TestCase):
     def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, **flags):
         args = self.arguments("rte", data_dir=str(self.folder), max_train_samples=limit, **flags)
         task = Task("rte", check_task(args), args)
-        task.read([split])
-        task.tokenise(tokenizer or TOKENIZER)
-        return task.data[split]
+        return LoadedTask(task, task.read([split]), tokenizer or TOKENIZER).data[split]
 
     def test_rows_counts_and_columns(self):
         data = self.prepare(limit=3)

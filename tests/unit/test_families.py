@@ -35,8 +35,8 @@ from modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_sc
 from modeling.segment_masks import enable_packing
 from objectives.denoisers import DenoiserMixture, PackedChunks
 from runs.memory import block_parameters, matrix_parameters
-from tasks.batching import BucketCollator, PackingCollator
 from tasks.examples import non_canonical_outputs
+from training.batching import BucketCollator, PackingCollator
 from training.checkpoints import check_resumed
 
 WORDS = 300
@@ -127,7 +127,7 @@ class FamiliesTest(parameterized.TestCase):
             if set(family.attentions) < set(constants.ATTENTION_IMPLEMENTATIONS):
                 with self.assertRaisesRegex(ValueError, "--attn_implementation t5_fused: "):
                     check_options(config, "t5_fused")
-            for option in family.lacks.keys() & {"fused_projections", "bf16_residual", "torch_compile"}:
+            for option in family.lacks.keys() & {"bf16_residual", "torch_compile"}:
                 with self.assertRaisesRegex(ValueError, f"--{option}: .*not .*{kind} models"):
                     check_options(config, training_args=SimpleNamespace(**{option: True}))
 

@@ -32,10 +32,9 @@ from common.command_line import parse_arguments
 from common.curves import LINES, draw_curves, save_figure
 from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
-from publishing.model_cards import _data, _example, _first_entry, hub_task
+from publishing.model_cards import _example, _first_entry, hub_task
 from runs.callbacks import T5ProgressCallback
-from search.report import enough_trials, robust_range
-from tasks.tasks import Task, Tasks
+from tasks.tasks import Tasks
 
 ROOT = Path(constants.__file__).parent
 SCRIPTS = {
@@ -78,7 +77,7 @@ class TaskNameTest(parameterized.TestCase):
         args = TaskArguments(task="glue/cola,super_glue/rte,glue/rte")
         entries = check_tasks(args)
         self.assertEqual(list(entries), ["cola", "super_glue/rte", "rte"])
-        tasks = Tasks([Task(name, entry, args) for name, entry in entries.items()])
+        tasks = Tasks.of_flags(args)
         self.assertEqual([task.name for task in tasks], ["cola", "super_glue_rte", "rte"])
         self.assertEqual([task.args.benchmark for task in tasks], ["glue", "super_glue", "glue"])
         self.assertEqual(tasks.tasks[1].entry, DATASET_VALS["super_glue"]["rte"])
@@ -257,16 +256,6 @@ class PictureTest(parameterized.TestCase):
         runs = [{"lines": self.lines(), "results": {}}]
         self.assertEqual(plot_runs.choose_metrics("loss,eval_loss,f1", runs), ["eval_f1"])
 
-    def test_sweeps(self):
-        self.assertEqual(robust_range([1, 2, 3, 4, 900]), (1, 4))
-        self.assertEqual(robust_range([1.0]), (1.0, 1.0))
-        self.assertEqual([enough_trials(dict.fromkeys(range(n))) for n in (1, 5)], [10, 20])
-
-    def test_latex(self):
-        score = {"seeds": {1: 51.8, 2: 52.8}}
-        report = {"model": "out/my_model", "tasks": {"cola": {"score": score}}, "averages": {"without WNLI": score}}
-        self.assertIn(r"out/my\_model & 52.3 \(\pm\) 0.7 & 52.3 \(\pm\) 0.7 \\", report_glue.latex(report, [1, 2]))
-
 
 class CardTest(parameterized.TestCase):
     @parameterized.parameters(
@@ -278,14 +267,6 @@ class CardTest(parameterized.TestCase):
     )
     def test_tasks_that_the_hub_has(self, task, entry, expected):
         self.assertEqual(hub_task(task, entry), expected)
-
-    @parameterized.parameters(
-        (dict(dataset_name="pairs", train_file=["a/x.csv"]), "the files `x.csv`"),
-        (dict(dataset_name="pairs", source_file=["a/x.en"], target_file=["a/x.de"]), "the files `x.en`, `x.de`"),
-        (dict(dataset_name="rte,pairs", train_file=["x.csv"]), "`glue/rte,pairs`, pairs being the files `x.csv`"),
-    )
-    def test_a_card_names_the_files_of_pairs(self, arguments, expected):
-        self.assertEqual(_data(arguments, ("glue", arguments["dataset_name"]), {}), expected)
 
     @parameterized.parameters(
         ("glue", "rte", "rte sentence1: ... sentence2: ..."),

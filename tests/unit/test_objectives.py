@@ -16,6 +16,7 @@ from absl.testing import parameterized
 from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 
 import constants
+from common.errors import UserError
 from corpora.examples import SomeExamples
 from corpora.tokenizers import load_tokenizer
 from data_collator_t5 import example_keys, masks_from_random, random_numbers
@@ -38,16 +39,12 @@ OWN = {
     "own": {"span_corruption": 3.0, "prefix_lm": 1.0},
     "two_prefixes": {"prefix_lm": 1.0, "ul2_s": 1.0},
     "unknown": {"span_corupption": 1.0},
-    "no_weight": {"span_corruption": 0.0},
-    "misspelt": {"misspelt": 1.0},
     "dense": {"dense": 1.0},
     "short": {"short": 1.0},
     "bare": {"bare": 1.0},
-    "empty": {},
 }
 DENOISERS = dict(
     hard=HARD,
-    misspelt=dict(noise_densty=0.5),
     dense=dict(noise_density=1.5),
     short=dict(noise_density=0.5, mean_noise_span_length=0.5),
     bare=dict(noise_density=0.5, mean_noise_span_length=3.0, sentinels=False),
@@ -258,16 +255,12 @@ class RefusedTest(TestCase):
 
     @parameterized.parameters(
         ("unknown", "the denoiser span_corupption is not in DENOISERS; available: span_corruption"),
-        ("no_weight", "span_corruption: weight 0.0 must be above 0"),
-        ("misspelt", "the denoiser misspelt: .*noise_densty"),
-        ("dense", "noise_density 1.5 must lie between 0 and 1"),
-        ("short", "mean_noise_span_length 0.5 must be at least 1"),
-        ("bare", "only the single span of a prefix denoiser can do without sentinels"),
-        ("empty", "has no denoiser"),
-        ("ul3", "--objective ul3: must be one of span_corruption, prefix_lm, ul2"),
+        ("dense", "noise_density=1.5, .* must lie between 0 and 1"),
+        ("short", "mean_noise_span_length=0.5, .* be at least 1"),
+        ("bare", "only a prefix denoiser can do without sentinels"),
     )
     def test_entries(self, objective, message):
-        with self.assertRaisesRegex(ValueError, message):
+        with self.assertRaisesRegex(UserError, message):
             denoisers_of(objective)
 
 

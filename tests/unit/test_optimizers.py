@@ -19,7 +19,7 @@ from transformers.optimization import Adafactor
 import training.optimizers
 from arguments.training import PreTrainingArguments, check_training
 from model_t5 import build_config, create_model
-from modeling.relative_bias import sum_bias_by_diagonals
+from modeling.layers import sum_bias_by_diagonals
 from trainer_t5 import T5Trainer
 from training.optimizers import (
     NEWTON_SCHULZ,

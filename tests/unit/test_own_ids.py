@@ -2,8 +2,11 @@
 
 import contextlib
 import io
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -18,13 +21,15 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import pre_train_t5
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
+from arguments.training import T5TrainingArguments
 from common.command_line import check_limits
-from corpora import example_series
 from corpora.blocks import hub_corpora
-from corpora.own_ids import IdDocument, IdEncoder, IdFormat, id_format, ids_offset, ids_tokenizer, read_ids
+from corpora.examples import ChunkDataset
+from corpora.own_ids import IdDocument, IdEncoder, has_ids, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
-from corpora.token_files import split_documents, tokenised
+from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
+from data_t5 import find_text
 from model_t5 import build_config
 
 ROOT = Path(pre_train_t5.__file__).parent
@@ -38,8 +43,6 @@ class TestCase(parameterized.TestCase):
         path = self.folder / name
         if path.suffix == ".npy":
             np.save(path, content)
-        elif path.suffix == ".bin":
-            np.asarray(content).tofile(path)
         elif path.suffix == ".parquet":
             pyarrow.parquet.write_table(pyarrow.table({"ids": content}), path, row_group_size=2)
         else:
@@ -66,26 +69,18 @@ class ReadingTest(TestCase):
         ("large.parquet", pyarrow.array(ROWS, pyarrow.large_list(pyarrow.int64()))),
     )
     def test_documents(self, name, content):
-        documents = list(read_ids(self.path(name, content), IdFormat("ids")))
+        documents = list(read_ids(self.path(name, content), "ids"))
         rows = ROWS if name.startswith(("rows", "large")) else SQUARE
         self.assertEqual([document.ids.tolist() for document in documents], rows)
         self.assertFalse(any(document.goes_on for document in documents))
         self.assertEndsWith(documents[1].where, f"{name}, row 2")
 
-    @parameterized.parameters("flat.npy", "flat.bin")
-    def test_flat_arrays_are_one_document_in_pieces(self, name):
+    def test_flat_arrays_are_one_document_in_pieces(self):
         values = np.random.default_rng(0).integers(0, 60_000, 100_001).astype(np.uint16)
-        pieces = list(read_ids(self.path(name, values), IdFormat(dtype="uint16")))
+        pieces = list(read_ids(self.path("flat.npy", values), None))
         np.testing.assert_array_equal(np.concatenate([piece.ids for piece in pieces]), values)
         self.assertEqual([piece.goes_on for piece in pieces], [True] * (len(pieces) - 1) + [False])
-        self.assertEqual([piece.first for piece in pieces[:3]], [0, 500, 1000])
-
-    def test_a_long_document_is_held_out_in_part(self):
-        pieces = IdDocument(np.arange(400_000), "x").cut(400_000)
-        blocks = list(split_documents(pieces, 5.0))
-        both = [np.concatenate([d.ids for held, block in blocks if held == want for d in block]) for want in (0, 1)]
-        self.assertEqual(sorted(np.concatenate(both).tolist()), list(range(400_000)))
-        self.assertBetween(len(both[1]), 15_000, 25_000)
+        self.assertEqual([len(piece) for piece in pieces[:3]], [500, 500, 500])
 
 
 class TokensTest(TestCase):
@@ -104,9 +99,46 @@ class TokensTest(TestCase):
         with_eos = self.tokens(self.path(name, content), eos_between_documents=True, **flags)["train"].tokens
         self.assertEqual(with_eos.tolist().count(1), 3)
 
+    ENDED = [[5, 6, 1], [7, 8, 9], [2, 1], [4], [1]]  # EOS is 1
+    CLOSED = [5, 6, 1, 7, 8, 9, 1, 2, 1, 4, 1, 1]
+
+    @parameterized.parameters("rows.jsonl", "rows.parquet")
+    def test_a_row_that_ends_in_eos_gets_no_second(self, name):
+        path = self.path(name, self.ENDED)
+        flags = dict(input_ids_column="ids", validation_file=[str(path)], packing="documents")
+        tokens = self.tokens(path, tokenizer=make_tokenizer(1_000), **flags)
+        self.assertEqual(tokens["train"].tokens.tolist(), self.CLOSED)
+
+    @parameterized.parameters(([[5, 6, 1], [7, 8, 1]], [5, 6, 1, 7, 8, 1]), ([5, 6, 1, 7, 8, 1], [5, 6, 1, 7, 8, 1]))
+    def test_an_array_that_ends_in_eos_gets_no_second(self, array, closed):
+        path = self.path("a.npy", np.array(array))
+        flags = dict(validation_file=[str(path)], eos_between_documents=True)
+        self.assertEqual(self.tokens(path, tokenizer=make_tokenizer(1_000), **flags)["train"].tokens.tolist(), closed)
+
+    def test_a_flat_array_of_documents_is_held_out_without_a_second_eos(self):
+        flat = np.tile([*range(100, 199), 1], 300)  # pieces of 500 ids, which end where documents do
+        files = self.tokens(self.path("a.npy", flat), tokenizer=make_tokenizer(1_000), packing="documents")
+        for file in files.values():
+            self.assertGreater(len(file.tokens), 500)
+            np.testing.assert_array_equal(file.tokens, flat[: len(file.tokens)])
+
+    def test_a_stream_gives_no_second_eos_either(self):
+        path = self.path("rows.jsonl", self.ENDED * 8)
+        args = self.arguments(path, input_ids_column="ids", validation_file=[str(path)], eos_between_documents=True)
+        args.streaming, args.shuffle_buffer_size = True, 1
+        objective = SimpleNamespace(tokens_length=6, window=6, identity="whole", cut=lambda ids, _: (6, {"ids": ids}))
+        objective.rows = lambda tokens, seed=0: ChunkDataset(tokens, 6, seed)
+        training = T5TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2)
+        with mock.patch("data_t5.load_tokenizer", return_value=make_tokenizer(1_000)):
+            text = find_text(args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None))
+        stream, _ = text.examples(objective, training)
+        self.assertEqual(text.files["validation"][0].tokens.tolist(), self.CLOSED * 8)
+        rows = np.concatenate([batch["ids"] for batch, _ in itertools.islice(stream, 8)])
+        np.testing.assert_array_equal(rows, np.reshape(self.CLOSED * 8, (16, 6)))
+
     def test_all_ids_are_in_one_split_or_the_other(self):
         values = np.random.default_rng(0).integers(0, 10, 40_000).astype(np.uint8)
-        tokens = self.tokens(self.path("a.bin", values), input_ids_dtype="uint8")
+        tokens = self.tokens(self.path("a.npy", values))
         self.assertEqual(len(tokens["train"].tokens) + len(tokens["validation"].tokens), 40_000)
         self.assertBetween(len(tokens["validation"].tokens), 1_000, 3_500)
         self.assertEqual(tokens["train"].documents + tokens["validation"].documents, 1)
@@ -131,7 +163,7 @@ class TokensTest(TestCase):
         paths = [self.path(f"{name}.npy", np.array(SQUARE)) for name in "ab"]
         args = self.arguments(f"{paths[0]}:0.7", f"{paths[1]}:0.3")
         check_pre_training_data(args)
-        self.assertEqual(id_format(args), IdFormat())
+        self.assertTrue(has_ids(args))
 
     def test_ids_of_a_tokenizer_are_not_moved(self):
         tokenizer = make_tokenizer(1_000)
@@ -173,19 +205,16 @@ class VocabularyTest(TestCase):
         (np.array([0, 10]), 10), (np.array([3, -1]), -1), (np.array([3, 2**64 - 1], np.uint64), 2**64 - 1)
     )
     def test_out_of_range(self, values, wrong):
-        message = f"^x, row 4, place 8: the id {wrong} must be 0 to 9 "
+        message = f"^x, row 4, place 2: the id {wrong} must be 0 to 9 "
         with self.assertRaisesRegex(ValueError, message):
-            IdEncoder(ids_tokenizer(10))(IdDocument(values, "x, row 4", first=6))
+            IdEncoder(ids_tokenizer(10))(IdDocument(values, "x, row 4"))
 
 
 class RefusedTest(TestCase):
     @parameterized.named_parameters(
         ("npy_floats", "a.npy", np.array([0.5]), {}, "a.npy: holds float64; ids must be whole"),
         ("npy_cube", "a.npy", np.zeros((2, 2, 2), int), {}, r"has the shape \(2, 2, 2\); ids must be a"),
-        ("bin", "a.bin", np.array([1], np.uint16), dict(input_ids_column="x"), "--input_ids_dtype must say which"),
-        ("dtype", "a.bin", np.array([1.0]), dict(input_ids_dtype="float32"), "--input_ids_dtype float32: must be"),
-        ("odd", "a.bin", np.array([1, 2, 3], np.uint8), dict(input_ids_dtype="uint16"), "its 3 bytes are no whole"),
-        ("no_column", "a.jsonl", ROWS, dict(input_ids_dtype="uint16"), "--input_ids_column must name the column"),
+        ("no_column", "*", ROWS, {}, "--input_ids_column must name the column"),
         ("json_column", "a.jsonl", ROWS, dict(input_ids_column="tokens"), "row 1: no column tokens; available: ids"),
         ("parquet_column", "a.parquet", ROWS, dict(input_ids_column="tokens"), "no column tokens; available: ids"),
         ("json_text", "a.jsonl", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
@@ -194,23 +223,29 @@ class RefusedTest(TestCase):
         ("parquet_text", "a.parquet", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
         ("parquet_float", "a.parquet", [[1.5]], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
         ("parquet_null", "a.parquet", [[1], None], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
-        ("text", "a.txt", ROWS, dict(input_ids_column="ids"), "a.txt: ready-made ids come from .npy .bin .parquet"),
+        ("text", "a.txt", ROWS, dict(input_ids_column="ids"), "a.txt: ready-made ids come from .npy .parquet"),
         ("range", "a.jsonl", [[1], [4, 10]], dict(input_ids_column="ids"), "row 2, place 2: the id 10 must be 0 to 9"),
     )
     def test_files(self, name, content, flags, message):
+        if name == "*":  # a folder of an array and rows
+            self.path("a.npy", np.array([1]))
+            self.path("b.jsonl", content)
+            paths = [self.folder / "a.npy", self.folder / "b.jsonl"]
+        else:
+            paths = [self.path(name, content)]
         with self.assertRaisesRegex(ValueError, message):
-            self.tokens(self.path(name, content), **flags)
+            self.tokens(*paths, **flags)
 
     def test_flags(self):
         for flags, message in (
             (dict(train_file="{npy}", vocab_size=1), "--vocab_size 1: must be at least 2"),
-            (dict(input_ids_column="ids"), "--input_ids_column and --input_ids_dtype go with --train_file"),
-            (dict(input_ids_column="ids", dataset_name="installed_docs"), "go with --train_file, or a data set of ids"),
+            (dict(input_ids_column="ids"), "--input_ids_column ids: name the files of ids with --train_file"),
+            (dict(input_ids_column="ids", dataset_name="installed_docs"), "with --train_file, or a data set of "),
             (
                 dict(train_file="{npy}", vocab_size=9, objective="ul2", config_overrides="vocab_size=113"),
                 "the tokenizer has 115 tokens and the model only 113 embedding rows",
             ),
-            (dict(train_file="{npy}", vocab_size=5), "place 10: the id 5 must be 0 to 4"),
+            (dict(train_file="{npy}", vocab_size=5), "a.npy, after 0 ids, place 10: the id 5 must be 0 to 4"),
         ):
             npy = self.path("a.npy", np.repeat(np.arange(9), 2)[1:])
             flags = {name: npy if value == "{npy}" else value for name, value in flags.items()}
@@ -244,12 +279,14 @@ class RunTest(TestCase):
 
     def test_the_recipe(self):
         """A few steps of a tiny model on data of the same layout, and its real model on the meta device."""
-        series = example_series.make_series(count=40)
-        self.assertEqual((series.shape, series.min(), series.max()), ((40, 512), 0, 63))
-        counts = np.bincount(example_series.make_series(count=400, steps=256).ravel(), minlength=64)
-        np.testing.assert_allclose(counts, 400 * 256 / 64, rtol=0.01)  # all levels are equally frequent
-        np.save(self.folder / "series.npy", series)
         path = ROOT / "recipes" / "pre_train_own_ids.yaml"
+        _, _, code = path.read_text().partition("python - <<'END'\n")
+        code = code.partition("#   END\n")[0].replace("#   ", "").replace("out/series.npy", f"{self.folder}/series.npy")
+        exec(code, {})
+        series = np.load(self.folder / "series.npy")
+        self.assertEqual((series.shape, series.min(), series.max()), ((2_000, 512), 0, 63))
+        np.testing.assert_allclose(np.bincount(series.ravel()), 16_000, rtol=0.01)  # all levels are equally frequent
+        np.save(self.folder / "series.npy", series[:40])
         recipe = yaml.safe_load(path.read_text())
         results = self.run_script(path, train_file=self.folder / "series.npy", output_dir=self.folder / "out")
         self.assertIn("eval_nats_per_id", results)
@@ -277,11 +314,3 @@ class RunTest(TestCase):
             **flags,
         )
         self.assertLess(abs(again["eval_nats_per_id"] - results["eval_nats_per_id"]), 1.0)
-
-    def test_the_generator(self):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            example_series.main([str(self.folder / "new" / "series.npy")])
-        series = np.load(self.folder / "new" / "series.npy")
-        self.assertEqual((series.dtype, series.shape), (np.uint8, (example_series.SERIES, example_series.STEPS)))
-        self.assertIn("2,000 series of 512 steps, values 0 to 63", printed.getvalue())
-        np.testing.assert_array_equal(series, example_series.make_series())

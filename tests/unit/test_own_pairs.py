@@ -22,7 +22,7 @@ from tasks.own_pairs import as_source, translated
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows, row_splitter
 from tasks.task_records import recorded_flags, task_record
-from tasks.tasks import Task, Tasks
+from tasks.tasks import LoadedTask, Tasks
 
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {
@@ -51,6 +51,7 @@ FILES = {
     "pairs.tsv": table(PAIRS, "\t"),
     "bare.tsv": "".join(f"{row['prompt']}\t{row['completion']}\n" for row in PAIRS),
     "array.json": json.dumps(PAIRS),
+    "lines.json": lines(PAIRS),
     "pretty.json": json.dumps(PAIRS, indent=1),
     "pretty_objects.json": "".join(json.dumps(row, indent=1) + "\n" for row in PAIRS),
     "by_key.json": json.dumps({f"id{n}": row for n, row in enumerate(PAIRS)}, indent=1),
@@ -96,7 +97,7 @@ class TestCase(parameterized.TestCase):
     def tasks(self, flags: str | list[str]) -> Tasks:
         argv = flags.split() if isinstance(flags, str) else flags
         (args,) = parse_arguments([TaskArguments], [word for word in argv if word])
-        return Tasks([Task(name, entry, args) for name, entry in check_tasks(args).items()])
+        return Tasks.of_flags(args)
 
     def rows(self, flags: str | list[str], split: str = "train") -> list[tuple[str, list[str]]]:
         """(source, references) of the rows of the own pairs."""
@@ -115,7 +116,7 @@ class ReadTest(TestCase):
         f"--train_file pairs.parquet {COLUMNS}",
         f"--train_file array.json {COLUMNS}",
         f"--train_file pretty.json {COLUMNS}",
-        f"--train_file pretty_objects.json {COLUMNS}",
+        f"--train_file lines.json {COLUMNS}",
         f"--train_file by_key.json --records * {COLUMNS}",
         f"--train_file nested.json --records data.qas {COLUMNS}",
         f"--train_file a {COLUMNS}",
@@ -272,15 +273,14 @@ class ReadTest(TestCase):
     @parameterized.parameters(
         ([["a"], ["b", "c"], "d"], "text", ["a", "b", "d"]),
         ([1, "x", 1], "class", ["1", "x", "1"]),
-        ([3, "2.5", 0.1], "number", ["3.0", "2.4", "0.0"]),
+        ([3, "2.5", 0.1], "number", ["3.0", "2.5", "0.1"]),
     )
     def test_values_of_different_kinds_become_the_same_texts_as_in_a_stream(self, targets, kind, wanted):
         sources = [1, 2.5, ["a", 3]]  # Arrow knows one type in a column
         Path("odd.jsonl").write_text(lines([{"q": q, "a": a} for q, a in zip(sources, targets, strict=True)]))
         flags = "--train_file odd.jsonl --validation_file odd.jsonl --source_column q --target_column a"
         (task,) = self.tasks(f"{flags} --target_type {kind} --data_cache_dir cache")
-        task.read(["validation"])
-        task.tokenise(ByT5Tokenizer())
+        task = LoadedTask(task, task.read(["validation"]), ByT5Tokenizer())
         texts = {
             name: ByT5Tokenizer().batch_decode(list(task.data["validation"][name]), skip_special_tokens=True)
             for name in ("input_ids", "labels")
@@ -296,8 +296,7 @@ class ReadTest(TestCase):
         (task,) = self.tasks(f"{flags} {metrics} --data_cache_dir cache")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            task.read(["train", "validation"])
-            task.tokenise(ByT5Tokenizer())
+            LoadedTask(task, task.read(["train", "validation"]), ByT5Tokenizer())
         message = "task pairs, validation: rougeL counts words of a-z and 0-9 alone, and 100 % of the targets' letters"
         self.assertEqual(printed.getvalue().count(message), int(told))
 
@@ -384,6 +383,7 @@ class MistakeTest(TestCase):
         (f"--train_file python.jsonl {COLUMNS}", "python.jsonl, line 1: broken JSON .values as Python prints them"),
         (f"--train_file python.json {COLUMNS}", "python.json, line 2: broken JSON .values as Python prints them"),
         (f"--train_file cut.json {COLUMNS}", "cut.json, line [34]: broken JSON"),
+        (f"--train_file pretty_objects.json {COLUMNS}", "pretty_objects.json, line 6: broken JSON .several values:"),
         (f"--train_file src.txt {COLUMNS}", "src.txt: a file of rows must end in .*--source_file"),
         ("--source_file src.txt --target_file short.txt", "short.txt: ends at line 1, before src.txt"),
         ("--source_file src.txt", "--source_file names 1 files and --target_file 0"),

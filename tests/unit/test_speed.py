@@ -16,7 +16,7 @@ import fine_tune_t5
 import modeling.kernels.attention
 import pre_train_t5
 from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
-from benchmarks.material import parameter_shapes
+from benchmarks.measure import parameter_shapes
 from common.reports import read_json
 from model_t5 import build_config, create_model, set_attention
 from runs import speed
@@ -82,7 +82,6 @@ class ChoiceTest(parameterized.TestCase):
         (dict(given=dict(dataloader_num_workers=1)), "dataloader_num_workers", 1, "given"),
         (dict(given=dict(per_device_train_batch_size=32)), "micro-batch", (32, 4), "given"),
         (dict(given=dict(gradient_accumulation_steps=4)), "micro-batch", (32, 4), "given"),
-        (dict(given=dict(auto_find_batch_size=True)), "micro-batch", (32, 4), "--auto_find_batch_size"),
         (dict(job=dict(earlier={"attn_implementation": "sdpa"})), "attn_implementation", "sdpa", "resumed"),
         (dict(job=dict(earlier={"attn_implementation": None})), "attn_implementation", "sdpa", "resumed"),
         (dict(job=dict(earlier={"torch_compile": False})), "torch_compile", False, "resumed"),
@@ -337,8 +336,6 @@ class AppliedTest(parameterized.TestCase):
         _, out, _ = run_main(pre_train_t5.main, *words, "t4", "--speed", "plain", code=0)
         self.assertRegex(out, r"speed +plain: nothing is chosen")
         self.assertRegex(out, r"batch +128 sequences per step \(32 x 4 accumulated x 1 processes\)")
-        with mock.patch("runs.run.find_micro_batch", side_effect=AssertionError("tried on this machine")):
-            run_main(pre_train_t5.main, *words, "h200", "--auto_find_batch_size", code=0)
         _, _, err = run_main(pre_train_t5.main, *self.flags(assume_gpu="h200"), code=2)
         self.assertIn("--assume_gpu h200: only plans for another machine: add --dry_run", err)
 

@@ -11,13 +11,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from transformers import PreTrainedModel
 
+from arguments.training import FineTuningArguments
 from constants import IGNORE_INDEX
+from corpora.examples import row_lengths
 from data_collator_t5 import shift_right
+from model_t5 import flops_per_sequence
+from modeling.segment_masks import enable_packing
 
 MULTIPLE = 8  # of lengths, which suits the matrix units
 
@@ -25,15 +31,6 @@ MULTIPLE = 8  # of lengths, which suits the matrix units
 def round_up(lengths: int | np.ndarray) -> int | np.ndarray:
     """The next multiples of MULTIPLE: 33 -> 40."""
     return -(-lengths // MULTIPLE) * MULTIPLE
-
-
-def row_lengths(rows: torch.utils.data.Dataset | list[dict], column: str = "input_ids") -> np.ndarray:
-    """[rows] tokens that each row has in `column`. rows: a list, or a table of `datasets`, which knows them unread."""
-    if isinstance(rows, list):
-        return np.array([len(row[column]) for row in rows])
-    from pyarrow import compute  # of `datasets`, which a GPU machine may lack
-
-    return compute.list_value_length(rows.with_format("arrow")[column]).to_numpy()
 
 
 def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
@@ -173,3 +170,19 @@ class PackingCollator:
             "target_segments": segments(targets),
             "decoder_input_ids": packed(decoder_inputs, self.pad_token_id),
         }
+
+
+def train_collator(
+    rows: torch.utils.data.Dataset, args: FineTuningArguments, model: PreTrainedModel
+) -> BucketCollator | PackingCollator | None:
+    """The collator of training alone, or None to pad tightly. `--packing true`: several examples in a row, for which
+    the model is prepared. `--length_buckets` N: batches of `args.train_batch_size` rows in N shapes."""
+    padding = model.config.pad_token_id, model.config.decoder_start_token_id
+    if args.packing:
+        enable_packing(model)
+        return PackingCollator(*padding, cost=partial(flops_per_sequence, model.config))
+    if not args.length_buckets:
+        return None
+    lengths = bucket_lengths(row_lengths(rows), args.length_buckets)
+    (longest,) = bucket_lengths(row_lengths(rows, "labels"), 1)
+    return BucketCollator(*padding, lengths, longest, args.train_batch_size)

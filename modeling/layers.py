@@ -1,15 +1,57 @@
-"""The gradient of T5's table of relative position biases, summed along diagonals in a fixed order.
+"""Single layers of transformers' T5 that are replaced or changed: names and weights stay as they are.
+
+    fuse_activation(model)           # the feed-forward's GELU in one kernel: always on
+    sum_bias_by_diagonals(model)     # the gradient of the relative biases, in a fixed order: T5Trainer asks for it
+    checkpoint_blocks_only(model)    # --activation_checkpointing of whole blocks
+    use_bf16_residual(model)         # --bf16_residual: activations between the layers in bfloat16
 
 The bias of query q and key k depends on k - q alone: of Q x K places only Q + K - 1 differ. torch's embedding adds up
 all Q x K x H gradients in the table's 32 rows, on a GPU by atomic additions, whose order and last bits change from run
 to run. Here they are added along diagonals first, [H, Q + K - 1], then into the rows.
 
-Legend of shapes: N rows of the table, Q queries, K keys, H heads.
+Legend of shapes: N rows of the table of biases, Q queries, K keys, H heads.
 """
 
 import torch
+from transformers.activations import NewGELUActivation
+
+from modeling.families import stacks
 
 
+def fuse_activation(model: torch.nn.Module) -> None:
+    """Replaces transformers' tanh-GELU of eight operations by torch's, which is one kernel; equal up to rounding.
+
+    For the backward pass it keeps its input alone, in place of four intermediate results.
+    """
+    for module in model.modules():
+        if isinstance(getattr(module, "act", None), NewGELUActivation):
+            module.act = torch.nn.GELU(approximate="tanh")
+
+
+def checkpoint_blocks_only(model: torch.nn.Module) -> None:
+    """Keeps `--activation_checkpointing` to whole blocks. In attention modules transformers would only make constant
+    zeros ask for a gradient, which nothing needs and torch.compile refuses."""
+    for module in model.modules():
+        if hasattr(module, "relative_attention_num_buckets"):
+            module.gradient_checkpointing = False
+
+
+def use_bf16_residual(model: torch.nn.Module) -> None:
+    """Under autocast the residual stream has autocast's type from the embedding on, instead of float32.
+
+    Every layer then reads and writes half the bytes; norms are still computed in float32, as T5's do for half types.
+    """
+
+    def to_autocast_dtype(_module, _args, embedded: torch.Tensor) -> torch.Tensor:
+        kind = embedded.device.type
+        return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
+
+    for stack in stacks(model):
+        if not hasattr(stack, "residual_hook"):
+            stack.residual_hook = stack.embed_tokens.register_forward_hook(to_autocast_dtype)
+
+
+# ---------------------------------------------------------------- the relative biases
 class _Biases(torch.autograd.Function):
     """table [N, H], buckets [Q, K] (equal along diagonals) -> [Q, K, H], in memory [H, Q, K]."""
 
@@ -43,17 +85,6 @@ def diagonal_sums(matrices: torch.Tensor) -> torch.Tensor:
 def along_diagonals(values: torch.Tensor, keys: int) -> torch.Tensor:
     """[H, Q + K - 1] -> [H, Q, K] with these values at k - q = 1 - Q, ..., K - 1: 3 5 2 -> [[5, 2], [3, 5]]."""
     return values.unfold(1, keys, 1).flip(1)
-
-
-def spread_sums(sums: torch.Tensor, keys: int) -> torch.Tensor:
-    """[H, Q + K - 1] -> [H, Q, K] with these sums of diagonals, equal along each: 3 5 2 -> [[2.5, 2], [3, 2.5]].
-
-    Of a gradient's sums: its projection onto biases of k - q alone, which gives T5's table the same gradient.
-    """
-    queries = sums.shape[1] - keys + 1
-    offset = torch.arange(1 - queries, keys, device=sums.device)
-    lengths = (keys - offset).clamp(max=queries) - (-offset).clamp(min=0)
-    return along_diagonals(sums / lengths, keys)
 
 
 class _BiasTable(torch.nn.Embedding):
