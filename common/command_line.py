@@ -219,7 +219,7 @@ def parse_arguments(
     for flags in groups:
         check_limits(flags)
         if hasattr(flags, "given"):
-            flags.given |= given | words.keys() | filled.keys() | more.keys()
+            flags.given |= given | words.keys() | filled.keys()
     return groups
 
 
