@@ -31,7 +31,7 @@ from corpora.reading import text_of
 from corpora.sources import builtin_sources, described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from corpora.streams import StreamDataset, Units, packed
 from corpora.token_files import TokenFile, TokenWriter, document_encoder, tokenised
-from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
+from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer, tokenizer_fingerprint
 from corpora.unknown import Unknown
 from data_collator_t5 import example_keys
 from model_t5 import flops_per_sequence
@@ -72,10 +72,11 @@ class Text:
                 "validation_split_percentage validation_split_count",
                 "the text has a validation split of its own: leave the flag out",
             )
-        if name := model_args.tokenizer_name or model_args.model_name_or_path:
-            self.tokenizer = load_tokenizer(name)
-        else:
+        self.tokenizer = named_tokenizer(model_args)
+        self._origin = model_args.tokenizer_name or model_args.model_name_or_path or "trained on the text"
+        if self.tokenizer is None:
             self.tokenizer = ids_tokenizer(model_args.vocab_size) if self.ids else self._train_tokenizer(model_args)
+        check_saved(self.tokenizer)
 
     # ------------------------------------------------------------ what a run reports
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
@@ -86,6 +87,12 @@ class Text:
             weights = "".join(f" {weight:.9f}" for weight in self.weights)
             found["train"] = joint_fingerprint([sources["train"] for sources in self.sources.values()]) + weights
         return found | {"tokenizer": tokenizer_fingerprint(tokenizer)}
+
+    @property
+    def described_tokenizer(self) -> str | None:
+        """Where the tokenizer comes from and what it does, for the plan; None for ready-made ids."""
+        joins = not self.args.eos_between_documents
+        return None if self.ids else described_tokenizer(self.tokenizer, self._origin, joins_documents=joins)
 
     @property
     def documents(self) -> dict[str, int]:

@@ -101,7 +101,8 @@ def main(argv: list[str] | None = None) -> dict:
         samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]
-    run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary, "speed": speed})
+    rows = {"tokenizer": text.described_tokenizer, "vocabulary": vocabulary, "speed": speed}
+    run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, rows)
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     # Ready-made ids are no text for the built-in task.

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, processors
@@ -22,7 +23,7 @@ from transformers.utils import cached_file
 
 from common.errors import UserError
 from common.processes import in_background, print_once
-from common.reports import first_line, read_json, write_json
+from common.reports import first_line, human_time, read_json, write_json
 from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.sentencepiece_models import (
@@ -39,6 +40,8 @@ TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they 
 LINE_PART = 1_024  # characters of a part of such a line
 MOST_CHARACTERS = 2**28  # from which SentencePiece learns; it takes 13 bytes of memory for each
 TOLD_CHARACTERS = 2**24  # with more, it takes longer than some seconds
+TOLD_WORDS = 2**18  # the same of characters in different words
+SECONDS_A_CHARACTER, SECONDS_A_NEW_CHARACTER = 1e-6, 1.1e-4
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
 LEAST_COVERAGE = 0.98  # that SentencePiece takes
@@ -65,27 +68,34 @@ def train_tokenizer(
     character_coverage: float | None = None,
     max_sentences: int = 1_000_000,
     max_characters: int = MOST_CHARACTERS,
+    is_exact: bool = True,
 ) -> Counter:
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
     vocab_size counts all tokens: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
     as in T5's own vocabulary). The pieces are learnt from a sample: at most `max_sentences` lines of `max_characters`
     together, drawn evenly, the same each time. `letters_and_bytes` chooses byte_fallback and character_coverage by
-    its letters if they are None.
+    its letters if they are None. Where normalization leaves line breaks as they are, those within a document are a
+    letter too. is_exact: False takes fewer tokens where the text has not enough.
 
-    Returns how often each letter occurs in the sample. ValueError if the text is too small for the size.
+    Returns how often each letter occurs in the sample, spaces left out. UserError if the text is too small.
     """
     import sentencepiece
 
     output_dir.mkdir(parents=True, exist_ok=True)
     shown = tqdm(documents, "reading the text", unit=" documents", disable=not sys.stderr.isatty())
-    lines = (line for document in shown for line in document.split("\n") if line.strip())
+    breaks: Counter = Counter()
+
+    def lines_of(document: str) -> list[str]:
+        breaks["\n"] += document.strip("\n").count("\n")
+        return document.split("\n")
+
+    lines = (line for document in shown for line in lines_of(document) if line.strip())
     sample = _sample((part for line in lines for part in _parts_of(line)), max_sentences, max_characters)
-    if (characters := sum(map(len, sample))) > TOLD_CHARACTERS:
-        learnt = f"{characters:,} characters in {len(sample):,} lines"
-        print_once(f"SentencePiece learns {vocab_size:,} tokens from {learnt}")
-    letters = Counter(itertools.chain.from_iterable(sample))
-    letters = Counter({letter: count for letter, count in letters.items() if letter.strip()})
+    _announce_learning(sample, vocab_size)
+    letters = Counter(itertools.chain.from_iterable(sample)) + breaks
+    is_lost = str.isspace if normalization.startswith("nmt_") else " ".__eq__  # into the mark of a word's beginning
+    letters = Counter({letter: count for letter, count in letters.items() if not is_lost(letter)})
     byte_fallback, character_coverage = letters_and_bytes(letters, vocab_size, byte_fallback, character_coverage)
     model = io.BytesIO()
     options = dict(model_type="unigram", vocab_size=vocab_size - NUM_SENTINELS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
@@ -93,14 +103,15 @@ def train_tokenizer(
     options |= dict(normalization_rule_name=normalization, max_sentence_length=TOKENIZER_SENTENCE, minloglevel=2)
     # SentencePiece removes its own special tokens from a text, such as <unk> in WikiText, before it counts letters.
     inside = [token for token in ("<pad>", "</s>", "<unk>") if any(token in part for part in sample)]
-    options |= dict(required_chars="".join(sorted(set("".join(inside)))))
+    needed = set("".join(inside)) | (letters.keys() & set("\n"))
+    options |= dict(required_chars="".join(sorted(needed)), hard_vocab_limit=is_exact)
     options |= dict(num_threads=16)  # not the machine's number of cores: the sums, and so the pieces, depend on it
     train = partial(sentencepiece.SentencePieceTrainer.train, sentence_iterator=iter(sample), model_writer=model)
     try:
         in_background(partial(train, **options)).result()  # C++ sees Ctrl-C when it is done, which may take an hour
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
-            raise ValueError("there is no text to train a tokenizer on") from None
+            raise UserError("there is no text to train a tokenizer on") from None
         reason = str(error).split("] ")[-1]
         if most := re.search(r"set it to a value <= (\d+)", str(error)):
             tokens = int(most[1]) + NUM_SENTINELS
@@ -108,10 +119,30 @@ def train_tokenizer(
             reason = f"it is enough for {tokens} tokens; give {less}more text"
         if least := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
             reason = f"its letters alone take {int(least[1]) + NUM_SENTINELS}"
-        raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
+        raise UserError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
     save_tokenizer(load_tokenizer(str(output_dir / MODELS[0])), output_dir)
     return letters
+
+
+def _announce_learning(sample: list[str], vocab_size: int) -> None:
+    """Prints what is learnt from and how long it may take, if that is more than some seconds.
+
+    SentencePiece looks at each different word once: text without spaces takes a hundred times as long.
+    """
+    characters = sum(map(len, sample))
+    different = sum(map(len, {word for line in sample for word in line.split()}))
+    if characters <= TOLD_CHARACTERS and different <= TOLD_WORDS:
+        return
+    print_once(
+        f"SentencePiece learns {vocab_size:,} tokens from {characters:,} characters in {len(sample):,} lines: about "
+        f"{human_time(characters * SECONDS_A_CHARACTER + different * SECONDS_A_NEW_CHARACTER)}"
+    )
+    if different > max(TOLD_WORDS, characters // 2):
+        print_once(
+            "the text has hardly any spaces, for which SentencePiece is slow: --max_sentences takes less of it, "
+            "and ready-made ids (--input_ids_column) need no tokenizer"
+        )
 
 
 def letters_and_bytes(
@@ -219,7 +250,33 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
         tokenizer.clean_up_tokenization_spaces = tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
     for name in CODE_ENTRIES:
         tokenizer.init_kwargs.pop(name, None)
+    tokenizer.name_or_path = name_or_path
     return tokenizer
+
+
+def named_tokenizer(args: Any) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that the flags of the model name, or the checkpoint's; None where both are from scratch."""
+    name, flag = args.tokenizer_name, "--tokenizer_name"
+    if not name:
+        name, flag = args.model_name_or_path, "--model_name_or_path"
+    return load_tokenizer(name, flag) if name else None
+
+
+def described_tokenizer(tokenizer: PreTrainedTokenizerBase, origin: str, joins_documents: bool = False) -> str:
+    """For a plan: where the tokenizer comes from, its size, and what it does to a text that not everybody expects.
+
+    joins_documents: whether documents follow each other without EOS, as in T5's pre-training.
+    """
+    parts = [f"{origin}, {len(tokenizer):,} tokens"]
+    encode = plain_encoder(tokenizer)
+    if tokenizer.decode(encode(["Ａ１，"])[0]).strip() == "A1,":
+        parts.append("NFKC: Ａ１， is read as A1, (create_tokenizer.py --normalization identity keeps it)")
+    if joins_documents and tokenizer.decode([*encode(["a"])[0], *encode(["a"])[0]]).strip() == "aa":
+        parts.append("nothing parts the end of a document and the next one's first word: --eos_between_documents does")
+    own = set(tokenizer.all_special_tokens) - set(tokenizer.special_tokens_map.values())
+    if own := sorted(token for token in map(str, own) if not SENTINEL_NAME.fullmatch(token)):
+        parts.append(f"{' '.join(own[:5])} in a text of pre-training are read as plain letters")
+    return "; ".join(parts)
 
 
 def has_tokenizer(folder: Path) -> bool:
