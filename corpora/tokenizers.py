@@ -40,8 +40,9 @@ TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they 
 LINE_PART = 1_024  # characters of a part of such a line
 MOST_CHARACTERS = 2**28  # from which SentencePiece learns; it takes 13 bytes of memory for each
 TOLD_CHARACTERS = 2**24  # with more, it takes longer than some seconds
-TOLD_WORDS = 2**18  # the same of characters in different words
-SECONDS_A_CHARACTER, SECONDS_A_NEW_CHARACTER = 1e-6, 1.1e-4
+LONGEST_WORD = 100  # characters; longer words are text without spaces, such as DNA
+TOLD_WITHOUT_SPACES = 2**17  # the same for characters of such words
+SECONDS_A_CHARACTER, SECONDS_WITHOUT_SPACES = 1e-6, 1e-4  # on two cores
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
 LEAST_COVERAGE = 0.98  # that SentencePiece takes
@@ -128,20 +129,19 @@ def train_tokenizer(
 def _announce_learning(sample: list[str], vocab_size: int) -> None:
     """Prints what is learnt from and how long it may take, if that is more than some seconds.
 
-    SentencePiece looks at each different word once: text without spaces takes a hundred times as long.
+    SentencePiece takes a hundred times as long for text without spaces, each of whose words is a new one.
     """
     characters = sum(map(len, sample))
-    different = sum(map(len, {word for line in sample for word in line.split()}))
-    if characters <= TOLD_CHARACTERS and different <= TOLD_WORDS:
+    without_spaces = sum(len(word) for line in sample for word in line.split() if len(word) > LONGEST_WORD)
+    if characters <= TOLD_CHARACTERS and without_spaces <= TOLD_WITHOUT_SPACES:
         return
-    print_once(
-        f"SentencePiece learns {vocab_size:,} tokens from {characters:,} characters in {len(sample):,} lines: about "
-        f"{human_time(characters * SECONDS_A_CHARACTER + different * SECONDS_A_NEW_CHARACTER)}"
-    )
-    if different > max(TOLD_WORDS, characters // 2):
+    seconds = characters * SECONDS_A_CHARACTER + without_spaces * SECONDS_WITHOUT_SPACES
+    learnt = f"{characters:,} characters in {len(sample):,} lines"
+    print_once(f"SentencePiece learns {vocab_size:,} tokens from {learnt}: about {human_time(seconds)}")
+    if without_spaces > TOLD_WITHOUT_SPACES:
         print_once(
-            "the text has hardly any spaces, for which SentencePiece is slow: --max_sentences takes less of it, "
-            "and ready-made ids (--input_ids_column) need no tokenizer"
+            f"{without_spaces:,} of them are in words of more than {LONGEST_WORD}, for which SentencePiece is slow: "
+            "create_tokenizer.py --max_sentences takes less text, and ready-made ids (--input_ids_column) need none"
         )
 
 
@@ -222,10 +222,12 @@ def use_older_names(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- loading
-def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name_or_path: str, flag: str = "--tokenizer_name", special: dict[str, str] | None = None
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, Hub name, SentencePiece .model or tokenizer.json, with the ids of the tool that made
     it: a tokenizer.json counts as it is, a .model is compared with sentencepiece. UserError naming the flag for any
-    other, or one without EOS or padding."""
+    other, or one without EOS or padding. special: {"eos_token": "</s>", ...} where its files name none."""
     shown = f"{flag} {name_or_path}"
     try:
         tokenizer = _load(_tokenizer_files(name_or_path), name_or_path, shown)
@@ -238,6 +240,10 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{shown}: the tokenizer cannot be read ({first_line(error)})") from None
+    for role, token in (special or {}).items():
+        if token not in tokenizer.get_vocab():
+            raise UserError(f"--{role} {token}: {name_or_path} has no such token. Give one of its tokens")
+        tokenizer.add_special_tokens({role: token})
     for role in ("eos_token", "pad_token"):
         if getattr(tokenizer, role) is None:
             raise UserError(
@@ -318,7 +324,8 @@ def _load(files: dict[str, Path], name_or_path: str, shown: str) -> PreTrainedTo
     if RULES in files:
         content = json.loads(files[RULES].read_text(encoding="utf-8"))
         tokenizer = _of_rules(content, files, {})
-        texts = probe_texts(tokenizer.get_vocab().keys() - {token["content"] for token in content["added_tokens"]})
+        special = {*tokenizer.added_tokens_encoder, *map(str, tokenizer.all_special_tokens)}
+        texts = probe_texts(tokenizer.get_vocab().keys() - special)
         rules = Tokenizer.from_str(json.dumps(content | {"truncation": None, "padding": None}))
         wanted = [encoding.ids for encoding in rules.encode_batch(texts, add_special_tokens=False)]
         check_same_ids(texts, _plain_ids(tokenizer, texts), wanted, shown, tool="tokenizers")
@@ -396,7 +403,7 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
     of_config, vocabulary = _tokens_of_config(files, tokenizer), tokenizer.get_vocab()
     t5s = {role: name for role, name in T5_NAMES.items() if name in vocabulary or pieces}
     tokenizer.add_special_tokens(t5s | of_config | pieces | named)
-    if is_t5 and content["post_processor"] is None and tokenizer.eos_token:
+    if is_t5 and tokenizer.eos_token and not tokenizer("")["input_ids"]:
         eos = tokenizer.eos_token
         both, ids = ["$A", eos, "$B", eos], [(eos, tokenizer.eos_token_id)]
         template = processors.TemplateProcessing(single=both[:2], pair=both, special_tokens=ids)
@@ -418,14 +425,17 @@ def _of_class(files: dict[str, Path], name_or_path: str) -> PreTrainedTokenizerB
     """The tokenizer of another class, made by transformers. Special tokens that no file names are those of config.json:
     the class's own defaults, such as GPT-2's, would be new tokens."""
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
-    named = _named_tokens(files)
-    roles = [role for role in (*ROLES, "bos_token") if role not in named and getattr(tokenizer, role)]
-    invented = [role for role in roles if getattr(tokenizer, f"{role}_id") >= tokenizer.vocab_size]
-    if not invented:
-        return tokenizer
+    roles = {*ROLES, "bos_token"} - _named_tokens(files).keys()
     of_config = _tokens_of_config(files, tokenizer)
-    names = {role: of_config.get(role) for role in invented}
-    return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **names)
+    invented = [role for role in roles if (getattr(tokenizer, f"{role}_id") or 0) >= tokenizer.vocab_size]
+    if invented:
+        names = {role: of_config.get(role) for role in invented}
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **names)
+        kept = dict(model_max_length=tokenizer.model_max_length) | tokenizer.special_tokens_map
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **kept)  # has no defaults
+    missing = {role: token for role, token in of_config.items() if role in roles and getattr(tokenizer, role) is None}
+    tokenizer.add_special_tokens(missing)
+    return tokenizer
 
 
 def check_saved(tokenizer: PreTrainedTokenizerBase) -> None:
