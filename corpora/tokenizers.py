@@ -401,7 +401,7 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
     if not tokenizer.extra_special_tokens:
         tokenizer.add_special_tokens({"extra_special_tokens": sentinels})
     of_config, vocabulary = _tokens_of_config(files, tokenizer), tokenizer.get_vocab()
-    t5s = {role: name for role, name in T5_NAMES.items() if name in vocabulary or pieces}
+    t5s = {role: name for role, name in T5_NAMES.items() if is_t5 and (name in vocabulary or pieces)}
     tokenizer.add_special_tokens(t5s | of_config | pieces | named)
     if is_t5 and tokenizer.eos_token and not tokenizer("")["input_ids"]:
         eos = tokenizer.eos_token
