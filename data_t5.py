@@ -26,7 +26,7 @@ from corpora.examples import SomeExamples, WeightedExamples, evaluation_shares
 from corpora.own_ids import has_ids, ids_tokenizer
 from corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from corpora.token_files import tokenised
-from corpora.tokenizers import load_tokenizer, tokenizer_fingerprint
+from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer, tokenizer_fingerprint
 from corpora.unknown import Unknown
 from model_t5 import flops_per_sequence
 from objectives.metrics import corpora_metrics
@@ -54,8 +54,9 @@ class FoundText:
                 "validation_split_percentage validation_split_count",
                 "the text has a validation split of its own: leave the flag out",
             )
-        if name := model_args.tokenizer_name or model_args.model_name_or_path:
-            self.tokenizer = load_tokenizer(name)
+        self.tokenizer, self.origin = named_tokenizer(model_args), "trained on the text"
+        if self.tokenizer is not None:
+            self.origin = model_args.tokenizer_name or model_args.model_name_or_path
         elif self.ids:
             self.tokenizer = ids_tokenizer(model_args.vocab_size)
         elif args.streaming:
@@ -65,6 +66,7 @@ class FoundText:
         else:
             size, cache = model_args.vocab_size, Path(args.data_cache_dir).expanduser()
             self.tokenizer = tokenizer_for(self.of_split("train"), size, cache, model_args.byte_fallback)
+        check_saved(self.tokenizer)
 
     def of_split(self, split: str) -> list:
         """The sources of a split, one of each corpus that has it."""
@@ -155,6 +157,13 @@ class Text:
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """Fingerprints of the contents of both splits and of the run's tokenizer."""
         return self.found.fingerprints(tokenizer)
+
+    @property
+    def described_tokenizer(self) -> str | None:
+        """Where the tokenizer comes from and what it does, for the plan; None for ready-made ids."""
+        joins = not self.args.eos_between_documents
+        found = self.found
+        return None if found.ids else described_tokenizer(found.tokenizer, found.origin, joins_documents=joins)
 
     @property
     def documents(self) -> dict[str, int]:

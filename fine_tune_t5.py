@@ -29,8 +29,8 @@ from arguments.training import FineTuningArguments, check_streaming, check_train
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
-from corpora.sources import default_tokenizer
-from corpora.tokenizers import load_tokenizer
+from corpora.sources import tokenizer_for_pairs
+from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
 from model_t5 import check_model_source, get_model, is_local_model
 from modeling.generation_settings import forget_search, set_generation_length
 from runs.memory import check_before_data
@@ -79,8 +79,13 @@ def main(argv: list[str] | None = None) -> dict:
         checkpoint = prepare_output_dir(args)
         set_seed(args.seed)
         with args.main_process_first(desc="loading the tokenizer"):
-            name = model_args.tokenizer_name or model_args.model_name_or_path
-            tokenizer = load_tokenizer(name) if name else default_tokenizer(model_args, task_args.data_cache_dir)
+            tokenizer = named_tokenizer(model_args)
+            origin = model_args.tokenizer_name or model_args.model_name_or_path
+            if tokenizer is None:
+                texts, cache = tasks.training_texts(), Path(task_args.data_cache_dir).expanduser()
+                tokenizer = tokenizer_for_pairs(texts, model_args.vocab_size, cache, model_args.byte_fallback)
+                origin = "trained on the sources and targets"
+            check_saved(tokenizer)
         model, vocabulary = get_model(model_args, tokenizer)
         shapes = (*tasks.most_tokens(tokenizer), args.length_buckets)
         options = (args.max_steps, checkpoint, model_args.attn_implementation, not task_args.streaming)
@@ -109,7 +114,12 @@ def main(argv: list[str] | None = None) -> dict:
     )
     title, flags = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}", [model_args, task_args, args]
     source = model_args.model_name_or_path or f"scratch ({model_args.config_name})"
-    rows = {"from": source, "vocabulary": vocabulary, "speed": speed.described}
+    rows = {
+        "from": source,
+        "tokenizer": described_tokenizer(tokenizer, origin),
+        "vocabulary": vocabulary,
+        "speed": speed.described,
+    }
     run = TrainingRun(trainer, title, flags, data, checkpoint, rows)
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)

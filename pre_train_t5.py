@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> dict:
         samples = (args.output_dir, tokenizer, text.validation, objective, args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     flags = [model_args, text_args, args]
-    rows = {"vocabulary": vocabulary, "speed": speed.described}
+    rows = {"tokenizer": text.described_tokenizer, "vocabulary": vocabulary, "speed": speed.described}
     run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, rows)
     run.start()
     result = trainer.train(resume_from_checkpoint=checkpoint)

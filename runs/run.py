@@ -120,6 +120,8 @@ class TrainingRun(Run):
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, data.unknown and data.unknown.warning(), *changed)
         with exit_on_user_error():
+            if data.unknown:
+                data.unknown.refuse_beyond(next(f.most_unknown for f in self.flags if hasattr(f, "most_unknown")))
             check_plan(self.trainer.model, args, steps, needs)
             if not args.deepspeed:
                 check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)

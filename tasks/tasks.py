@@ -301,6 +301,20 @@ class Tasks:
             "greater_is_better": greater,
         }
 
+    def training_texts(self) -> list[str]:
+        """The sources and targets of all training rows, from which a tokenizer is trained where none is named."""
+        if self.args.streaming:
+            raise UserError(
+                "--streaming: a model from scratch needs a tokenizer, and the rows are not read beforehand. Train one "
+                "with create_tokenizer.py and give it as --tokenizer_name"
+            )
+        texts = []
+        for task in self:
+            for row in task.read(["train"])["train"][: self.args.max_train_samples]:
+                texts.append(registry.source_text(task.entry, row))
+                texts += registry.reference_texts(task.name, task.entry, row)
+        return texts
+
     @property
     def summarise(self) -> Callable[[dict], dict] | None:
         """Of several tasks: the function of all metrics that gives the mean of the main ones as "eval_average".
