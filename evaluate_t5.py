@@ -19,6 +19,12 @@ The folder of a pre-training is scored on text, with the flags of its run.json: 
 run held out of the same `--train_file` or `--dataset_name`.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import argparse
 import copy
 import dataclasses
@@ -38,7 +44,14 @@ from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments, refuse
 from common.errors import UserError
-from common.processes import check_alike, finish_process_group, is_first_process, print_once, run_script
+from common.processes import (
+    check_alike,
+    finish_process_group,
+    is_first_process,
+    prepare_process,
+    print_once,
+    run_script,
+)
 from common.reports import end_summary, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.blocks import contents_digest
@@ -517,4 +530,5 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

@@ -17,6 +17,12 @@ own pairs become an entry, which is printed (docs/your_data.md). Writes the best
 repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import shlex
 from pathlib import Path
 
@@ -27,7 +33,7 @@ from arguments.own_pairs import SOURCES
 from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
-from common.processes import print_once, run_script
+from common.processes import prepare_process, print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import tokenizer_for_pairs
 from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
@@ -128,4 +134,5 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

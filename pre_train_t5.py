@@ -11,6 +11,12 @@ Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cos
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import shlex
 from functools import partial
 from pathlib import Path
@@ -21,7 +27,7 @@ from arguments.model import ModelArguments, check_model
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import PreTrainingArguments, check_best_metric, check_streaming, check_training
 from common.command_line import exit_on_user_error, parse_arguments
-from common.processes import run_script
+from common.processes import prepare_process, run_script
 from constants import LORA
 from corpora.own_ids import has_ids, ids_offset
 from corpora.sources import find_corpora
@@ -113,4 +119,5 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

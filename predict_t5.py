@@ -13,6 +13,12 @@ text (benchmark text) are answered piece by piece, and the text between the piec
 answered together. The same command resumes a stopped run.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import copy
 import itertools
 import json
