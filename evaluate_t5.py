@@ -432,7 +432,7 @@ def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
 
 def score_text(argv: list[str] | None, recorded: dict) -> dict:
     """The metrics of a pre-trained model on held-out text, which the objective of its run masks as it did there."""
-    from data_t5 import find_text
+    from data_t5 import FoundText, Text
     from objectives.registry import get_objective
 
     groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments]
@@ -447,16 +447,18 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     check_output_dir(args.output_dir, args.overwrite_output_dir, [evaluation.model_name_or_path])
     with args.main_process_first(desc="finding the text"):
         named = dict(model_name_or_path=evaluation.model_name_or_path, tokenizer_name=evaluation.tokenizer_name)
-        text = find_text(text_args, ModelArguments(**named))
+        found = FoundText(text_args, ModelArguments(**named))
     model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation)
-    fit_vocabulary(model, len(text.tokenizer))
-    objective = get_objective(text_args, text.tokenizer, model)
-    _, rows = text.examples(objective, args)
+    tokenizer = found.tokenizer
+    fit_vocabulary(model, len(tokenizer))
+    objective = get_objective(text_args, tokenizer, model)
+    text = Text(found, objective, args)
+    rows = text.validation
     if rows is None:
         raise UserError(f"the held-out text gives no row of {objective.tokens_length:.0f} tokens: give a longer one")
     if args.world_size > 1:
-        check_alike(text.fingerprints(text.tokenizer), "give all nodes the same files")
-    scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=text.tokenizer)
+        check_alike(text.fingerprints(tokenizer), "give all nodes the same files")
+    scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=tokenizer)
     trainer = T5Trainer(model=model, args=args, eval_dataset=rows, **scored)
     install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
     run = Run(args, "evaluation")
