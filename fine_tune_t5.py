@@ -17,22 +17,29 @@ own pairs become an entry, which is printed (docs/your_data.md). Writes the best
 repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import dataclasses
 from pathlib import Path
 
-from transformers import DataCollatorForSeq2Seq, set_seed
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, set_seed
 
 from arguments.model import ModelArguments, check_model
 from arguments.own_pairs import SOURCES
 from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments, settle_training
 from common.command_line import exit_on_user_error, parse_arguments
-from common.processes import print_once, run_script
+from common.processes import prepare_process, print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
-from corpora.sources import default_tokenizer
+from corpora.sources import tokenizer_for_pairs
+from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
 from model_t5 import is_local_model
 from modeling.generation_settings import forget_search, set_generation_length
-from runs.decision import Decision, build_model, given_tokenizer, settle
+from runs.decision import Decision, build_model, settle
 from runs.run import TrainingRun
 from runs.speed import Batches
 from tasks.tasks import TaskData, Tasks
@@ -78,10 +85,18 @@ def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
     """What this run is, as flags, the model's shape, the machine and --output_dir settle it; and its tasks."""
     model, data, args, tasks = parse_flags(argv)
     packed = "--packing true" if args.packing else None
-    tokenizer = given_tokenizer(model)
+    tokenizer = named_tokenizer(model)
     batches = Batches(*tasks.most_tokens(tokenizer), args.length_buckets, packed, packable=not data.streaming)
     title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
     return settle(title, model, data, args, tokenizer, batches), tasks
+
+
+def trained_tokenizer(run: Decision, tasks: Tasks) -> PreTrainedTokenizerBase:
+    """A new tokenizer, trained on the sources and targets of the training rows."""
+    cache = Path(run.data.data_cache_dir).expanduser()
+    tokenizer = tokenizer_for_pairs(tasks.training_texts(), run.model.vocab_size, cache, run.model.byte_fallback)
+    check_saved(tokenizer)
+    return tokenizer
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -90,7 +105,7 @@ def main(argv: list[str] | None = None) -> dict:
         run, tasks = decide(argv)
         set_seed(run.args.seed)
         with run.args.main_process_first():
-            tokenizer = run.tokenizer or default_tokenizer(run.model, run.data.data_cache_dir)
+            tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
         model, vocabulary = build_model(run, tokenizer)
         with run.args.main_process_first():
             data = TaskData(tasks, tokenizer, run.args)
@@ -112,8 +127,11 @@ def main(argv: list[str] | None = None) -> dict:
         summarise=tasks.summarise,
         task_record=data.record(),
     )
-    return TrainingRun(run, trainer, data, {"from": run.source, "vocabulary": vocabulary}).execute("evaluate_t5.py")
+    origin = run.model.tokenizer_name or run.model.model_name_or_path or "trained on the sources and targets"
+    rows = {"from": run.source, "tokenizer": described_tokenizer(tokenizer, origin), "vocabulary": vocabulary}
+    return TrainingRun(run, trainer, data, rows).execute("evaluate_t5.py")
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

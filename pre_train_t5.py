@@ -11,6 +11,12 @@ Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cos
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 from functools import partial
 from pathlib import Path
 
@@ -20,15 +26,16 @@ from arguments.model import ModelArguments, check_model
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import PreTrainingArguments, check_best_metric, settle_training
 from common.command_line import exit_on_user_error, parse_arguments
-from common.processes import run_script
+from common.processes import prepare_process, run_script
 from constants import LORA
 from corpora.own_ids import has_ids, ids_offset
 from corpora.sources import find_corpora
-from data_t5 import find_text
+from corpora.tokenizers import named_tokenizer
+from data_t5 import FoundText, Text
 from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, lengths_of, packed_flag
-from runs.decision import Decision, build_model, given_tokenizer, settle
+from runs.decision import Decision, build_model, settle
 from runs.run import TrainingRun
 from runs.speed import Batches
 from runs.trackers import log_table
@@ -73,7 +80,7 @@ def decide(argv: list[str] | None) -> Decision:
     """What this run is, as flags, the model's shape, the machine and --output_dir settle it."""
     model, text, args = parse_flags(argv)
     batches = Batches(*lengths_of(text), shapes=1, packed=packed_flag(text))
-    return settle("pre-training", model, text, args, given_tokenizer(model), batches, dropout=0.0)
+    return settle("pre-training", model, text, args, named_tokenizer(model), batches, dropout=0.0)
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -82,33 +89,35 @@ def main(argv: list[str] | None = None) -> dict:
         run = decide(argv)
         set_seed(run.args.seed)
         with run.args.main_process_first():
-            text = find_text(run.data, run.model)  # with its tokenizer, loaded or trained on it
-        tokenizer = text.tokenizer
+            found = FoundText(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
+        tokenizer = found.tokenizer
         if run.model.model_name_or_path is None:
             tokenizer = with_mode_tokens(tokenizer, run.data.objective)
         model, vocabulary = build_model(run, tokenizer, dropout=0.0)
         objective = get_objective(run.data, tokenizer, model)
-        check_resumed(run.checkpoint, model.config, text.fingerprints(tokenizer), run.model, run.data, run.args)
-        train, validation = text.examples(objective, run.args, run.checkpoint)
+        check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), run.model, run.data, run.args)
+        text = Text(found, objective, run.args, run.checkpoint)
 
     trainer = T5Trainer(
         model=model,
         args=run.args,
-        train_dataset=train,
-        eval_dataset=validation,
+        train_dataset=text.train,
+        eval_dataset=text.validation,
         data_collator=objective,
         processing_class=tokenizer,
         compute_metrics=text.compute_metrics(),
     )
-    if run.args.num_samples and validation is not None and objective.shows_gaps:
+    if run.args.num_samples and text.validation is not None and objective.shows_gaps:
         from runs.samples import SamplesCallback
 
-        samples = (run.args.output_dir, tokenizer, validation, objective, run.args.num_samples)
+        samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
+    rows = {"tokenizer": text.described_tokenizer, "vocabulary": vocabulary}
     # Ready-made ids are no text for the built-in task.
     script = "evaluate_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"
-    return TrainingRun(run, trainer, text, {"vocabulary": vocabulary}).execute(script)
+    return TrainingRun(run, trainer, text, rows).execute(script)
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,21 +31,23 @@ from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.command_line import exit_on_user_error
+from common.errors import StreamError, UserError
 from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
-from corpora.streams import StreamError
 from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from modeling.loss import compute_loss_in_forward, token_metrics
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
-from tasks.examples import EvaluationTask
 from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of
 from training.preemption import EvaluationStopped, PreemptionCallback
 from training.teacher_forcing import score_rows
+
+if TYPE_CHECKING:
+    from tasks.examples import EvaluationTask
 
 
 def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
@@ -99,7 +102,7 @@ class T5Trainer(FiniteTrainer):
         args: T5TrainingArguments,
         compute_metrics: Callable | None = None,
         class_label_ids: torch.Tensor | None = None,
-        evaluation_tasks: dict[str, EvaluationTask] | None = None,
+        evaluation_tasks: "dict[str, EvaluationTask] | None" = None,
         summarise: Callable[[dict], dict] | None = None,
         train_collator: BucketCollator | PackingCollator | None = None,
         task_record: dict | None = None,
@@ -213,7 +216,7 @@ class T5Trainer(FiniteTrainer):
             told.append(self._save_before_step(place))
         finish_process_group()
         with exit_on_user_error():
-            raise ValueError("; ".join(told))
+            raise UserError("; ".join(told))
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a finished run, also one that early
@@ -264,7 +267,7 @@ class T5Trainer(FiniteTrainer):
         with exit_on_user_error():
             key = best_metric_key(self.args)
             if key is not None and key not in metrics:
-                raise ValueError(
+                raise UserError(
                     f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
                     "row for it; give another metric, or more validation rows"
                 )

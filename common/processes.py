@@ -19,6 +19,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from common.errors import UserError
+
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
 
@@ -55,6 +57,31 @@ def cores_here() -> int:
 def cores_of_a_process() -> int:
     """CPU cores for each process of this machine, at least 1."""
     return max(1, cores_here() // processes_here())
+
+
+def check_open_files(workers: int) -> None:
+    """UserError if data workers need more open files than this process may have: pipes, and shared memory for each
+    batch that they make ahead."""
+    import resource  # which Windows lacks
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 64 + 20 * workers
+    if most != resource.RLIM_INFINITY and workers and needed > most:
+        raise UserError(
+            f"--dataloader_num_workers {workers}: needs about {needed} open files, and the limit is {most}. "
+            f"Raise it (ulimit -n {needed}), or give {max(0, (most - 64) // 20)} workers"
+        )
+
+
+def lonely_task() -> str:
+    """What to do if SLURM started several tasks, none of which knows its rank; "" otherwise."""
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in os.environ:
+        tasks = os.environ["SLURM_STEP_NUM_TASKS"]
+        return (
+            f". srun started {tasks} tasks, and without RANK each takes itself for the only one: start them as "
+            "slurm/train.slurm does, which sets RANK, WORLD_SIZE and LOCAL_RANK"
+        )
+    return ""
 
 
 def free_memory() -> int:
@@ -135,6 +162,23 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
+def prepare_process() -> None:
+    """What a training script changes in its process, before anything else: threads, limits and how it ends."""
+    import resource  # which Windows lacks
+
+    import torch
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if not has_accelerator():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it looks for one
+        if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+            # `accelerate launch` gives a process one thread by default, but here it may use its cores.
+            torch.set_num_threads(cores_of_a_process())
+    if "ACCELERATE_USE_CPU" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        end_with_parent()
+
+
 def finish_process_group() -> None:
     """Waits for all ranks and leaves the process group: gloo ranks that exit one by one can abort each other."""
     import torch
@@ -172,7 +216,7 @@ def _patient_group() -> Any:
 
 
 def check_alike(found: dict[str, object], advice: str) -> None:
-    """ValueError, on every process, unless all found the same values: {"--seed": 1}, {"contents of train": its hash}.
+    """UserError, on every process, unless all found the same values: {"--seed": 1}, {"contents of train": its hash}.
     A node may have other files of the same name, or other flags: its processes would silently train on other rows,
     until some wait forever for processes whose rows have ended."""
     from accelerate.utils import gather_object
@@ -184,7 +228,7 @@ def check_alike(found: dict[str, object], advice: str) -> None:
         for name in dict.fromkeys([*wanted, *other]):
             if wanted.get(name) != other.get(name):
                 here, there = (f"{values.get(name, 'none')!s:.60}" for values in (other, wanted))
-                raise ValueError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
+                raise UserError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
 
 
 def in_background(work: Callable[[], object]) -> Future:

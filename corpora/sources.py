@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from corpora.reading import column_texts, read_documents
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that a run trains: enough for a small vocabulary, and a minute or less.
-TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
-TOKENIZER_FORMAT = 3  # part of its key in the cache: raise it when the same text would give another tokenizer
+SAMPLE = dict(max_sentences=200_000, max_characters=2**25)
+TOKENIZER_FORMAT = 4  # part of its key in the cache: raise it when the same text would give another tokenizer
 
 
 @dataclass
@@ -171,22 +171,35 @@ def tokenizer_for(
 ) -> PreTrainedTokenizerBase:
     """A tokenizer trained on all the text, whatever the weights of its corpora, and cached under a key of the text's
     contents, the size and `byte_fallback`."""
-    fingerprint, column = joint_fingerprint(sources), sources[0].column
-    decisive = f"{TOKENIZER_FORMAT} {fingerprint} {column} {vocab_size} {byte_fallback}"
-    key = hashlib.sha256(decisive.encode()).hexdigest()
 
-    def build(folder: Path) -> None:
-        print_once(f"no tokenizer was named: training one of {vocab_size:,} tokens on {described(sources)}")
-        sample = dict(max_sentences=TOKENIZER_SENTENCES, max_characters=TOKENIZER_CHARACTERS)
+    def train(folder: Path) -> None:
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
-        train_tokenizer(documents, folder, vocab_size, byte_fallback, **sample)
+        train_tokenizer(documents, folder, vocab_size, byte_fallback, **SAMPLE)
         for source in sources:
             source.check_unchanged()
 
+    decisive = f"{joint_fingerprint(sources)} {sources[0].column} {vocab_size} {byte_fallback}"
+    return _trained(train, decisive, f"{vocab_size:,} tokens on {described(sources)}", cache)
+
+
+def tokenizer_for_pairs(
+    texts: Sequence[str], vocab_size: int, cache: Path, byte_fallback: bool | None = None
+) -> PreTrainedTokenizerBase:
+    """A tokenizer trained on sources and targets, cached in the same way. It is smaller where they are too few."""
+
+    def train(folder: Path) -> None:
+        train_tokenizer(texts, folder, vocab_size, byte_fallback, **SAMPLE, is_exact=False)
+
+    contents = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    shown = f"up to {vocab_size:,} tokens on {len(texts):,} sources and targets"
+    return _trained(train, f"pairs {contents} {vocab_size} {byte_fallback}", shown, cache)
+
+
+def _trained(train: Callable[[Path], None], decisive: str, shown: str, cache: Path) -> PreTrainedTokenizerBase:
+    key = hashlib.sha256(f"{TOKENIZER_FORMAT} {decisive}".encode()).hexdigest()
+
+    def build(folder: Path) -> None:
+        print_once(f"no tokenizer was named: training one of {shown}")
+        train(folder)
+
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
-
-
-def default_tokenizer(args: Any, cache_dir: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model from scratch where none is named, as in pre-training on the built-in text."""
-    cache = Path(cache_dir).expanduser()
-    return tokenizer_for([builtin_sources(cache)["train"]], args.vocab_size, cache, args.byte_fallback)

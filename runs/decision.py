@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.model import ModelArguments
 from arguments.training import T5TrainingArguments
-from corpora.tokenizers import load_tokenizer
 from model_t5 import check_model_source, get_model, planned_model
 from runs.memory import check_before_data
 from runs.speed import Batches, Speed, decide_speed, job_of, use_speed
@@ -63,12 +62,6 @@ def settle(
     args = args.replaced(**speed.flags(args))
     check_before_data(planned, args)
     return Decision(title, model, data, args, tokenizer, speed, checkpoint)
-
-
-def given_tokenizer(model: ModelArguments) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that the flags name, or the checkpoint's; None where neither is there."""
-    name = model.tokenizer_name or model.model_name_or_path
-    return load_tokenizer(name) if name else None
 
 
 def build_model(

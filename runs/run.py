@@ -4,6 +4,7 @@ import math
 import shlex
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
@@ -39,10 +40,12 @@ from runs.callbacks import (
 from runs.decision import Decision
 from runs.memory import check_plan, device_peak_flops, needs_of
 from runs.trackers import finish_tracking, start_tracking
-from tasks.tasks import TaskData
 from trainer_t5 import T5Trainer
 from training.checkpoints import changed_schedule, check_optimizer_state, give_up_later, old_files
 from training.output_lock import lock_output_dir, unlock_output_dir
+
+if TYPE_CHECKING:
+    from tasks.tasks import TaskData
 
 
 class Run:
@@ -74,7 +77,7 @@ class TrainingRun(Run):
     decision: what the run is. data: the training data. rows: further rows of the plan.
     """
 
-    def __init__(self, decision: Decision, trainer: T5Trainer, data: Text | TaskData, rows: dict):
+    def __init__(self, decision: Decision, trainer: T5Trainer, data: "Text | TaskData", rows: dict):
         super().__init__(decision.args, decision.title)
         self.decision, self.trainer, self.data = decision, trainer, data
         self.checkpoint = decision.checkpoint
@@ -125,6 +128,8 @@ class TrainingRun(Run):
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, data.unknown and data.unknown.warning(), *changed)
         with exit_on_user_error():
+            if data.unknown:
+                data.unknown.refuse_beyond(self.decision.model.most_unknown)
             check_plan(self.trainer.model, args, steps, needs)
             if not args.deepspeed:
                 check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)

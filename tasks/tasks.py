@@ -106,11 +106,10 @@ class LoadedTask(Task):
         self.entry, self.numbers_from = task.entry, "as its entry says"
         target = self.entry["target"]
         if self.entry["target_type"] == "number" and "numbers" not in self.entry:
-            splits = ("train", *rows) if "train" in rows else rows
-            split = next((split for split in splits if target in rows[split][0]), None)
-            if split is not None:
-                self.numbers_from = f"from the {split} rows"
-                numbers = registry.found_numbers(row[target] for row in rows[split])
+            known = [split for split in ("train", *rows) if split in rows and target in rows[split][0]]
+            if known:
+                self.numbers_from = f"from the {known[0]} rows"
+                numbers = registry.found_numbers(row[target] for row in rows[known[0]])
                 self.entry = self.entry | {"numbers": numbers}
         self.rows, self.data = {}, {}
         self.examples = {split: len(found) for split, found in rows.items()}
@@ -305,6 +304,20 @@ class Tasks:
             "metric_for_best_model": args.metric_for_best_model if args.chose_metric else f"eval_{metric}",
             "greater_is_better": greater,
         }
+
+    def training_texts(self) -> list[str]:
+        """The sources and targets of all training rows, from which a tokenizer is trained where none is named."""
+        if self.args.streaming:
+            raise UserError(
+                "--streaming: a model from scratch needs a tokenizer, and the rows are not read beforehand. Train one "
+                "with create_tokenizer.py and give it as --tokenizer_name"
+            )
+        texts = []
+        for task in self:
+            for row in task.read(["train"])["train"][: self.args.max_train_samples]:
+                texts.append(registry.source_text(task.entry, row))
+                texts += registry.reference_texts(task.name, task.entry, row)
+        return texts
 
     @property
     def summarise(self) -> Callable[[dict], dict] | None:

@@ -6,9 +6,11 @@ requeues such a job, and its next start resumes from the newest whole checkpoint
 
 import atexit
 import multiprocessing.context
+import multiprocessing.queues
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections import deque
@@ -148,8 +150,18 @@ def with_own_workers(loader: DataLoader) -> DataLoader:
 def _outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_without_batch)  # type: ignore[attr-defined]
     if initialise is not None:
         initialise(worker)
+
+
+def _end_without_batch(error: Exception, _batch: object) -> None:
+    """Ends a data worker that cannot hand over a batch, so that torch raises an error in the run. Python only prints
+    the error, and the run waits for the batch for ever."""
+    advice = "give --dataloader_num_workers 0, or this machine or container more of it (docker run --shm-size 8g)"
+    print(f"error: a data worker has no shared memory or no open file left ({error}): {advice}", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 @atexit.register

@@ -17,7 +17,6 @@ from warm_python import warm_python
 import pre_train_t5
 from common.reports import read_metrics
 from common.whole_folders import checkpoints_of
-from data_t5 import Text
 from model_t5 import build_config, count_parameters, create_model, train_only
 from runs import memory
 from runs import run as runs
@@ -168,7 +167,7 @@ class BeforeARunTest(parameterized.TestCase):
         before = self.files()
         little = mock.patch.object(memory, what, return_value=1000)
         with little, mock.patch.object(memory, "bytes_below", return_value=0):
-            with mock.patch.object(Text, "examples", side_effect=AssertionError("the data are prepared")):
+            with mock.patch.object(pre_train_t5, "Text", side_effect=AssertionError("the data are prepared")):
                 code, _, err = self.run_script("--overwrite_output_dir")
             dry_run = self.run_script("--overwrite_output_dir", "--dry_run")
         self.assertEqual(code, 2)
@@ -192,7 +191,7 @@ class BeforeARunTest(parameterized.TestCase):
     def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_prepared_or_deleted(self, flags, missing):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
-        with mock.patch.object(Text, "examples", side_effect=AssertionError("the data are prepared")):
+        with mock.patch.object(pre_train_t5, "Text", side_effect=AssertionError("the data are prepared")):
             code, _, err = self.run_script("--overwrite_output_dir", "--lr_scheduler_type", *flags.split())
         self.assertEqual(code, 2)
         self.assertRegex(err, rf"--lr_scheduler_type {flags.split()[0]} with --lr_scheduler_kwargs '.*{missing}")

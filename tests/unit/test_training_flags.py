@@ -45,15 +45,16 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual("bf16" in args.given, asked == "bf16" and flag is None)  # --speed leaves it alone
 
     @parameterized.parameters(("1", "2", 3), ("2", "2", None), ("1", "1", 6))
-    def test_a_launched_process_takes_its_share_of_the_cores(self, threads, processes, taken):
+    def test_a_launched_process_takes_its_share_of_the_cores(self, threads, count, taken):
         """accelerate launch gives each one thread, unless the user has said how many."""
-        environment = dict(ACCELERATE_MIXED_PRECISION="no", OMP_NUM_THREADS=threads, LOCAL_WORLD_SIZE=processes)
+        environment = dict(ACCELERATE_MIXED_PRECISION="no", OMP_NUM_THREADS=threads, LOCAL_WORLD_SIZE=count)
         with (
             mock.patch.dict(os.environ, environment),
             mock.patch.object(os, "sched_getaffinity", lambda _: range(6)),
             mock.patch.object(torch, "set_num_threads") as set_threads,
+            mock.patch("resource.setrlimit"),
         ):
-            arguments()
+            processes.prepare_process()
         self.assertEqual([call.args[0] for call in set_threads.call_args_list], [taken] * (taken is not None))
 
     @parameterized.parameters(
@@ -122,6 +123,10 @@ class FlagsTest(parameterized.TestCase):
     def test_what_transformers_says_of_its_own_flags_is_the_user_s(self, **flags):
         with self.assertRaises(UserError):
             arguments(**flags)
+
+    def test_nccl_is_for_gpus(self):
+        with self.assertRaisesRegex(UserError, "--ddp_backend nccl: is for GPUs, .* or give gloo"):
+            arguments(ddp_backend="nccl")
 
     def test_options_of_fsdp_need_fsdp(self):
         given = PreTrainingArguments(output_dir="never_written", use_cpu=True, fsdp_config={"limit_all_gathers": True})
