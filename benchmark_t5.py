@@ -1,21 +1,18 @@
 """Compare the speed of this project's parts with that of their peers, on this machine.
 
-    python benchmark_t5.py all --output results/benchmark.json   # 8 minutes on a GPU; 2 on a CPU, at a tiny size
-    python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
-    python benchmark_t5.py fine_tune                              # a classification task, compiled too on a GPU
-    python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
-    python benchmark_t5.py load --gigabytes 1 10                  # the loader on corpora of 1 and 10 GB
-    python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
     python benchmark_t5.py gpu --output out/gpu.json --train_file my_text.txt     # make gpu: 25 minutes on a new GPU
+    python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
+    python benchmark_t5.py classifier                             # an epoch and an evaluation of a classification task
+    python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
+    python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
 
 Both sides of a comparison run in one process, in the order A B A B; medians are reported. The script needs torch,
 transformers and numpy (and triton on a GPU); it names a missing peer or part and measures the others. Peers are the
 published files where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are named so. Prints tables, and
-JSON as the last line; --output writes the JSON as it grows, with hardware, versions and commit, a log and a picture.
+JSON as the last line; --output writes the JSON as it grows, with hardware, versions and commit, and a picture.
 """
 
 import contextlib
-import io
 import json
 import os
 import sys
@@ -25,14 +22,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import torch
 import transformers
 
-from benchmarks import answers, inputs, plan, scripts, step, trainers
-from benchmarks.material import full_name
-from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, recording, table
+from benchmarks import inputs, plan, scripts, step, trainers
+from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, full_name, recording, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.processes import run_script
@@ -50,42 +45,43 @@ class Part:
     defaults: dict = field(default_factory=dict)
 
 
-_AS_IN_PRE_TRAINING = dict(batch=128, source_length=512)
-_GLUE = dict(source_length=128)  # run_glue's --max_seq_length, to which it pads every row
-# fmt: off
 PARTS = {
-    "collator": Part(inputs.measure_collator, "span corruption of a batch against the per-example algorithm",
-                     _AS_IN_PRE_TRAINING | dict(rounds=25)),
-    "tokenise": Part(inputs.measure_tokenise, "text to chunks of tokens against datasets.map and grouping",
-                     dict(source_length=512)),
-    "load": Part(inputs.measure_load, "the data loader on memory-mapped corpora, and its memory", _AS_IN_PRE_TRAINING),
-    "evaluate": Part(answers.measure_evaluate, "scoring labels against generate() and run_glue's set-up", _GLUE),
-    "fine_tune": Part(trainers.measure_fine_tune, "an epoch of a classification task against run_glue's set-up",
-                      _GLUE | dict(batch=32, rounds=3)),
-    "generate": Part(answers.measure_generate, "generate() with a growing and a static cache"),
+    "collator": Part(
+        inputs.measure_collator,
+        "span corruption of a batch against the per-example algorithm",
+        dict(batch=128, source_length=512, rounds=25),
+    ),
+    "tokenise": Part(
+        inputs.measure_tokenise,
+        "text to chunks of tokens against datasets.map and grouping",
+        dict(source_length=512),
+    ),
     "step": Part(step.measure_steps, "the training step: peers and what is added to them, rung by rung"),
     "trainer": Part(trainers.measure_trainer, "pre-training through the real Trainer, data loader and optimizer"),
+    "classifier": Part(
+        trainers.measure_classifier,
+        "an epoch and an evaluation of a classification task against run_glue's set-up",
+        dict(source_length=128, batch=32, rounds=3),  # 128: run_glue's --max_seq_length, to which it pads every row
+    ),
     "parity": Part(scripts.measure_parity, "every attention kernel of this machine against float64"),
     "pre_train": Part(scripts.measure_pre_train, "pre_train_t5.py, its curve beside nanoT5's"),
-    "plan": Part(plan.make_plan, "memory per GPU, communication and speed of a large run, on paper",
-                 dict(model="t5-v1_1-xl", batch=16, source_length=512)),
-    "shapes": Part(plan.table_of_shapes, "the built-in shapes and their memory: a table of the docs"),
+    "plan": Part(
+        plan.make_plan,
+        "memory per GPU, communication and speed of a large run, on paper",
+        dict(model="t5-v1_1-xl", batch=16, source_length=512),
+    ),
 }
-# fmt: on
-# {suite: {part, maybe with a shape: share of --minutes after which it begins nothing new}}, in this order.
-SUITES = {
-    "all": dict.fromkeys("collator tokenise load evaluate generate step trainer fine_tune".split(), 1.0),
-    "gpu": {
-        "parity": 1.0,
-        "step": 0.35,
-        "step small": 0.55,
-        "step large": 0.55,
-        "trainer": 0.7,
-        "fine_tune": 0.75,
-        "pre_train": 1.0,
-    },
+# The command gpu: {part, maybe with a shape: share of --minutes after which it begins nothing new}, in this order.
+SUITE = {
+    "parity": 1.0,
+    "step": 0.35,
+    "step small": 0.55,
+    "step large": 0.55,
+    "trainer": 0.7,
+    "classifier": 0.75,
+    "pre_train": 1.0,
 }
-OF_SUITES = {"all": {}, "gpu": dict(rows="all", minutes=25.0)}  # defaults
+OF_SUITE = dict(rows="all", minutes=25.0)  # defaults
 # What a training run has on a GPU, and what a CPU does in seconds.
 DEFAULTS = {
     "cuda": dict(
@@ -98,7 +94,6 @@ DEFAULTS = {
         compile=True,
         megabytes=4.0,
         examples=2048,
-        new_tokens=64,
     ),
     "cpu": dict(
         rounds=3,
@@ -110,7 +105,6 @@ DEFAULTS = {
         compile=False,
         megabytes=1.0,
         examples=64,
-        new_tokens=16,
     ),
 }
 CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
@@ -118,12 +112,11 @@ CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash
 
 @dataclass
 class BenchmarkArguments:
-    """Flags of all commands. A value of None is that of the suite, of the part, or of DEFAULTS."""
+    """Flags of all commands. A value of None is that of the command gpu, of the part, or of DEFAULTS."""
 
     _argument_group_name = "benchmark"
     _usage = "command [--flag value ...]\n" + aligned(
-        [["  all", ", ".join(SUITES["all"])], ["  gpu", ", ".join(SUITES["gpu"])]]
-        + [[f"  {name}", part.help] for name, part in PARTS.items()]
+        [["  gpu", ", ".join(SUITE)], *([f"  {name}", part.help] for name, part in PARTS.items())]
     )
 
     output: str | None = option(None, "Write the results there as JSON, with hardware, versions and commit.")
@@ -139,10 +132,7 @@ class BenchmarkArguments:
     steps: int = option(4, "Steps timed together in a turn.", at_least=1)
     alone: bool = option(False, "Puts a rung on the lowest one, not on all below it.")
     megabytes: float | None = option(None, "Size of the text.", above=0)
-    gigabytes: list[float] = option([1.0], "Sizes of the synthetic corpora.", above=0)
-    workers: int = option(min(8, os.cpu_count() or 1), "Of the DataLoader.", at_least=0)
     examples: int | None = option(None, "Rows of the classification task.", at_least=1)
-    new_tokens: int | None = option(None, "Tokens to generate for each source.", at_least=1)
     train_file: list[str] | None = option(None, "Text to tokenise and to pre-train on. Not set: made here.")
     nanot5: str | None = option(None, "Folder of a checkout of nanoT5: its collator, model and optimizer are peers.")
     fat5: str | None = option(None, "Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer.")
@@ -160,7 +150,7 @@ class BenchmarkArguments:
 # ---------------------------------------------------------------- command line
 def parse(argv: list[str]) -> Namespace:
     """The command and its flags, which are checked; the device is set."""
-    names = [*SUITES, *PARTS]
+    names = ["gpu", *PARTS]
     command = argv[0] if argv and not argv[0].startswith("-") else ""
     (flags,) = parse_arguments([BenchmarkArguments], argv[1:] if command else argv, about=__doc__)
     if command not in names:
@@ -184,13 +174,14 @@ def parse(argv: list[str]) -> Namespace:
 
 
 def parts_of(args: Namespace) -> dict[str, Namespace]:
-    """{name among the results: its flags, all of them set} of the parts of a suite, or of the one part that the command
+    """{name among the results: its flags, all of them set} of the parts of gpu, or of the one part that the command
     is."""
-    parts = {}
-    for label, share in SUITES.get(args.command, {args.command: 1.0}).items():
+    parts, is_suite = {}, args.command == "gpu"
+    for label, share in (SUITE if is_suite else {args.command: 1.0}).items():
         name, _, model = label.partition(" ")
         defaults = dict(rows="best") | DEFAULTS[args.device.type] | PARTS[name].defaults
-        defaults |= OF_SUITES.get(args.command, {})
+        if is_suite:
+            defaults |= OF_SUITE
         given = {flag: value for flag, value in vars(args).items() if value is not None}
         part = parts[label] = Namespace(**vars(args) | defaults | given, part=name, results={})
         if model:
@@ -203,7 +194,7 @@ def parts_of(args: Namespace) -> dict[str, Namespace]:
 
 # ---------------------------------------------------------------- runs
 def run_suite(args: Namespace, parts: dict[str, Namespace]) -> dict:
-    """The results of all parts of a suite. A part that fails is recorded, and the others are measured. Results are
+    """The results of all parts of gpu. A part that fails is recorded, and the others are measured. Results are
     written at once: they survive a rung that ends the process."""
     results = {}
     for label, part in parts.items():
@@ -231,8 +222,10 @@ def run(args: Namespace) -> dict:
     """The result of a part, after its table is printed."""
     result = PARTS[args.part].measure(args)
     print(result.pop("text", None) or table(result["rows"]))
-    if result.get("strongest_peer"):
-        print(f"strongest peer: {result['strongest_peer']}")
+    if peer := result.get("strongest_peer"):
+        print(
+            f"strongest peer: {peer if isinstance(peer, str) else ', '.join(f'{name} {peer[name]}' for name in peer)}"
+        )
     return result
 
 
@@ -258,31 +251,13 @@ def draw(args: Namespace, results: dict[str, dict]) -> None:
             draw_scores(scores, Path(args.output).with_suffix(".png"), unit)
 
 
-class Tee(io.TextIOBase):
-    """A stream that writes to several."""
-
-    def __init__(self, *streams: TextIO):
-        self.streams = streams
-
-    def write(self, text: str) -> int:
-        for stream in self.streams:
-            stream.write(text)
-            stream.flush()
-        return len(text)
-
-
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
     transformers.logging.set_verbosity_error()
-    with exit_on_user_error(), contextlib.ExitStack() as log:
+    with exit_on_user_error():
         args = parse(list(sys.argv[1:] if argv is None else argv))
         parts = parts_of(args)
-        if args.output:  # what is printed is also written to a .log beside it
-            path = Path(args.output).with_suffix(".log")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = log.enter_context(path.open("w", encoding="utf-8"))
-            log.enter_context(contextlib.redirect_stdout(Tee(sys.stdout, file)))
-        if args.command in SUITES:
+        if args.command == "gpu":
             result = run_suite(args, parts)
         else:
             result = run(parts[args.command])

@@ -4,15 +4,23 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
 
     prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."; a prefix that
                         ends in white space is written unchanged
-    inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text
+    inputs              {key in the source text: column}, in the order they are written; key "" writes the bare text. Or
+                        a function of a row that returns the text
     target              the column that holds the answer; a list of texts holds several references: each becomes a
                         training row, evaluation counts the best. Any column may be dotted: translation.en, answers.text
-    target_type         "class" (one of `labels`), "number" (written in STS-B's rounding) or "text" (unchanged)
+    target_type         "class" (one of `labels`), "number" (rounded as `numbers` says) or "text" (unchanged)
     labels              class names in class order (only for "class"); a whole number in the data is an index into it,
                         unless a name is a number: then numbers are compared as numbers
+    positive_label      the class that f1 is of, where there are two; not set: the second of `labels`
+    numbers             {"step": what numbers are rounded to, "least", "most": their range}; not set: as the training
+                        rows have them. An answer that is no number counts as the end of the range farther from the
+                        row's own, or as "unreadable" says
     metrics             names in METRICS of tasks/metrics/scoring.py; the first one chooses the best checkpoint. Any
-                        other name, or a folder, is loaded with evaluate.load, which runs its code
+                        other name, or a folder, is loaded with evaluate.load, which runs its code. Or {name: a function
+                        of (predictions, references) that returns a number, None for a name that is known}
     metric_columns      further columns that a metric reads (question_exact_match, referent_accuracy)
+    tokenize            a function of (tokenizer, row) that returns {"input_ids": [...], "labels": [...]}, in place of
+                        tokenising the texts; they end in EOS if the function writes one
     max_source_length, max_target_length   in tokens, EOS included
     hub                 (data set, configuration or None) on the Hugging Face Hub
     builtin             folder of the built-in English corpus (corpora/installed_docs.py) instead of `hub`
@@ -55,6 +63,8 @@ ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", "t5_fused")
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
 LEAST_VOCAB_SIZE = 300  # of a tokenizer that is trained
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
+# Entries of a checkpoint's JSON files that name code beside it. It is never run, and nothing that is saved names it.
+CODE_ENTRIES = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
 # ---------------------------------------------------------------- hardware
@@ -63,9 +73,16 @@ IGNORE_INDEX = -100  # labels that no loss and no metric counts
 # x16) and of its network card (200 and 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). Below
 # compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. A device has the first entry whose name
 # occurs in its own name, and not before a digit.
-def _gpu(*values: float) -> dict[str, float]:
-    names = "bf16 tf32 memory_gb memory_gb_per_second link_gb_per_second network_gb_per_second capability"
-    return dict(zip(names.split(), values, strict=True))
+def _gpu(
+    bf16: float,
+    tf32: float,
+    memory_gb: float,
+    memory_gb_per_second: float,
+    link_gb_per_second: float,
+    network_gb_per_second: float,
+    capability: float,
+) -> dict[str, float]:
+    return dict(locals())
 
 
 HARDWARE_PEAKS = {
@@ -146,180 +163,585 @@ TASK_RECORD = "task.json"  # in the folder of a fine-tuned model: what repeats i
 BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by corpora/installed_docs.py
 
 # Labels of its task builtin/package_topic: the packages that requirements.txt brings in with the most prose.
-PACKAGE_TOPIC_LABELS = tuple("matplotlib networkx nltk numpy pandas scipy sklearn sympy torch transformers".split())
+PACKAGE_TOPIC_LABELS = ("matplotlib", "networkx", "nltk", "numpy", "pandas", "scipy", "sklearn", "sympy", "torch")
+PACKAGE_TOPIC_LABELS += ("transformers",)
 # Where fine_tune_t5.py looks for a model if none is named: what pre_train_t5.py and `make demo` write by default.
 DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
 
 
+# ---------------------------------------------------------------- metrics
+# Which way a metric is better decides the checkpoint that is kept: ours, those of an evaluation itself, and the ones
+# that `evaluate.load` brings. A main metric in neither list needs --greater_is_better.
+GREATER_IS_BETTER = {
+    # ours
+    "accuracy",
+    "f1",
+    "f1_macro",
+    "matthews_correlation",
+    "question_exact_match",
+    "pearson",
+    "spearman",
+    "exact_match",
+    "bleu",
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rougeLsum",
+    "squad_exact_match",
+    "squad_f1",
+    "final_number_accuracy",
+    "referent_accuracy",
+    "word_accuracy",
+    "token_accuracy",
+    "text_token_accuracy",
+    # of `evaluate`
+    "bertscore",
+    "bleurt",
+    "chrf",
+    "comet",
+    "competition_math",
+    "frugalscore",
+    "google_bleu",
+    "mauve",
+    "meteor",
+    "nist_mt",
+    "pearsonr",
+    "precision",
+    "r_squared",
+    "recall",
+    "roc_auc",
+    "rouge",
+    "sacrebleu",
+    "sari",
+    "spearmanr",
+    "xnli",
+}
+SMALLER_IS_BETTER = {
+    # ours
+    "diacritic_error_rate",
+    "invalid_outputs",
+    "non_canonical_outputs",
+    "loss",
+    "perplexity",
+    "bits_per_byte",
+    "nats_per_id",
+    # of `evaluate`
+    "brier_score",
+    "cer",
+    "character",
+    "charcut_mt",
+    "mae",
+    "mape",
+    "mase",
+    "mse",
+    "rmse",
+    "smape",
+    "ter",
+    "wer",
+}
+PERCENT_METRICS = ("bleu", "sacrebleu", "chrf", "ter", "sari")  # 0..100, all others 0..1
+
+
 # ---------------------------------------------------------------- tasks
-def _task(prefix: str | None, inputs: dict | str, metrics: str, lengths: tuple[int, int], **other) -> dict:
-    """An entry without the fields that are None. `inputs` as a string: columns under their own names; `metrics` too."""
-    inputs = {column: column for column in inputs.split()} if isinstance(inputs, str) else inputs
-    entry = dict(prefix=prefix, inputs=inputs, metrics=metrics.split())
-    entry |= dict(max_source_length=lengths[0], max_target_length=lengths[1]) | other
-    return {field: value for field, value in entry.items() if value is not None}
+DATASET_VALS: dict[str, dict[str, dict]] = {}
 
-
-def _classes(prefix: str, inputs: str, labels: list[str], metrics: str, length: int, **other) -> dict:
-    """An entry whose target is one of `labels` in the column label; `length` is the source's."""
-    return _task(prefix, inputs, metrics, (length, 8), target="label", target_type="class", labels=labels, **other)
-
-
-def _texts(prefix: str | None, inputs: dict | str, target: str, metrics: str, lengths: tuple, **other) -> dict:
-    """An entry whose target is a text; `inputs` as a string is a single column without a key."""
-    inputs = {"": inputs} if isinstance(inputs, str) else inputs
-    return _task(prefix, inputs, metrics, lengths, target=target, target_type="text", **other)
-
-
-def _glue(name: str, folder: str, train: str = "train.tsv") -> dict:
-    """Where an entry of GLUE is: on the Hub, in the official folders (CoLA/dev.tsv), in a submission (CoLA.tsv)."""
-    files = {"train": f"{folder}/{train}", "validation": f"{folder}/dev.tsv", "test": f"{folder}/test.tsv"}
-    return dict(hub=("nyu-mll/glue", name), files=files, submission_file=f"{folder}.tsv")
-
-
-def _super_glue(name: str, folder: str) -> dict:
-    """Where an entry of SuperGLUE is: on the Hub, in the official folders (BoolQ/val.jsonl)."""
-    files = {"train": f"{folder}/train.jsonl", "validation": f"{folder}/val.jsonl", "test": f"{folder}/test.jsonl"}
-    return dict(hub=("aps/super_glue", name), files=files)
-
-
-def _translation(prefix: str, columns: list[str], hub: tuple, **names: str) -> dict:
-    """An entry of translation; columns ["en", "ro"] and train="train": its files are train.en and train.ro."""
-    files = {split: {column: f"{name}.{column[-2:]}" for column in columns} for split, name in names.items()}
-    return _texts(prefix, columns[0], columns[1], "bleu", (128, 128), hub=hub, files=files)
-
-
-def _restoring(preprocess: str, **other) -> dict:
-    """The text without diacritics -> the text. 200 characters of Romanian are some 70 tokens of mT5, at most 256."""
-    metrics = "word_accuracy exact_match diacritic_error_rate"
-    return _texts(None, "plain", "text", metrics, (256, 256), preprocess=preprocess, max_piece_length=200, **other)
-
-
-_NLI = ["entailment", "neutral", "contradiction"]
-_ENTAILS = ["entailment", "not_entailment"]
-_SPLITS = {"train": "train.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
-_ROUGE = "rougeLsum rouge1 rouge2"
-
-# fmt: off
-DATASET_VALS = {}
-
-# The texts are T5's own (prefix, keys, label words); the class order is the one of nyu-mll/glue.
+# The texts are T5's own (prefix, keys, label words); the class order is the one of nyu-mll/glue. The files are those of
+# the official folders.
 DATASET_VALS["glue"] = {
-    "cola": _classes("cola", "sentence", ["unacceptable", "acceptable"], "matthews_correlation accuracy", 128,
+    "cola": dict(
+        prefix="cola",
+        inputs={"sentence": "sentence"},
+        target="label",
+        target_type="class",
+        labels=["unacceptable", "acceptable"],
+        metrics=["matthews_correlation", "accuracy"],
+        max_source_length=128,
+        max_target_length=8,
         file_columns={"label": 1, "sentence": 3},  # train and dev have no header line
-        **_glue("cola", "CoLA")),
-    "sst2": _classes("sst2", "sentence", ["negative", "positive"], "accuracy", 128, **_glue("sst2", "SST-2")),
-    "mrpc": _classes("mrpc", "sentence1 sentence2", ["not_equivalent", "equivalent"], "f1 accuracy", 256,
+        hub=("nyu-mll/glue", "cola"),
+        files={"train": "CoLA/train.tsv", "validation": "CoLA/dev.tsv", "test": "CoLA/test.tsv"},
+        submission_file="CoLA.tsv",
+    ),
+    "sst2": dict(
+        prefix="sst2",
+        inputs={"sentence": "sentence"},
+        target="label",
+        target_type="class",
+        labels=["negative", "positive"],
+        metrics=["accuracy"],
+        max_source_length=128,
+        max_target_length=8,
+        hub=("nyu-mll/glue", "sst2"),
+        files={"train": "SST-2/train.tsv", "validation": "SST-2/dev.tsv", "test": "SST-2/test.tsv"},
+        submission_file="SST-2.tsv",
+    ),
+    "mrpc": dict(
+        prefix="mrpc",
+        inputs={"sentence1": "sentence1", "sentence2": "sentence2"},
+        target="label",
+        target_type="class",
+        labels=["not_equivalent", "equivalent"],
+        metrics=["f1", "accuracy"],
+        max_source_length=256,
+        max_target_length=8,
         file_columns={"label": "Quality", "sentence1": "#1 String", "sentence2": "#2 String"},
         # GLUE's own train.tsv lacks a row: the original file without the rows of dev.tsv is the training set.
-        train_without="validation", **_glue("mrpc", "MRPC", "msr_paraphrase_train.txt")),
-    "qqp": _classes("qqp", "question1 question2", ["not_duplicate", "duplicate"], "f1 accuracy", 256,
-        file_columns={"label": "is_duplicate"}, **_glue("qqp", "QQP")),
-    "stsb": _task("stsb", "sentence1 sentence2", "pearson spearman", (256, 8), target="label", target_type="number",
-        file_columns={"label": "score"}, **_glue("stsb", "STS-B")),
-    "mnli": _classes("mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "mnli"),
+        train_without="validation",
+        hub=("nyu-mll/glue", "mrpc"),
+        files={"train": "MRPC/msr_paraphrase_train.txt", "validation": "MRPC/dev.tsv", "test": "MRPC/test.tsv"},
+        submission_file="MRPC.tsv",
+    ),
+    "qqp": dict(
+        prefix="qqp",
+        inputs={"question1": "question1", "question2": "question2"},
+        target="label",
+        target_type="class",
+        labels=["not_duplicate", "duplicate"],
+        metrics=["f1", "accuracy"],
+        max_source_length=256,
+        max_target_length=8,
+        file_columns={"label": "is_duplicate"},
+        hub=("nyu-mll/glue", "qqp"),
+        files={"train": "QQP/train.tsv", "validation": "QQP/dev.tsv", "test": "QQP/test.tsv"},
+        submission_file="QQP.tsv",
+    ),
+    "stsb": dict(
+        prefix="stsb",
+        inputs={"sentence1": "sentence1", "sentence2": "sentence2"},
+        target="label",
+        target_type="number",
+        numbers={"step": 0.2, "least": 0, "most": 5, "unreadable": -1},  # as in T5's code
+        metrics=["pearson", "spearman"],
+        max_source_length=256,
+        max_target_length=8,
+        file_columns={"label": "score"},
+        hub=("nyu-mll/glue", "stsb"),
+        files={"train": "STS-B/train.tsv", "validation": "STS-B/dev.tsv", "test": "STS-B/test.tsv"},
+        submission_file="STS-B.tsv",
+    ),
+    "mnli": dict(
+        prefix="mnli",
+        inputs={"hypothesis": "hypothesis", "premise": "premise"},
+        target="label",
+        target_type="class",
+        labels=["entailment", "neutral", "contradiction"],
+        metrics=["accuracy"],
+        max_source_length=256,
+        max_target_length=8,
+        hub=("nyu-mll/glue", "mnli"),
         files={
             "train": "MNLI/train.tsv",
-            "validation_matched": "MNLI/dev_matched.tsv", "validation_mismatched": "MNLI/dev_mismatched.tsv",
-            "test_matched": "MNLI/test_matched.tsv", "test_mismatched": "MNLI/test_mismatched.tsv",
+            "validation_matched": "MNLI/dev_matched.tsv",
+            "validation_mismatched": "MNLI/dev_mismatched.tsv",
+            "test_matched": "MNLI/test_matched.tsv",
+            "test_mismatched": "MNLI/test_mismatched.tsv",
         },
         file_columns={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
         eval_splits=["validation_matched", "validation_mismatched"],
-        submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}),
-    "qnli": _classes("qnli", "question sentence", _ENTAILS, "accuracy", 256, **_glue("qnli", "QNLI")),
-    "rte": _classes("rte", "sentence1 sentence2", _ENTAILS, "accuracy", 256, **_glue("rte", "RTE")),
-    "wnli": _classes(
-        "wnli", "sentence1 sentence2", ["not_entailment", "entailment"], "accuracy", 256, **_glue("wnli", "WNLI")),
+        submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+    ),
+    "qnli": dict(
+        prefix="qnli",
+        inputs={"question": "question", "sentence": "sentence"},
+        target="label",
+        target_type="class",
+        labels=["entailment", "not_entailment"],
+        metrics=["accuracy"],
+        max_source_length=256,
+        max_target_length=8,
+        hub=("nyu-mll/glue", "qnli"),
+        files={"train": "QNLI/train.tsv", "validation": "QNLI/dev.tsv", "test": "QNLI/test.tsv"},
+        submission_file="QNLI.tsv",
+    ),
+    "rte": dict(
+        prefix="rte",
+        inputs={"sentence1": "sentence1", "sentence2": "sentence2"},
+        target="label",
+        target_type="class",
+        labels=["entailment", "not_entailment"],
+        metrics=["accuracy"],
+        max_source_length=256,
+        max_target_length=8,
+        hub=("nyu-mll/glue", "rte"),
+        files={"train": "RTE/train.tsv", "validation": "RTE/dev.tsv", "test": "RTE/test.tsv"},
+        submission_file="RTE.tsv",
+    ),
+    "wnli": dict(
+        prefix="wnli",
+        inputs={"sentence1": "sentence1", "sentence2": "sentence2"},
+        target="label",
+        target_type="class",
+        labels=["not_entailment", "entailment"],
+        metrics=["accuracy"],
+        max_source_length=256,
+        max_target_length=8,
+        hub=("nyu-mll/glue", "wnli"),
+        files={"train": "WNLI/train.tsv", "validation": "WNLI/dev.tsv", "test": "WNLI/test.tsv"},
+        submission_file="WNLI.tsv",
+    ),
     # The diagnostic set has no training rows and no public labels: it is answered by a model trained on MNLI.
-    "ax": _classes("mnli", "hypothesis premise", _NLI, "accuracy", 256, hub=("nyu-mll/glue", "ax"), train_with="mnli",
-        files={"test": "diagnostic/diagnostic.tsv"}, submission_file="AX.tsv",
-        file_columns={"premise": "sentence1", "hypothesis": "sentence2"}),
+    "ax": dict(
+        prefix="mnli",
+        inputs={"hypothesis": "hypothesis", "premise": "premise"},
+        target="label",
+        target_type="class",
+        labels=["entailment", "neutral", "contradiction"],
+        metrics=["accuracy"],
+        max_source_length=256,
+        max_target_length=8,
+        hub=("nyu-mll/glue", "ax"),
+        train_with="mnli",
+        files={"test": "diagnostic/diagnostic.tsv"},
+        submission_file="AX.tsv",
+        file_columns={"premise": "sentence1", "hypothesis": "sentence2"},
+    ),
 }
 
 # Made from the documentation of the installed packages: real English tasks that need no download.
 DATASET_VALS["builtin"] = {
-    "package_topic": _classes(
-        "package", "text", list(PACKAGE_TOPIC_LABELS), "accuracy f1_macro", 128, builtin="package_topic"),
-    "docstring_summary": _texts(
-        "summarize", "text", "summary", "rougeL rouge1 rouge2", (256, 48), builtin="docstring_summary"),
+    "package_topic": dict(
+        prefix="package",
+        inputs={"text": "text"},
+        target="label",
+        target_type="class",
+        labels=list(PACKAGE_TOPIC_LABELS),
+        metrics=["accuracy", "f1_macro"],
+        max_source_length=128,
+        max_target_length=8,
+        builtin="package_topic",
+    ),
+    "docstring_summary": dict(
+        prefix="summarize",
+        inputs={"": "text"},
+        target="summary",
+        target_type="text",
+        metrics=["rougeL", "rouge1", "rouge2"],
+        max_source_length=256,
+        max_target_length=48,
+        builtin="docstring_summary",
+    ),
 }
 
-# Made from plain text in any language: --train_file names the text.
+# The text without diacritics -> the text, made from plain text in any language: --train_file names it. 200 characters
+# of Romanian are some 70 tokens of mT5, at most 256.
 DATASET_VALS["text"] = {
-    "restore_diacritics": _restoring("restore_diacritics"),
+    "restore_diacritics": dict(
+        inputs={"": "plain"},
+        target="text",
+        target_type="text",
+        metrics=["word_accuracy", "exact_match", "diacritic_error_rate"],
+        max_source_length=256,
+        max_target_length=256,
+        preprocess="restore_diacritics",
+        max_piece_length=200,
+    ),
     # With Romanian's legacy letters corrected, and Wikipedia as the text if none is named.
-    "restore_romanian_diacritics": _restoring(
-        "restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro")),
+    "restore_romanian_diacritics": dict(
+        inputs={"": "plain"},
+        target="text",
+        target_type="text",
+        metrics=["word_accuracy", "exact_match", "diacritic_error_rate"],
+        max_source_length=256,
+        max_target_length=256,
+        preprocess="restore_romanian_diacritics",
+        max_piece_length=200,
+        hub=("wikimedia/wikipedia", "20231101.ro"),
+    ),
 }
 
 # T5's texts; files of the official release, class order of aps/super_glue.
 DATASET_VALS["super_glue"] = {
-    "boolq": _classes("boolq", "passage question", ["False", "True"], "accuracy", 512, **_super_glue("boolq", "BoolQ")),
-    "cb": _classes("cb", "hypothesis premise", ["entailment", "contradiction", "neutral"], "f1_macro accuracy", 256,
-        **_super_glue("cb", "CB")),
-    "copa": _classes("copa", "choice1 choice2 premise question", ["choice1", "choice2"], "accuracy", 128,
-        **_super_glue("copa", "COPA")),
+    "boolq": dict(
+        prefix="boolq",
+        inputs={"passage": "passage", "question": "question"},
+        target="label",
+        target_type="class",
+        labels=["False", "True"],
+        metrics=["accuracy"],
+        max_source_length=512,
+        max_target_length=8,
+        hub=("aps/super_glue", "boolq"),
+        files={"train": "BoolQ/train.jsonl", "validation": "BoolQ/val.jsonl", "test": "BoolQ/test.jsonl"},
+    ),
+    "cb": dict(
+        prefix="cb",
+        inputs={"hypothesis": "hypothesis", "premise": "premise"},
+        target="label",
+        target_type="class",
+        labels=["entailment", "contradiction", "neutral"],
+        metrics=["f1_macro", "accuracy"],
+        max_source_length=256,
+        max_target_length=8,
+        hub=("aps/super_glue", "cb"),
+        files={"train": "CB/train.jsonl", "validation": "CB/val.jsonl", "test": "CB/test.jsonl"},
+    ),
+    "copa": dict(
+        prefix="copa",
+        inputs={"choice1": "choice1", "choice2": "choice2", "premise": "premise", "question": "question"},
+        target="label",
+        target_type="class",
+        labels=["choice1", "choice2"],
+        metrics=["accuracy"],
+        max_source_length=128,
+        max_target_length=8,
+        hub=("aps/super_glue", "copa"),
+        files={"train": "COPA/train.jsonl", "validation": "COPA/val.jsonl", "test": "COPA/test.jsonl"},
+    ),
     # f1 is the paper's F1a, over all answers.
-    "multirc": _classes("multirc", "question answer paragraph", ["False", "True"], "f1 question_exact_match", 512,
-        metric_columns=["idx.paragraph", "idx.question"], preprocess="multirc", **_super_glue("multirc", "MultiRC")),
-    "record": _texts("record", {"query": "query", "entities": "entities", "passage": "passage"}, "answers",
-        "squad_f1 squad_exact_match", (512, 32), preprocess="record", **_super_glue("record", "ReCoRD")),
-    "rte": _classes("rte", "hypothesis premise", _ENTAILS, "accuracy", 256, **_super_glue("rte", "RTE")),
-    "wic": _classes("wic", "sentence1 sentence2 word", ["False", "True"], "accuracy", 128, **_super_glue("wic", "WiC")),
+    "multirc": dict(
+        prefix="multirc",
+        inputs={"question": "question", "answer": "answer", "paragraph": "paragraph"},
+        target="label",
+        target_type="class",
+        labels=["False", "True"],
+        metrics=["f1", "question_exact_match"],
+        metric_columns=["idx.paragraph", "idx.question"],
+        max_source_length=512,
+        max_target_length=8,
+        preprocess="multirc",
+        hub=("aps/super_glue", "multirc"),
+        files={"train": "MultiRC/train.jsonl", "validation": "MultiRC/val.jsonl", "test": "MultiRC/test.jsonl"},
+    ),
+    "record": dict(
+        prefix="record",
+        inputs={"query": "query", "entities": "entities", "passage": "passage"},
+        target="answers",
+        target_type="text",
+        metrics=["squad_f1", "squad_exact_match"],
+        max_source_length=512,
+        max_target_length=32,
+        preprocess="record",
+        hub=("aps/super_glue", "record"),
+        files={"train": "ReCoRD/train.jsonl", "validation": "ReCoRD/val.jsonl", "test": "ReCoRD/test.jsonl"},
+    ),
+    "rte": dict(
+        prefix="rte",
+        inputs={"hypothesis": "hypothesis", "premise": "premise"},
+        target="label",
+        target_type="class",
+        labels=["entailment", "not_entailment"],
+        metrics=["accuracy"],
+        max_source_length=256,
+        max_target_length=8,
+        hub=("aps/super_glue", "rte"),
+        files={"train": "RTE/train.jsonl", "validation": "RTE/val.jsonl", "test": "RTE/test.jsonl"},
+    ),
+    "wic": dict(
+        prefix="wic",
+        inputs={"sentence1": "sentence1", "sentence2": "sentence2", "word": "word"},
+        target="label",
+        target_type="class",
+        labels=["False", "True"],
+        metrics=["accuracy"],
+        max_source_length=128,
+        max_target_length=8,
+        hub=("aps/super_glue", "wic"),
+        files={"train": "WiC/train.jsonl", "validation": "WiC/val.jsonl", "test": "WiC/test.jsonl"},
+    ),
     # "wsc: ... *it* ...": what does the marked pronoun stand for?
-    "wsc": _texts("wsc", "text", "span1_text", "referent_accuracy", (256, 16), preprocess="wsc",
-        train_without={"label": ["False", "0"]}, metric_columns=["label"], **_super_glue("wsc.fixed", "WSC")),
+    "wsc": dict(
+        prefix="wsc",
+        inputs={"": "text"},
+        target="span1_text",
+        target_type="text",
+        metrics=["referent_accuracy"],
+        metric_columns=["label"],
+        max_source_length=256,
+        max_target_length=16,
+        preprocess="wsc",
+        train_without={"label": ["False", "0"]},
+        hub=("aps/super_glue", "wsc.fixed"),
+        files={"train": "WSC/train.jsonl", "validation": "WSC/val.jsonl", "test": "WSC/test.jsonl"},
+    ),
 }
 
 DATASET_VALS["translation"] = {
-    "wmt16_en_ro": _translation(
-        "translate English to Romanian", ["translation.en", "translation.ro"], ("wmt/wmt16", "ro-en"),
-        train="train", validation="dev", test="test"),
-    "wmt16_en_de": _translation(
-        "translate English to German", ["translation.en", "translation.de"], ("wmt/wmt16", "de-en"),
-        train="train", validation="dev", test="test"),
-    "multi30k_en_de": _translation("translate English to German", ["en", "de"], ("bentrevett/multi30k", None),
-        train="train", validation="val", test="test_2016_flickr"),
+    "wmt16_en_ro": dict(
+        prefix="translate English to Romanian",
+        inputs={"": "translation.en"},
+        target="translation.ro",
+        target_type="text",
+        metrics=["bleu"],
+        max_source_length=128,
+        max_target_length=128,
+        hub=("wmt/wmt16", "ro-en"),
+        files={
+            "train": {"translation.en": "train.en", "translation.ro": "train.ro"},
+            "validation": {"translation.en": "dev.en", "translation.ro": "dev.ro"},
+            "test": {"translation.en": "test.en", "translation.ro": "test.ro"},
+        },
+    ),
+    "wmt16_en_de": dict(
+        prefix="translate English to German",
+        inputs={"": "translation.en"},
+        target="translation.de",
+        target_type="text",
+        metrics=["bleu"],
+        max_source_length=128,
+        max_target_length=128,
+        hub=("wmt/wmt16", "de-en"),
+        files={
+            "train": {"translation.en": "train.en", "translation.de": "train.de"},
+            "validation": {"translation.en": "dev.en", "translation.de": "dev.de"},
+            "test": {"translation.en": "test.en", "translation.de": "test.de"},
+        },
+    ),
+    "multi30k_en_de": dict(
+        prefix="translate English to German",
+        inputs={"": "en"},
+        target="de",
+        target_type="text",
+        metrics=["bleu"],
+        max_source_length=128,
+        max_target_length=128,
+        hub=("bentrevett/multi30k", None),
+        files={
+            "train": {"en": "train.en", "de": "train.de"},
+            "validation": {"en": "val.en", "de": "val.de"},
+            "test": {"en": "test_2016_flickr.en", "de": "test_2016_flickr.de"},
+        },
+    ),
 }
 
 DATASET_VALS["summarization"] = {
-    "cnn_dailymail": _texts("summarize", "article", "highlights", _ROUGE, (512, 128),
-        hub=("abisee/cnn_dailymail", "3.0.0"), files=_SPLITS),
-    "xsum": _texts(
-        "summarize", "document", "summary", _ROUGE, (512, 64), hub=("EdinburghNLP/xsum", None), files=_SPLITS),
-    "samsum": _texts("summarize", "dialogue", "summary", _ROUGE, (512, 96), hub=("knkarthick/samsum", None),
-        files={"train": "train.json", "validation": "val.json", "test": "test.json"}),
+    "cnn_dailymail": dict(
+        prefix="summarize",
+        inputs={"": "article"},
+        target="highlights",
+        target_type="text",
+        metrics=["rougeLsum", "rouge1", "rouge2"],
+        max_source_length=512,
+        max_target_length=128,
+        hub=("abisee/cnn_dailymail", "3.0.0"),
+        files={"train": "train.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"},
+    ),
+    "xsum": dict(
+        prefix="summarize",
+        inputs={"": "document"},
+        target="summary",
+        target_type="text",
+        metrics=["rougeLsum", "rouge1", "rouge2"],
+        max_source_length=512,
+        max_target_length=64,
+        hub=("EdinburghNLP/xsum", None),
+        files={"train": "train.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"},
+    ),
+    "samsum": dict(
+        prefix="summarize",
+        inputs={"": "dialogue"},
+        target="summary",
+        target_type="text",
+        metrics=["rougeLsum", "rouge1", "rouge2"],
+        max_source_length=512,
+        max_target_length=96,
+        hub=("knkarthick/samsum", None),
+        files={"train": "train.json", "validation": "val.json", "test": "test.json"},
+    ),
     # Abstracts as lists of sentences; several references in validation and test.
-    "scitldr": _texts("summarize", "source", "target", "rougeL rouge1 rouge2", (512, 64),
-        files=_SPLITS | {"validation": "dev.jsonl"}),
+    "scitldr": dict(
+        prefix="summarize",
+        inputs={"": "source"},
+        target="target",
+        target_type="text",
+        metrics=["rougeL", "rouge1", "rouge2"],
+        max_source_length=512,
+        max_target_length=64,
+        files={"train": "train.jsonl", "validation": "dev.jsonl", "test": "test.jsonl"},
+    ),
 }
 
 DATASET_VALS["question_answering"] = {
-    "squad": _texts(None, {"question": "question", "context": "context"}, "answers.text", "squad_f1 squad_exact_match",
-        (512, 32), hub=("rajpurkar/squad", None), preprocess="squad",
-        files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"}),
+    "squad": dict(
+        inputs={"question": "question", "context": "context"},
+        target="answers.text",
+        target_type="text",
+        metrics=["squad_f1", "squad_exact_match"],
+        max_source_length=512,
+        max_target_length=32,
+        hub=("rajpurkar/squad", None),
+        preprocess="squad",
+        files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"},
+    ),
     # It has no validation rows.
-    "gsm8k": _texts("solve", "question", "answer", "final_number_accuracy", (256, 320), hub=("openai/gsm8k", "main"),
-        files={"train": "train.jsonl", "test": "test.jsonl"}, eval_splits=["test"]),
+    "gsm8k": dict(
+        prefix="solve",
+        inputs={"": "question"},
+        target="answer",
+        target_type="text",
+        metrics=["final_number_accuracy"],
+        max_source_length=256,
+        max_target_length=320,
+        hub=("openai/gsm8k", "main"),
+        files={"train": "train.jsonl", "test": "test.jsonl"},
+        eval_splits=["test"],
+    ),
 }
 
 DATASET_VALS["generation"] = {
-    "common_gen": _texts("generate a sentence with", "concepts", "target", "bleu rougeL", (48, 48),
-        hub=("allenai/common_gen", None), merge_references=True,
+    "common_gen": dict(
+        prefix="generate a sentence with",
+        inputs={"": "concepts"},
+        target="target",
+        target_type="text",
+        metrics=["bleu", "rougeL"],
+        max_source_length=48,
+        max_target_length=48,
+        hub=("allenai/common_gen", None),
+        merge_references=True,
         files={
-            split: {"concepts": f"commongen.{name}.src_alpha.txt", "target": f"commongen.{name}.tgt.txt"}
-            for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
-        }),
-    "e2e_nlg": _texts("describe", "mr", "ref", "bleu rougeL", (128, 96), merge_references=True,
-        files={"train": "trainset.csv", "validation": "devset.csv", "test": "testset_w_refs.csv"}),
-    "web_nlg": _texts(  # the JSON files of the GEM benchmark; triples "Aarhus_Airport | cityServed | Aarhus"
-        "translate Graph to English", "input", "references", "bleu rougeL", (256, 128), preprocess="web_nlg",
-        files={split: f"web_nlg_en/{split}.json" for split in ("train", "validation", "test")}),
-    "disfl_qa": _texts(
-        "correct the question", "disfluent", "original", "bleu exact_match", (96, 64), preprocess="rows_of_dictionary",
-        files={"train": "train.json", "validation": "dev.json", "test": "test.json"}),
-    "wiki_split": _texts("split", "complex", "simple", "bleu exact_match", (128, 128), preprocess="wiki_split",
+            "train": {"concepts": "commongen.train.src_alpha.txt", "target": "commongen.train.tgt.txt"},
+            "validation": {"concepts": "commongen.dev.src_alpha.txt", "target": "commongen.dev.tgt.txt"},
+            "test": {"concepts": "commongen.test.src_alpha.txt", "target": "commongen.test.tgt.txt"},
+        },
+    ),
+    "e2e_nlg": dict(
+        prefix="describe",
+        inputs={"": "mr"},
+        target="ref",
+        target_type="text",
+        metrics=["bleu", "rougeL"],
+        max_source_length=128,
+        max_target_length=96,
+        merge_references=True,
+        files={"train": "trainset.csv", "validation": "devset.csv", "test": "testset_w_refs.csv"},
+    ),
+    # The JSON files of the GEM benchmark; triples "Aarhus_Airport | cityServed | Aarhus".
+    "web_nlg": dict(
+        prefix="translate Graph to English",
+        inputs={"": "input"},
+        target="references",
+        target_type="text",
+        metrics=["bleu", "rougeL"],
+        max_source_length=256,
+        max_target_length=128,
+        preprocess="web_nlg",
+        files={
+            "train": "web_nlg_en/train.json",
+            "validation": "web_nlg_en/validation.json",
+            "test": "web_nlg_en/test.json",
+        },
+    ),
+    "disfl_qa": dict(
+        prefix="correct the question",
+        inputs={"": "disfluent"},
+        target="original",
+        target_type="text",
+        metrics=["bleu", "exact_match"],
+        max_source_length=96,
+        max_target_length=64,
+        preprocess="rows_of_dictionary",
+        files={"train": "train.json", "validation": "dev.json", "test": "test.json"},
+    ),
+    "wiki_split": dict(
+        prefix="split",
+        inputs={"": "complex"},
+        target="simple",
+        target_type="text",
+        metrics=["bleu", "exact_match"],
+        max_source_length=128,
+        max_target_length=128,
+        preprocess="wiki_split",
         files={"train": "train.tsv", "validation": "validation.tsv", "test": "test.tsv"},
-        file_columns={"complex": 0, "simple": 1}),  # no header line
+        file_columns={"complex": 0, "simple": 1},  # no header line
+    ),
 }
-# fmt: on

@@ -5,6 +5,7 @@
     python evaluate_t5.py --task glue/all --data_dir glue/ --model_name_or_path out/mixture
     python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'
     torchrun --nproc_per_node 2 evaluate_t5.py --task glue/qqp --model_name_or_path out/qqp
+    python evaluate_t5.py --validation_file new.txt --model_name_or_path out/pre_train_t5   # as in pre-training
     python evaluate_t5.py --interactive --model_name_or_path out/pre_train_t5     # The cat <extra_id_0> on the mat.
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
@@ -13,47 +14,85 @@ are evaluated one after the other, with one checkpoint or one for each task ({ta
 main metrics. Class labels are scored by teacher forcing; numbers and texts, or all answers with
 `--predict_with_generate`, are generated. Several processes count every row once. Flags that are not given come from the
 checkpoint's task.json, unless a given flag names another task.
+
+The folder of a pre-training is scored on text, with the flags of its run.json: all of `--validation_file`, or what the
+run held out of the same `--train_file` or `--dataset_name`.
 """
 
-import copy
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
+import argparse
 import dataclasses
 import functools
 import json
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
+from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, T5TrainingArguments
-from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments
-from common.processes import check_alike, finish_process_group, is_first_process, print_once, run_script
-from common.reports import end_summary
+from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments, refuse
+from common.errors import UserError
+from common.processes import (
+    check_alike,
+    finish_process_group,
+    is_first_process,
+    prepare_process,
+    print_once,
+    run_script,
+)
+from common.reports import end_summary, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.blocks import contents_digest
-from corpora.tokenizers import load_tokenizer
+from corpora.tokenizers import load_tokenizer, named_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model
 from modeling.generation_settings import set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
 from runs.trackers import finish_tracking, log_table
 from tasks.examples import answer_texts, non_canonical_outputs
-from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, values_of_texts
-from tasks.task_records import recorded_flags, recorded_lengths
-from tasks.tasks import Task, Tasks
+from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
+from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
+from tasks.tasks import LoadedTask, Task, Tasks, count_unknown
 from trainer_t5 import T5Trainer
 
+NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
+# Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
+PRE_TRAINING_FLAGS = (
+    "text_column",
+    "input_ids_column",
+    "streaming",
+    "max_train_samples",
+    "max_eval_samples",
+    "bf16",
+    "validation_split_percentage",
+    "validation_split_count",
+    "objective",
+    "input_seq_length",
+    "noise_density",
+    "mean_noise_span_length",
+    "packing",
+    "eos_between_documents",
+)
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
-TRACKED_ROWS = 64  # of each split, shown as a table by the trackers of --report_to
+TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
 GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
 
 
 @dataclass
 class EvaluationArguments:
-    """Which checkpoint answers what."""
+    """The flags that say which checkpoint answers what."""
 
     _argument_group_name = "evaluation"
 
@@ -112,6 +151,12 @@ class Job:
         return "_".join(filter(None, ("eval", self.task.label(split))))
 
 
+class LoadedJob(Job):
+    """A job whose rows are read."""
+
+    task: LoadedTask
+
+
 def parse_flags(
     argv: list[str] | None,
 ) -> tuple[EvaluationArguments, TaskArguments, EvaluationRunArguments, list[Job]]:
@@ -120,40 +165,54 @@ def parse_flags(
     fill_in = functools.partial(flags_of_record, given)
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
     if run_args.push_to_hub:
-        raise ValueError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
+        raise UserError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
         return evaluation, task_args, run_args, []
     if not (task_args.benchmark or task_args.dataset_name or names_own_pairs(task_args)):
-        raise ValueError(
-            f"--model_name_or_path {evaluation.model_name_or_path}: has no {TASK_RECORD} (fine_tune_t5.py "
-            "writes it); name a task, such as --task glue/sst2, or pairs of your own"
+        what = f"has no {TASK_RECORD} (fine_tune_t5.py writes it). Name"
+        if pre_training_of(evaluation.model_name_or_path) is not None:
+            what = "is pre-trained. Give text to score it on (--validation_file, --train_file, --dataset_name), or name"
+        raise UserError(
+            f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
+            "of your own"
         )
-    if is_submission(task_args, run_args):
-        names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
-        if not names or evaluation.split or task_args.max_eval_samples:
-            raise ValueError(
-                "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and "
-                "excludes --split and --max_eval_samples"
-            )
-    else:
-        names = list(check_tasks(task_args))
-    jobs = [build_job(name, evaluation, task_args, run_args, given) for name in names]
+    names = names_of_tasks(evaluation, task_args, run_args)
+    jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
-        raise ValueError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
-    for job in jobs:
-        job.task.is_one_of_several = len(jobs) > 1
+        raise UserError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     if run_args.output_dir is None:
-        model = Path(jobs[0].model)
-        folder = model if is_local_model(model) else Path("out") / model.name
-        kind = "predict" if run_args.do_predict else "eval"
-        names = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
-        name = "_".join(filter(None, (kind, names, evaluation.split)))
-        several_models = len({job.model for job in jobs}) > 1
-        run_args.output_dir = str(Path("out") / name if several_models else folder / name)
-        if is_submission(task_args, run_args):
-            run_args.output_dir = "out/submission"
+        run_args.output_dir = str(default_output_dir(jobs, evaluation, task_args, run_args))
     return evaluation, task_args, run_args, jobs
+
+
+def names_of_tasks(
+    evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+) -> list[str]:
+    """The tasks that the flags name; for GLUE's server those that a submission has."""
+    if not is_submission(task_args, run_args):
+        return list(check_tasks(task_args))
+    names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
+    if not names or evaluation.split or task_args.max_eval_samples:
+        raise UserError(
+            "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and excludes --split and "
+            "--max_eval_samples"
+        )
+    return names
+
+
+def default_output_dir(
+    jobs: list[Job], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+) -> Path:
+    """eval_<task> or predict_<task> in the model's folder; in out/ for several models or one of the Hub."""
+    if is_submission(task_args, run_args):
+        return Path("out/submission")
+    model = Path(jobs[0].model)
+    folder = model if is_local_model(model) else Path("out") / model.name
+    kind = "predict" if run_args.do_predict else "eval"
+    tasks = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
+    name = "_".join(filter(None, (kind, tasks, evaluation.split)))
+    return Path("out") / name if len({job.model for job in jobs}) > 1 else folder / name
 
 
 def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) -> bool:
@@ -185,9 +244,10 @@ def build_job(
     task_args: TaskArguments,
     run_args: EvaluationRunArguments,
     given: set[str],
+    is_one_of_several: bool,
 ) -> Job:
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
-    limit = task_args.max_eval_samples  # also for --split train
+    limit = task_args.max_eval_samples  # counts for --split train too
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     if name != OWN and OWN in comma_words(task_args.dataset_name):  # these are the files of the pairs beside it
         args.train_file = args.validation_file = None
@@ -195,40 +255,41 @@ def build_job(
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
-    task = Task(name, check_task(args), args)
+    task = Task(name, check_task(args), args, is_one_of_several, recorded_fields(model, trained))
+    check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
-        raise ValueError(f"--split {evaluation.split}: task {name} has {', '.join(known)}")
+        raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
     splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
     return Job(task, model, [evaluation.split] if evaluation.split else splits)
 
 
-def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Job], dict[str, str]]:
-    """(jobs with their tokenizer and rows, {task: why it is left out}). ValueError if none may be left out."""
-    missing, several_models = {}, "{task}" in evaluation.model_name_or_path
+def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
+    """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if none may be left out."""
+    loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
     if not several_models:
         load(jobs[0].model)  # without it no task can be evaluated
     for job in jobs:
         try:
             if several_models and not is_local_model(job.model):
-                raise ValueError(f"--model_name_or_path {job.model}: no checkpoint there")
-            job.task.read(job.splits)
-            job.task.tokenise(load(job.model))
+                raise UserError(f"--model_name_or_path {job.model}: no checkpoint there")
+            task = LoadedTask(job.task, job.task.read(job.splits), load(job.model))
+            loaded.append(LoadedJob(task, job.model, job.splits))
         except (ValueError, FileNotFoundError) as error:
             if len(jobs) == 1:
                 raise
             missing[job.task.name] = str(error)
     if missing and (not evaluation.allow_missing or len(missing) == len(jobs)):
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in missing.items())
-        raise ValueError(
+        raise UserError(
             f"the run lacks {len(missing)} of {len(jobs)} tasks; --allow_missing leaves them out (GLUE's "
             f"server wants all){reasons}"
         )
-    return [job for job in jobs if job.task.name not in missing], missing
+    return loaded, missing
 
 
-def contents_of(jobs: list[Job]) -> dict[str, str]:
+def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
     """Fingerprints of the tasks' rows and of each model's files, which all processes must share to divide the rows."""
     found = {
         f"contents of {job.task.name} {split}": data._fingerprint
@@ -242,14 +303,13 @@ def contents_of(jobs: list[Job]) -> dict[str, str]:
 
 
 def build_trainer(
-    job: Job, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
+    job: LoadedJob, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
 ) -> T5Trainer:
     """A T5Trainer that answers the task's rows with its checkpoint; model: the checkpoint, if it is loaded."""
     model, tokenizer = model or load_model(job.model, attn_implementation), job.task.tokenizer
     fit_vocabulary(model, len(tokenizer))
     judged = job.task.judge(job.splits[0], run_args.predict_with_generate)
-    args = copy.copy(run_args)
-    args.predict_with_generate = judged.predict_with_generate
+    args = run_args.replaced(predict_with_generate=judged.predict_with_generate)
     set_generation_length(model, judged.max_length - 1)
     trainer = T5Trainer(
         model=model,
@@ -262,7 +322,7 @@ def build_trainer(
     return trainer
 
 
-def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
+def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
     """(the answer to each row, "" for no label; eval_* metrics, or counts without labels or with --do_predict)."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names and not trainer.args.do_predict
@@ -276,21 +336,22 @@ def predict_split(job: Job, trainer: T5Trainer, split: str) -> tuple[list[str], 
         return answers, numbers
     counts = {"samples": len(answers)}
     if task.entry["target_type"] != "text":
-        counts["invalid_outputs"] = sum(value == -1 for value in values_of_texts(task.entry, answers))
+        counts["invalid_outputs"] = sum(value_of_text(task.entry, answer) is None for answer in answers)
     if generated:
         counts |= non_canonical_outputs(task.entry, task.tokenizer, output.predictions[0])
     return answers, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
 
 
-def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
+def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
     """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
     (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
-    columns = ["source", "prediction", *["target"] * ("labels" in task.data[split].column_names)]
+    has_targets = "labels" in task.data[split].column_names
+    columns = ["source", "prediction", "target"] if has_targets else ["source", "prediction"]
     for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
         record |= {"source": source_text(task.entry, row), "prediction": answer}
-        if "target" in columns:
+        if has_targets:
             texts = reference_texts(task.name, task.entry, row)
             record["target"] = texts[0] if len(texts) == 1 else texts
         records.append(record)
@@ -303,24 +364,25 @@ def write_answers(task: Task, split: str, answers: list[str], trainer: T5Trainer
         write_submission(folder, task, split, answers)
 
 
-def write_submission(folder: Path, task: Task, split: str, answers: list[str]) -> None:
+def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[str]) -> None:
     """Adds the split to submission.zip: rte, ["not_entailment", ""] -> RTE.tsv, "index\\tprediction\\n0\\tnot_..." ...
 
     An answer that is no label is written as the first class, one that is no number as 0; STS-B's scale ends at 5.
     """
     lines = ["index\tprediction\n"]
-    for index, value in enumerate(values_of_texts(task.entry, answers)):
+    for index, answer in enumerate(answers):
+        value = value_of_text(task.entry, answer) or 0  # None: the answer is no label or number
         if task.entry["target_type"] == "number":
             written = f"{min(max(value, 0.0), 5.0):.3f}"
         else:
-            written = task.entry["labels"][max(value, 0)] if task.name in GLUE_WANTS_WORDS else max(value, 0)
+            written = task.entry["labels"][value] if task.name in GLUE_WANTS_WORDS else value
         lines.append(f"{index}\t{written}\n")
     names = task.entry["submission_file"]
     with zipfile.ZipFile(folder / "submission.zip", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(names if isinstance(names, str) else names[split], "".join(lines))
 
 
-def finish(run: Run, jobs: list[Job], results: dict, missing: dict[str, str]) -> None:
+def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, str]) -> None:
     """Writes all_results.json and prints the results, where they are and the next command."""
     run.write_results(results)
     folder, submission, model = run.output_dir, run.output_dir / "submission.zip", jobs[0].model
@@ -337,6 +399,80 @@ def finish(run: Run, jobs: list[Job], results: dict, missing: dict[str, str]) ->
     end_summary(shown_numbers(results) | left_out | {"written to": f"{folder}: {files}", "next": next_step})
 
 
+# ---------------------------------------------------------------- text, as in pre-training
+def pre_training_of(model: str) -> dict | None:
+    """The flags with which the model of a folder was pre-trained; None if it was not, or was fine-tuned since."""
+    folder = Path(model)
+    places = [place for place in (folder, folder.parent) if (place / "run.json").is_file()]
+    arguments = read_json(places[0] / "run.json").get("arguments", {}) if places else {}
+    return arguments if "objective" in arguments and not (folder / TASK_RECORD).is_file() else None
+
+
+def pre_training_to_score(argv: list[str] | None) -> dict | None:
+    """The flags of the model's pre-training if the command line names text to score it on, else None."""
+    words = list(map(str, sys.argv[1:] if argv is None else argv))
+    given = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    text, tasks = ({field.name for field in dataclasses.fields(c)} for c in (PreTrainingDataArguments, TaskArguments))
+    if given & {"task", "interactive", *(tasks - text)} or given.isdisjoint(NAMED_TEXT):
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model_name_or_path", "--model-name-or-path", default=FineTuningArguments.output_dir)
+    return pre_training_of(parser.parse_known_args(words)[0].model_name_or_path)
+
+
+def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
+    """The recorded flags that decide the numbers of an evaluation and are not among the `names` given."""
+    if "validation_file" in names:
+        names = names | {"validation_split_percentage", "validation_split_count"}
+    flags = {name: recorded.get(name) for name in PRE_TRAINING_FLAGS if name not in names}
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def score_text(argv: list[str] | None, recorded: dict) -> dict:
+    """The metrics of a pre-trained model on held-out text, which the objective of its run masks as it did there."""
+    from data_t5 import FoundText, Text
+    from objectives.registry import get_objective
+
+    groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments]
+    fill_in = functools.partial(flags_of_pre_training, recorded)
+    evaluation, text_args, args = parse_arguments(groups, argv, fill_in=fill_in, about=__doc__)
+    for flags, names in ((evaluation, "split allow_missing"), (args, "do_predict predict_with_generate push_to_hub")):
+        refuse(flags, names, "has no effect on text")
+    check_pre_training_data(text_args, evaluates=True)
+    text_args.train_file = text_args.train_file or text_args.validation_file
+    args.output_dir = args.output_dir or str(Path(evaluation.model_name_or_path) / "eval_text")
+    args.per_device_train_batch_size = 1  # the training text may be short: it is not used
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [evaluation.model_name_or_path])
+    with args.main_process_first(desc="finding the text"):
+        named = dict(model_name_or_path=evaluation.model_name_or_path, tokenizer_name=evaluation.tokenizer_name)
+        model_args = ModelArguments(**named)
+        found = FoundText(text_args, model_args, named_tokenizer(model_args))
+    model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation)
+    tokenizer = found.tokenizer
+    fit_vocabulary(model, len(tokenizer))
+    objective = get_objective(text_args, tokenizer, model)
+    text = Text(found, objective, args)
+    rows = text.validation
+    if rows is None:
+        raise UserError(f"the held-out text gives no row of {objective.tokens_length:.0f} tokens: give a longer one")
+    if args.world_size > 1:
+        check_alike(text.fingerprints(tokenizer), "give all nodes the same files")
+    scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=tokenizer)
+    trainer = T5Trainer(model=model, args=args, eval_dataset=rows, **scored)
+    install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
+    run = Run(args, "evaluation")
+    held_out = f"{text.documents['validation']:,} held-out documents, {len(rows):,} rows of {text_args.objective}"
+    run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "unknown": text.unknown})
+    run.track(trainer, vars(evaluation) | vars(text_args) | args.to_dict())
+    results = trainer.evaluate()
+    finish_tracking(trainer)
+    if is_first_process():
+        run.write_results(results)
+        end_summary(shown_numbers(results) | {"written to": f"{args.output_dir}: all_results.json"})
+    finish_process_group()
+    return results
+
+
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
     """{"lines": how many were answered}, from a prompt or a pipe. Writes no file."""
     from runs.samples import prompt
@@ -351,19 +487,22 @@ def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     with exit_on_user_error():
-        evaluation, task_args, run_args, jobs = parse_flags(argv)
+        if (pre_training := pre_training_to_score(argv)) is not None:
+            return score_text(argv, pre_training)
+        evaluation, task_args, run_args, asked = parse_flags(argv)
         if evaluation.interactive:
             return interact(evaluation, task_args, run_args)
-        check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in jobs])
-        for name in OUTPUT_FILES if is_first_process() else ():  # an earlier evaluation's
+        check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
+        for name in OUTPUT_FILES if is_first_process() else ():  # written by an earlier evaluation
             (Path(run_args.output_dir) / name).unlink(missing_ok=True)
         with run_args.main_process_first(desc="preparing the task"):
-            jobs, missing = load_data(jobs, evaluation)
+            jobs, missing = load_data(asked, evaluation)
         if run_args.world_size > 1:
             check_alike(contents_of(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
-    tasks = Tasks([job.task for job in jobs])
-    unknown = tasks.count_unknown(lambda task, split: f"{task.name} {split}")
+    tasks = [job.task for job in jobs]
+    summarise = Tasks(tasks).summarise
+    unknown = count_unknown(tasks, lambda task, split: f"{task.name} {split}")
     plan = {
         "checkpoint": evaluation.model_name_or_path,
         "rows": ", ".join(f"{len(rows):,} {task.name} {s}" for task in tasks for s, rows in task.data.items()),
@@ -383,8 +522,8 @@ def main(argv: list[str] | None = None) -> dict:
             if is_first_process():
                 write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
         finish_tracking(trainer)
-    if tasks.summarise and not run_args.do_predict and not evaluation.split:
-        results |= tasks.summarise(results)
+    if summarise and not run_args.do_predict and not evaluation.split:
+        results |= summarise(results)
     if is_first_process():
         finish(run, jobs, results, missing)
     finish_process_group()
@@ -392,4 +531,5 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

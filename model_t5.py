@@ -43,16 +43,17 @@ from transformers import (
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value, parse_yaml
+from common.errors import UserError
 from common.processes import free_memory, processes_here
 from common.reports import first_line, human_bytes
-from constants import MODEL_SHAPES, T5_VOCAB_SIZE
+from constants import CODE_ENTRIES, MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
-from modeling.low_rank import add_low_rank, base_of, merged
+from modeling.low_rank import CONFIG, add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
 # Of --config_overrides; other numbers have the usual limits of flags.
@@ -163,12 +164,37 @@ def get_model(
             setattr(config, name, getattr(tokenizer, name))
         model = create_model(config, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
+    if args.lora_rank and changed:
+        raise UserError(
+            f"--lora_rank {args.lora_rank}: new tokens ({changed}) would keep the embeddings they begin with, which "
+            "are frozen. Leave the flag out to train all weights, or leave out --tokenizer_name"
+        )
+    _adjust(model, args, dropout)
+    return model, changed
+
+
+def planned_model(
+    args: Any, tokenizer: PreTrainedTokenizerBase | None, dropout: float | None = None
+) -> PreTrainedModel:
+    """The model that `get_model` will give, without memory for its weights (on the meta device): its shapes, its
+    dropout, what is trained. tokenizer: None where it is still to be trained."""
+    vocab_size = args.vocab_size if tokenizer is None else len(tokenizer)
+    if args.model_name_or_path:
+        config = _t5_config(args.model_name_or_path)
+        if args.tokenizer_name:
+            config.vocab_size = embedding_rows(vocab_size)
+    else:
+        overrides = parse_overrides(args.config_overrides)
+        config = build_config(args.config_name or "t5-v1_1-small", vocab_size, overrides)
+    with torch.device("meta"):
+        model = create_model(config, args.attn_implementation)
+    _adjust(model, args, dropout)
+    return model
+
+
+def _adjust(model: PreTrainedModel, args: Any, dropout: float | None) -> None:
+    """Gives a model the LoRA, dropout and frozen weights that the flags ask for; dropout as in `get_model`."""
     if args.lora_rank:
-        if changed:
-            raise ValueError(
-                f"--lora_rank {args.lora_rank}: new tokens ({changed}) would keep the embeddings they "
-                "begin with, which are frozen: train all weights"
-            )
         add_low_rank(model, args.lora_rank, args.model_name_or_path)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
@@ -179,7 +205,6 @@ def get_model(
             model.config.attention_dropout = rate
     if args.train_only:
         train_only(model, args.train_only)
-    return model, changed
 
 
 def train_only(model: PreTrainedModel, pattern: str) -> None:
@@ -261,13 +286,14 @@ def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTra
     """
     place = name_or_path
     try:
-        while (base := base_of(place)) and not is_local_model(place):  # LoRA's matrices alone: their checkpoint has one
+        while base := base_of(place):  # LoRA's matrices: the configuration is that of their checkpoint
             place = base
         do_not_wait_for_the_hub(place)
-        return AutoConfig.from_pretrained(place, trust_remote_code=False)
+        return _without_code(AutoConfig.from_pretrained(place, trust_remote_code=False))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
-        raise ValueError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
+        wrong = f"its LoRA matrices belong to {place}, {wrong}" if place != name_or_path else wrong
+        raise UserError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
 
 
 def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = _NO_MODEL) -> T5Config:
@@ -275,7 +301,14 @@ def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str
     config = _load_config(name_or_path, flag, wrong)
     if config.model_type not in FAMILIES:
         known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
-        raise ValueError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
+        raise UserError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
+    if quantized := getattr(config, "quantization_config", None):
+        how = dict(quantized).get("quant_method", "an unnamed method")
+        raise UserError(
+            f"{flag} {name_or_path}: its weights are quantised ({how}), and these scripts read whole ones. Give the "
+            f"checkpoint that it was made from, or save it with transformers and the package of {how}: "
+            "model.dequantize().save_pretrained(folder)"
+        )
     return config
 
 
@@ -291,6 +324,16 @@ def _reading_weights(shown: str) -> Iterator[None]:
         raise ValueError(f"{shown}: its weights cannot be read ({reason})") from None
 
 
+def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration and its parts without the entries that name code."""
+    for name in CODE_ENTRIES:
+        vars(config).pop(name, None)
+    for part in vars(config).values():
+        if isinstance(part, PreTrainedConfig):
+            _without_code(part)
+    return config
+
+
 def _in_float32(config):
     """The configuration, all its parts in float32: T5Gemma 2's parts have types that would override the model's."""
     for part in vars(config).values():
@@ -300,29 +343,20 @@ def _in_float32(config):
     return config
 
 
-def load_model(
-    name_or_path: str,
-    attn_implementation: str | None = None,
-    config_from: str | None = None,
-) -> PreTrainedModel:
+def load_model(name_or_path: str, attn_implementation: str | None = None) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. config_from: another folder with its configuration. ValueError naming the folder if it is
-    no checkpoint.
+    that their folder names. ValueError naming the folder if it is no checkpoint.
     """
-    config = _in_float32(_t5_config(config_from or name_or_path))
+    config = _in_float32(_t5_config(name_or_path))
     check_options(config, attn_implementation)
     if base := base_of(name_or_path):
-        return _load_merged(name_or_path, base, attn_implementation, config_from)
+        return _load_merged(name_or_path, base, attn_implementation)
     do_not_wait_for_the_hub(name_or_path)
     options = dict(config=config, dtype=torch.float32, output_loading_info=True)
     if attention := family_of(config).attention(attn_implementation):
         options["attn_implementation"] = attention
-    if config_from:  # else transformers looks for it beside the weights
-        options["generation_config"] = GenerationConfig.from_model_config(config)
-        if (Path(config_from) / "generation_config.json").is_file():
-            options["generation_config"] = GenerationConfig.from_pretrained(config_from)
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
     with _reading_weights(shown), _untied_head_is_intended():
         model, report = kind.from_pretrained(name_or_path, trust_remote_code=False, **options)
@@ -346,11 +380,10 @@ def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)
 
 
-def _load_merged(folder: str, base: str, attn_implementation: str | None, config_from: str | None) -> PreTrainedModel:
-    """The checkpoint `base` with the LoRA matrices of a folder merged into it."""
-    own = folder if is_local_model(folder) else None
+def _load_merged(folder: str, base: str, attn_implementation: str | None) -> PreTrainedModel:
+    """The checkpoint `base` with a folder's LoRA matrices merged into it, and the folder's settings of `generate`."""
     try:
-        return merged(load_model(base, attn_implementation, config_from or own), folder)
+        model = merged(load_model(base, attn_implementation), folder)
     except ImportError:
         raise ValueError(
             f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
@@ -360,6 +393,10 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None, config
             f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not fit what "
             f"is there ({first_line(error)})"
         ) from None
+    if (Path(folder) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+        complete(model)
+    return model
 
 
 def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
@@ -453,5 +490,5 @@ def flops_per_sequence(config: T5Config, source_length: int, target_length: int)
 
 
 def is_local_model(name_or_path: str | None) -> bool:
-    """True for a folder that holds a config.json."""
-    return bool(name_or_path) and (Path(name_or_path) / "config.json").is_file()
+    """True for a folder that holds a model, or LoRA's matrices of one."""
+    return bool(name_or_path) and any((Path(name_or_path) / name).is_file() for name in ("config.json", CONFIG))

@@ -13,6 +13,13 @@ text (benchmark text) are answered piece by piece, and the text between the piec
 answered together. The same command resumes a stopped run.
 """
 
+from common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
+import copy
 import itertools
 import json
 import sys
@@ -29,21 +36,25 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.errors import UserError
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
+from common.whole_folders import told_if_full
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
 from corpora.blocks import contents_digest
 from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_model
+from modeling.generation_settings import deciding_settings
 from modeling.loss import nats_of
 from modeling.rows_at_a_time import parts, rows_to_score
-from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_search
+from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_options
 from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 from tasks.registry import as_list, source_text
 
+GO_ON = "What is written there stays. Free some space: then the same command goes on."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
 # Of tokenised texts [B]: the token ids written [B * count, T], the best first, and of several their log-probabilities.
@@ -52,7 +63,7 @@ Engine = Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
 
 @dataclass
 class PredictionArguments:
-    """Which model answers which inputs."""
+    """The flags that say which model answers which inputs."""
 
     _argument_group_name = "prediction"
 
@@ -80,13 +91,14 @@ class PredictionArguments:
 
 @dataclass
 class SearchArguments:
-    """How answers are searched: fields of transformers' GenerationConfig, with its defaults where not set."""
+    """How answers are searched: fields of transformers' GenerationConfig. Where not set, the checkpoint's
+    generation_config.json counts, but for sampling, and then transformers' defaults."""
 
     _argument_group_name = "search (transformers' GenerationConfig)"
 
     max_new_tokens: int | None = option(None, "Most tokens of an answer. Not set: as in evaluation.", at_least=1)
     min_new_tokens: int | None = option(None, "Fewest tokens of an answer.", at_least=1)
-    num_beams: int | None = option(None, "Beams. Not set: as the checkpoint was evaluated, else greedy.", at_least=1)
+    num_beams: int | None = option(None, "Beams. Not set: as in evaluation, else as that file says.", at_least=1)
     num_return_sequences: int | None = option(None, "Answers per input, written with their scores.", at_least=1)
     length_penalty: float | None = option(None, "Above 0 favours long answers among beams.", at_least=-100, at_most=100)
     early_stopping: bool | None = option(None, "End the search when as many answers as beams are complete.")
@@ -125,11 +137,12 @@ def parse_flags(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
     if args.input_file is None:
-        raise ValueError("--input_file: name the file whose lines or rows are to be answered")
+        raise UserError("--input_file: name the file whose lines or rows are to be answered")
     check_file("--input_file", Path(args.input_file))
     args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
     if Path(args.output_file).absolute() == Path(args.input_file).absolute():
-        raise ValueError(f"--output_file {args.output_file}: is the input file")
+        raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
+    check_folder("--output_file", str(Path(args.output_file).parent))
     entry, record = recorded_task(str(task_folder(args)), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
@@ -137,24 +150,33 @@ def parse_flags(argv: list[str] | None) -> Plan:
         entry = entry | {"inputs": {"" if len(args.source_column) == 1 else name: name for name in args.source_column}}
     if args.max_source_length:
         entry = entry | {"max_source_length": args.max_source_length}
-    search = {name: value for name, value in vars(search_args).items() if value is not None}
-    if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
-        search["num_beams"] = record["generation_num_beams"]
     tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
-    longest = record.get("generation_max_length")  # it counts the start token too
-    task_length = answer_length(entry, class_label_ids(entry, tokenizer))
-    search.setdefault("max_new_tokens", max(1, longest - 1) if longest else task_length)
-    if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
-        raise ValueError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
-    GenerationConfig(**search).validate(strict=True)
+    search = search_of(search_args, record, answer_length(entry, class_label_ids(entry, tokenizer)))
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
-        raise ValueError(
+        raise UserError(
             "--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other tokens than transformers"
         )
     plan = Plan(args, entry, InputReader(entry, args.source_column, record.get("tsv_header")), tokenizer, search)
     if plan.count > 1 and entry.get("max_piece_length"):
-        raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")
+        raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
+
+
+def search_of(flags: SearchArguments, record: dict, longest: int) -> dict:
+    """The settings of `generate` that the flags give, completed by those of the task's evaluation. longest: tokens of
+    an answer if neither says how many there may be."""
+    search = {name: value for name, value in vars(flags).items() if value is not None}
+    if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
+        search["num_beams"] = record["generation_num_beams"]
+    evaluated = record.get("generation_max_length")  # it counts the start token too
+    search.setdefault("max_new_tokens", max(1, evaluated - 1) if evaluated else longest)
+    if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
+        raise UserError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
+    try:
+        GenerationConfig(**search).validate(strict=True)
+    except ValueError as error:
+        raise UserError(" ".join(str(error).split())) from None
+    return search
 
 
 def task_folder(args: PredictionArguments) -> Path:
@@ -164,11 +186,11 @@ def task_folder(args: PredictionArguments) -> Path:
 
 
 def engine_folder(name: str) -> Path:
-    """The folder that CTranslate2 loads: the one named, or the only one in an export. ValueError if there is none."""
+    """The folder that CTranslate2 loads: the one named, or the only one in an export. UserError if there is none."""
     places = (CTRANSLATE2_TOKENS, f"*/{CTRANSLATE2_TOKENS}")
     found = sorted(file.parent for place in places for file in Path(name).glob(place))
     if len(found) != 1:
-        raise ValueError(
+        raise UserError(
             f"--model_name_or_path {name}: --backend ctranslate2 needs a folder that export_checkpoint.py "
             f"--formats ctranslate2 wrote; found {', '.join(map(str, found)) or 'none'}"
         )
@@ -182,9 +204,10 @@ def read_inputs(plan: Plan) -> Iterator[Input]:
 
 def settings_of(plan: Plan) -> dict:
     """Everything that decides the answers: the content of answers.jsonl.settings.json."""
-    names = "model_name_or_path tokenizer_name input_file source_column source_prefix dataset_name backend bf16 seed"
-    settings = {name: getattr(plan.args, name) for name in names.split()} | plan.search
-    folder, patterns = Path(plan.args.model_name_or_path), ("*model*.safetensors", "*model*.bin", TASK_RECORD)
+    args, folder = plan.args, Path(plan.args.model_name_or_path)
+    names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
+    settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
+    patterns = ("*model*.safetensors", "*model*.bin", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {
         "max_source_length": plan.entry["max_source_length"],
@@ -195,12 +218,12 @@ def settings_of(plan: Plan) -> dict:
 
 
 # ---------------------------------------------------------------- what generates
-def with_transformers(plan: Plan, device: torch.device) -> Engine:
-    """The function that answers tokenised texts, by `generate`."""
+def with_transformers(plan: Plan, device: torch.device) -> tuple[Engine, dict]:
+    """The function that answers tokenised texts, by `generate`, and the settings that decide what it writes."""
     model, tokenizer = load_model(plan.args.model_name_or_path, plan.args.attn_implementation), plan.tokenizer
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
-    model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
+    model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
     @torch.no_grad()
@@ -210,7 +233,9 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
         scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else None
         return written.cpu().numpy(), scores
 
-    return answer
+    followed = copy.deepcopy(model.generation_config)
+    followed.update(**search)
+    return answer, deciding_settings(followed)
 
 
 def log_probabilities(
@@ -230,22 +255,14 @@ def log_probabilities(
     return found
 
 
-def with_ctranslate2(plan: Plan, _: object) -> Engine:
-    """The function that answers tokenised texts, by CTranslate2, searching as transformers does."""
-    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
+def with_ctranslate2(plan: Plan, _: object) -> tuple[Engine, dict]:
+    """The function that answers tokenised texts, by CTranslate2, searching as transformers does, and its settings."""
     folder, config = task_folder(plan.args), GenerationConfig()
-    if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
+    if (folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
         config = GenerationConfig.from_pretrained(folder)
     config.update(**plan.search)
-    penalty = 1.0 if config.length_penalty is None else config.length_penalty
-    beams = dict(num_beams=config.num_beams, length_penalty=penalty, early_stopping=config.early_stopping)
-    options = ctranslate2_search(beams if (config.num_beams or 1) > 1 else None) | dict(
-        num_hypotheses=plan.count,
-        max_decoding_length=config.max_new_tokens,
-        min_decoding_length=config.min_new_tokens or max(0, (config.min_length or 0) - 1),  # it counts the start token
-        repetition_penalty=config.repetition_penalty or 1.0,
-        no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
-    )
+    options = ctranslate2_options(config, plan.tokenizer.eos_token_id, plan.count)
+    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
 
     def answer(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
         ids, scores = engine.tokens(sources, options), None
@@ -254,7 +271,7 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
             scores = [sum(scored) for scored in engine.log_probs(repeated, ids, plan.tokenizer.eos_token_id)]
         return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T, scores
 
-    return answer
+    return answer, deciding_settings(config)
 
 
 # ---------------------------------------------------------------- answering
@@ -272,7 +289,7 @@ def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
-        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # by place alone: a resumed run draws the same
+        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
         tokens, scores = answer([ids[text] for text in batches[number]])
         texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
         written = list(zip(texts_written, scores or [None] * len(tokens), strict=True))
@@ -302,17 +319,22 @@ def main(argv: list[str] | None = None) -> dict:
         args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
         sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
         settings, output = settings_of(plan), None
-        places = ("model_name_or_path", "tokenizer_name", "input_file")  # of a node; what is there is among the others
+        places = (
+            "model_name_or_path",
+            "tokenizer_name",
+            "input_file",
+        )  # they may differ between nodes; their contents are compared
         check_alike(
             {name: value for name, value in settings.items() if name not in places},
             "give all nodes the same flags and files",
         )
         if state.is_main_process:  # another node's file may differ
-            output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
+            with told_if_full(f"--output_file {args.output_file}", GO_ON):
+                output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
         (done,) = broadcast_object_list([output and output.done])
         engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
-        answer = engine(plan, state.device) if done < len(sizes) else None
-    start_summary(summary(plan, sizes, done), title="prediction")
+        answer, searched = engine(plan, state.device) if done < len(sizes) else (None, None)
+    start_summary(summary(plan, sizes, done, searched), title="prediction")
     done = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
     begin = done - done % size if done < len(sizes) else done  # a window that was cut off is answered again as a whole
@@ -323,7 +345,8 @@ def main(argv: list[str] | None = None) -> dict:
         while window := list(itertools.islice(items, size)):
             records = answer_window(window, answer, plan, progress, begin)
             if output:
-                output.append(records[done - begin :])
+                with exit_on_user_error(), told_if_full(f"--output_file {args.output_file}", GO_ON):
+                    output.append(records[done - begin :])
             done = begin = begin + len(window)
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before
@@ -335,14 +358,18 @@ def main(argv: list[str] | None = None) -> dict:
     return {"inputs": len(sizes), "answered": answered}
 
 
-def summary(plan: Plan, sizes: list[int], done: int) -> dict:
-    """The rows of the printed plan."""
-    args, texts = plan.args, f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
+def summary(plan: Plan, sizes: list[int], done: int, searched: dict | None) -> dict:
+    """The rows of the printed plan. searched: settings that decide the answers, those of generation_config.json too;
+    None if nothing is left to be answered."""
+    args, texts, search = plan.args, f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else "", None
+    if searched is not None:
+        kind = [] if "num_beams" in searched or plan.search.get("do_sample") else ["greedy"]
+        search = ", ".join(kind + [f"{name} {value}" for name, value in (searched | plan.search).items()])
     return {
         "model": f"{args.model_name_or_path}, {args.backend}",
         "inputs": f"{len(sizes):,} of {args.input_file}{texts}",
         "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
-        "search": ", ".join(f"{name} {value}" for name, value in plan.search.items()),
+        "search": search,
         "continued": f"{done:,} were answered before" if done else None,
         "written to": args.output_file,
     }

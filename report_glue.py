@@ -30,11 +30,12 @@ from pathlib import Path
 from arguments.model import ModelArguments
 from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
-from common.checkpoint_folders import newest_whole_checkpoint
-from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments, without_secrets
 from common.curves import draw_scores
+from common.errors import UserError
 from common.processes import end_with_parent, run_script
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
+from common.whole_folders import newest_whole_checkpoint
 from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from tasks.registry import eval_splits
 from tasks.rows import load_rows
@@ -42,10 +43,21 @@ from tasks.rows import load_rows
 HERE = Path(__file__).resolve().parent
 GLUE = DATASET_VALS["glue"]
 TASKS = [name for name, task in GLUE.items() if "train_with" not in task]
-OURS = (  # flags of fine_tune_t5.py that the report sets
-    "task benchmark dataset_name seed output_dir overwrite_output_dir resume_from_checkpoint model_name_or_path "
-    "data_dir train_file validation_file metric_for_best_model"
-).split()
+# Flags of fine_tune_t5.py that the report sets.
+OURS = (
+    "task",
+    "benchmark",
+    "dataset_name",
+    "seed",
+    "output_dir",
+    "overwrite_output_dir",
+    "resume_from_checkpoint",
+    "model_name_or_path",
+    "data_dir",
+    "train_file",
+    "validation_file",
+    "metric_for_best_model",
+)
 UNSCORED = {("cola", "accuracy")}  # shown, but left out of GLUE's score
 SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
 
@@ -75,6 +87,11 @@ class Run:
     folder: Path
     flags: list[str]
 
+    @property
+    def shown_flags(self) -> list[str]:
+        """The flags as files and the screen may show them."""
+        return without_secrets(self.flags)
+
     def results(self) -> dict:
         """all_results.json of the finished run, else {}."""
         return read_json(self.folder / "all_results.json")
@@ -91,23 +108,23 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
     for name in names:
         if name in OURS:
             hint = f"; give --{name} before the --" if hasattr(args, name) else ""
-            raise ValueError(f"-- --{name}: the report sets it for each run{hint}")
+            raise UserError(f"-- --{name}: the report sets it for each run{hint}")
     if not args.model_name_or_path and "config_name" not in names:
-        raise ValueError(
+        raise UserError(
             "--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from scratch)"
         )
     for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
         if len(set(values)) < len(values):
-            raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
+            raise UserError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
     check_folder("--output_dir", args.output_dir)
     groups = [ModelArguments, TaskArguments, FineTuningArguments]
     _, task_args, training_args = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
     for name in ("dry_run", "precompile", "assume_gpu"):
         if getattr(training_args, name):
             hint = "; give --dry_run before the --" if name == "dry_run" else ""
-            raise ValueError(f"-- --{name}: such a run trains no model, and the report has no numbers of it{hint}")
+            raise UserError(f"-- --{name}: such a run trains no model, and the report has no numbers of it{hint}")
     if training_args.eval_strategy == "no":
-        raise ValueError("-- --eval_strategy no: the report is made of the evaluations")
+        raise UserError("-- --eval_strategy no: the report is made of the evaluations. Leave it out")
     return args, more, task_args
 
 
@@ -123,15 +140,15 @@ def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folde
 
 
 def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
-    """All runs, seed after seed, so that the table is complete early. ValueError if one was made with other flags."""
+    """All runs, seed after seed, so that the table is complete early. UserError if one was made with other flags."""
     runs = []
     for seed, task in itertools.product(args.seeds, args.tasks):
         folder = Path(args.output_dir) / task / f"seed_{seed}"
         run = Run(task, seed, folder, flags_of(args, more, task, seed, folder))
         record = folder.with_suffix(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
-        if begun and read_json(record).get("flags") != run.flags:
-            raise ValueError(
+        if begun and read_json(record).get("flags") != run.shown_flags:
+            raise UserError(
                 f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                 "folder, or delete this one"
             )
@@ -176,7 +193,7 @@ def train(run: Run) -> None:
         flags += ["--resume_from_checkpoint", str(checkpoint)]
     elif run.folder.is_dir() and any(run.folder.iterdir()):
         flags.append("--overwrite_output_dir")
-    write_json(run.folder.with_suffix(".json"), {"flags": run.flags})
+    write_json(run.folder.with_suffix(".json"), {"flags": run.shown_flags})
     code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)
     if code == PREEMPTED_EXIT_CODE:
         print(f"{run.task}, seed {run.seed}: told to stop; the same command resumes", flush=True)
@@ -208,7 +225,7 @@ def summed_up(values: dict[int, float]) -> dict:
 
 
 def numbers_of_task(name: str, done: list[Run]) -> dict:
-    """Of a task's finished runs: metrics, score, training rows, flags and times."""
+    """Metrics, score, training rows, flags and times of a task's finished runs."""
     results = {run.seed: run.results() for run in done}
     metrics = {
         metric: summed_up({seed: 100 * numbers[key] for seed, numbers in results.items()})
@@ -221,7 +238,7 @@ def numbers_of_task(name: str, done: list[Run]) -> dict:
         "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in results}),
         "metrics": metrics,
         "training_rows": rows and min(rows, limit or rows),
-        "runs": {run.seed: {"flags": run.flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
+        "runs": {run.seed: {"flags": run.shown_flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
     }
 
 
@@ -306,7 +323,7 @@ def submit(args: ReportArguments, report: dict) -> str:
     best = Path(args.output_dir) / "best"
     best.mkdir(parents=True, exist_ok=True)
     for name, task in report["tasks"].items():
-        first = next(iter(task["metrics"].values()))["seeds"]  # which chose the run's checkpoint too
+        first = next(iter(task["metrics"].values()))["seeds"]  # the metric that chose the run's checkpoint
         link = best / name
         link.unlink(missing_ok=True)
         link.symlink_to(Path("..") / name / f"seed_{max(first, key=first.get)}")
@@ -315,7 +332,7 @@ def submit(args: ReportArguments, report: dict) -> str:
     command += ["--do_predict", "--allow_missing", "--model_name_or_path", str(best / "{task}")]
     command += ["--output_dir", str(folder), "--overwrite_output_dir"]
     command += ["--data_dir", args.data_dir] if args.data_dir else []
-    log.unlink(missing_ok=True)  # of an earlier submission, which may have been partial
+    log.unlink(missing_ok=True)  # an earlier submission may have been partial
     code = execute(command, log)
     if code:
         return f"none: evaluate_t5.py ended with {code}: {last_line(log)} ({log})"
@@ -331,13 +348,17 @@ def main(argv: list[str] | None = None) -> dict:
         runs = planned_runs(args, more)
         if args.dry_run:
             for run in runs:
-                print(shlex.join(["python", "fine_tune_t5.py", *run.flags]))
+                print(shlex.join(["python", "fine_tune_t5.py", *run.shown_flags]))
             return {}
         done = sum(bool(run.results()) for run in runs)
         if not args.report_only and done < len(runs):
             check_data(args, task_args)
     counts = f"{len(runs)} ({len(args.tasks)} tasks x {len(args.seeds)} seeds), {done} of them finished"
-    rows = {"checkpoint": args.model_name_or_path or "scratch", "runs": counts, "flags": shlex.join(more) or None}
+    rows = {
+        "checkpoint": args.model_name_or_path or "scratch",
+        "runs": counts,
+        "flags": shlex.join(without_secrets(more)) or None,
+    }
     start_summary(rows | {"folder": args.output_dir}, "GLUE")
     for number, run in enumerate(runs, start=1):
         if not run.results() and not args.report_only:

@@ -6,11 +6,17 @@ Its parts, each a subclass of the one before: training/row_order.py, saving.py, 
 Legend of shapes: B batch, T target length, C class labels.
 """
 
+import contextlib
+import copy
 import itertools
+import random
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from accelerate.utils import DynamoBackend, gather_object, send_to_device
 from torch import nn
@@ -20,25 +26,28 @@ from torch.utils.data import Dataset
 from transformers import DefaultFlowCallback, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.command_line import exit_on_user_error
+from common.errors import StreamError, UserError
 from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
-from corpora.streams import StreamError
 from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from modeling.loss import compute_loss_in_forward, token_metrics
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
-from tasks.examples import EvaluationTask
 from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of
-from training.preemption import PreemptionCallback
+from training.preemption import EvaluationStopped, PreemptionCallback
 from training.teacher_forcing import score_rows
+
+if TYPE_CHECKING:
+    from tasks.examples import EvaluationTask
 
 
 def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
@@ -58,6 +67,18 @@ def _fit_for_fsdp(model: PreTrainedModel) -> None:
         model.get_input_embeddings = lambda: model.get_decoder().embed_tokens
     there = {type(module).__name__ for module in model.modules()}
     model._no_split_modules = [name for name in model._no_split_modules if name in there]
+
+
+@contextlib.contextmanager
+def kept_random_numbers(device: torch.device) -> Iterator[None]:
+    """Gives the random numbers after the block that would have come without it."""
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
 
 
 class T5Trainer(FiniteTrainer):
@@ -81,7 +102,7 @@ class T5Trainer(FiniteTrainer):
         args: T5TrainingArguments,
         compute_metrics: Callable | None = None,
         class_label_ids: torch.Tensor | None = None,
-        evaluation_tasks: dict[str, EvaluationTask] | None = None,
+        evaluation_tasks: "dict[str, EvaluationTask] | None" = None,
         summarise: Callable[[dict], dict] | None = None,
         train_collator: BucketCollator | PackingCollator | None = None,
         task_record: dict | None = None,
@@ -90,8 +111,8 @@ class T5Trainer(FiniteTrainer):
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
-        if args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = False  # T5 has none; otherwise they are searched at every step
+        if args.ddp_find_unused_parameters is None:  # T5 has none; otherwise they are searched at every step
+            args = args.replaced(ddp_find_unused_parameters=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
@@ -133,7 +154,8 @@ class T5Trainer(FiniteTrainer):
                 "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers"
             )
         self._resumed_from = resume_from_checkpoint
-        self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
+        if resume_from_checkpoint:
+            self.args = self.args.replaced(eval_on_start=False)
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
@@ -144,14 +166,9 @@ class T5Trainer(FiniteTrainer):
         """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. It prints no closing
         line, does not load the best model and does not delete the checkpoint just saved."""
         self._stop_if_non_finite()
+        self._make_owed_evaluation()
         if self.preemption.reason is not None:
-            self.callback_handler.on_train_end(self.args, self.state, self.control)
-            finish_process_group()
-            print_once(
-                f"{self.preemption.reason}; resume with the same command and --resume_from_checkpoint "
-                f"(output: {self.args.output_dir})"
-            )
-            raise SystemExit(PREEMPTED_EXIT_CODE)
+            self._leave()
         best = self.state.best_model_checkpoint
         if not self.args.load_best_model_at_end:  # Trainer would keep only this one, under save_total_limit 1
             self.state.best_model_checkpoint = None
@@ -199,50 +216,79 @@ class T5Trainer(FiniteTrainer):
             told.append(self._save_before_step(place))
         finish_process_group()
         with exit_on_user_error():
-            raise ValueError("; ".join(told))
+            raise UserError("; ".join(told))
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a finished run, also one that early
-        stopping ended (PatienceCallback)."""
+        stopping ended (PatienceCallback). A resumed run first makes the evaluation that it owes."""
+        self._make_owed_evaluation()
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
+        """Overrides Trainer where a signal or the time limit stops a run before or within an evaluation, which may take
+        longer than the job still has: it is saved as it was before it, and owes it to the run that resumes."""
         control = self.control
         if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
             self._stop_if_non_finite()
-        if self.preemption.reason is not None and control.should_save and control.should_evaluate:
-            control.should_evaluate = False  # it may take longer than the run has left: save without it first
+        if self.preemption.reason is not None and control.should_evaluate:
+            control.should_evaluate = False
+            self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+        try:
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
-            control.should_save = control.should_evaluate = True
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
+        except EvaluationStopped:
+            self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+            if self.args.save_strategy != SaveStrategy.NO:
+                self._save_checkpoint(model, None)
+            self._leave()
+
+    def _make_owed_evaluation(self) -> None:
+        """Makes the evaluation before which the checkpoint was saved from which this run resumes, as if that run had
+        gone on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
+        owed, self.owed_evaluation, control = self.owed_evaluation, None, self.control
+        if owed is not None and self.preemption.reason is None:
+            control.should_log, control.should_evaluate, control.should_save = False, True, owed["save_was_due"]
+            where = self.state.epoch, None, time.time()
+            self._maybe_log_save_evaluate(self._tr_loss, None, self.model_wrapped, None, *where)
+
+    def _leave(self) -> None:
+        """Ends a run that a signal or the time limit stopped, with exit code 75."""
+        self.callback_handler.on_train_end(self.args, self.state, self.control)
+        finish_process_group()
+        print_once(self.preemption.reason)
+        raise SystemExit(PREEMPTED_EXIT_CODE)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        """Overrides Trainer, which with `--save_strategy best` saves where this is true, and so not where a run is told
-        to stop after an evaluation that is no better. With `--load_best_model_at_end` only evaluations of steps that
-        are saved count: after a better one between them Trainer would end with an older checkpoint or the last weights.
+        """Overrides Trainer: with `--load_best_model_at_end` only evaluations of steps that are saved count. After a
+        better one between them Trainer would end with an older checkpoint or the last weights.
         A metric that needs rows of a kind that is not there, as of one corpus or denoiser, is the user's error."""
         with exit_on_user_error():
             key = best_metric_key(self.args)
             if key is not None and key not in metrics:
-                raise ValueError(
+                raise UserError(
                     f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
                     "row for it; give another metric, or more validation rows"
                 )
         saves_the_best = self.args.save_strategy == SaveStrategy.BEST
         if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
             return False
-        return super()._determine_best_metric(metrics, trial) or self.preemption.reason is not None
+        return super()._determine_best_metric(metrics, trial)
 
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset: Dataset | dict | str | None = None, *args, **kwargs) -> dict[str, float]:
-        """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`."""
+        """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`. The
+        random numbers of the training go on as if there had been no evaluation."""
+        with kept_random_numbers(self.args.device), self._undone_if_stopped():
+            return self._evaluate_task(eval_dataset, *args, **kwargs)
+
+    def _evaluate_task(self, eval_dataset: Dataset | dict | str | None, *args, **kwargs) -> dict[str, float]:
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
-            self.args.predict_with_generate, self._max_length = task.predict_with_generate, task.max_length
+            self.args = self.args.replaced(predict_with_generate=task.predict_with_generate)
+            self._max_length = task.max_length
         metrics = super().evaluate(eval_dataset, *args, **kwargs)
         if eval_dataset is None and self.summarise is not None:
             summary = self.summarise(metrics)
@@ -250,6 +296,21 @@ class T5Trainer(FiniteTrainer):
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, summary)
             metrics |= summary
         return metrics
+
+    @contextlib.contextmanager
+    def _undone_if_stopped(self) -> Iterator[None]:
+        """Where an evaluation is stopped, takes back what those of its data sets that were finished have left in the
+        state of the run and of its callbacks, such as the patience: the resumed run evaluates all of them again."""
+        before, callbacks = copy.copy(self.state), self.callback_handler.callbacks
+        before.log_history = [*before.log_history]
+        exported = [(c, c.state()["attributes"]) for c in callbacks if isinstance(c, ExportableState)]
+        try:
+            yield
+        except EvaluationStopped:
+            self.state = before
+            for callback, attributes in exported:
+                vars(callback).update(attributes)
+            raise
 
     def _search(self) -> dict:
         """The arguments of `generate`. They are not in the model's generation_config, which every checkpoint saves."""

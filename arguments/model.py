@@ -3,7 +3,7 @@
 import importlib.util
 from dataclasses import dataclass
 
-from common.command_line import check_value, option, refuse
+from common.command_line import check_rules, check_value, option, refuse
 from constants import ATTENTION_IMPLEMENTATIONS, LEAST_VOCAB_SIZE, MODEL_SHAPES
 
 # Limits of a newly trained tokenizer: its letters need room beside the sentinels.
@@ -25,6 +25,9 @@ class ModelArguments:
     tokenizer_name: str | None = option(None, "Folder, Hub name, .model file. Not set: the checkpoint's, or a new one.")
     vocab_size: int = option(4096, "Size of a new tokenizer, or number of different ready-made ids.", at_least=2)
     byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if needed.")
+    most_unknown: float = option(
+        0.1, "Largest share of <unk> among the tokens that a run trains on.", above=0, at_most=1
+    )
     train_only: str | None = option(None, "Train only weights whose names match this pattern, such as cross_attn.")
     dropout_rate: float | None = option(None, "Not set: 0 in pre-training, else the model's.", at_least=0, below=1)
     attn_implementation: str | None = option(
@@ -33,17 +36,28 @@ class ModelArguments:
     lora_rank: int | None = option(None, "Train only LoRA matrices of this rank. Not set: all weights.", at_least=1)
 
 
+_RULES = (
+    (
+        "config_name config_overrides",
+        lambda args: args.model_name_or_path,
+        "is for a new model, and --model_name_or_path {model_name_or_path} has its own shape: leave one of them out",
+    ),
+    (
+        "vocab_size byte_fallback",
+        lambda args: args.tokenizer_name or args.model_name_or_path,
+        "is for a new tokenizer, and --tokenizer_name or --model_name_or_path brings one: leave it out",
+    ),
+    (
+        "lora_rank",
+        lambda _: importlib.util.find_spec("peft") is None,
+        "needs peft: pip install -r requirements/lora.txt",
+    ),
+)
+
+
 def check_model(args: ModelArguments, own_ids: bool = False) -> None:
-    """ValueError for contradictions among the model's flags. own_ids: the data are ready-made ids."""
-    if args.model_name_or_path and args.config_name:
-        raise ValueError("--model_name_or_path and --config_name exclude each other: a checkpoint brings its own shape")
-    if args.model_name_or_path and args.config_overrides:
-        raise ValueError("--config_overrides changes a new model's shape; --model_name_or_path has one already")
-    only_trained = "is for a tokenizer that is trained when none is given"
-    if given := args.tokenizer_name or args.model_name_or_path:
-        refuse(args, "vocab_size byte_fallback", f"{only_trained}; {given} brings its own")
+    """UserError for contradictions among the model's flags. own_ids: the data are ready-made ids."""
+    check_rules(args, _RULES)
     if own_ids:
-        refuse(args, "byte_fallback", f"{only_trained}; ready-made ids need none")
-    if args.lora_rank and importlib.util.find_spec("peft") is None:
-        raise ValueError(f"--lora_rank {args.lora_rank}: needs peft: pip install -r requirements/lora.txt")
+        refuse(args, "byte_fallback", "is for a new tokenizer, and ready-made ids need none: leave it out")
     check_value("vocab_size", args.vocab_size, dict(at_least=2, at_most=2**21) if own_ids else LEAST_VOCABULARY)

@@ -23,7 +23,7 @@ SHAPES = _MADE | {  # for these the two columns are source and target
     "inputs_targets": ("inputs", "targets"),  # FLAN
 }
 _METRICS = {"class": ["accuracy", "f1_macro"], "number": ["pearson", "spearman"], "text": ["rougeL", "bleu"]}
-_LENGTHS = {"class": (512, 8), "number": (512, 8), "text": (512, 128)}
+_LENGTHS = {"class": (512, 8), "number": (512, 16), "text": (512, 128)}
 SOURCES = ("train_file", "source_file", "hub_dataset", "validation_file", "validation_source_file")
 _DESCRIBING = (
     "source_column",
@@ -32,6 +32,7 @@ _DESCRIBING = (
     "source_prefix",
     "target_type",
     "labels",
+    "positive_label",
     "metrics",
     "record_shape",
     "records",
@@ -123,7 +124,8 @@ def own_entry(args: Any) -> dict:
     kind = args.target_type or ("class" if args.labels else "text")
     source_length, target_length = _LENGTHS[kind]
     entry = dict(prefix=prefix_of(args.source_prefix), **_columns(args), target_type=kind, labels=args.labels)
-    entry |= dict(metrics=args.metrics or _METRICS[kind], records=args.records, skip_where=_skipped(args))
+    entry |= dict(positive_label=args.positive_label, metrics=args.metrics or _METRICS[kind])
+    entry |= dict(records=args.records, skip_where=_skipped(args))
     entry |= dict(hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None, files=_files(args))
     entry |= dict(held_out=args.validation_split_percentage)
     entry |= dict(max_source_length=args.max_source_length or source_length)

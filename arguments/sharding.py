@@ -3,13 +3,31 @@
 `args` are T5TrainingArguments, whose module imports this one.
 """
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from common.errors import UserError
 from common.processes import print_once
 from constants import NOT_UNDER_FSDP, NOT_UNDER_ZERO
+
+_EXAMPLE = "zero_stage2_config.json"
+# {place in DeepSpeed's file: the flag that says the same}; the sections optimizer and scheduler have functions below
+_FLAGS_IN_FILE = {
+    "bf16.enabled": "bf16",
+    "gradient_clipping": "max_grad_norm",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+}
+# {DeepSpeed's schedule: (--lr_scheduler_type, its key for the share of the peak at the last step, that key's default)}
+_SCHEDULES = {
+    "WarmupLR": ("constant_with_warmup", None, None),
+    "WarmupDecayLR": ("linear", None, 0.0),
+    "WarmupCosineLR": ("cosine", "cos_min_ratio", 1e-4),
+}
 
 
 def zero_stage(args: Any) -> int:
@@ -24,78 +42,205 @@ def wants_fsdp(args: Any) -> bool:
 
 
 def check_fsdp(args: Any) -> None:
-    """ValueError for settings of FSDP that are not supported here."""
+    """UserError for settings of FSDP that are not supported here."""
     if args.deepspeed:
-        raise ValueError("--fsdp and --deepspeed exclude each other: both shard the model")
+        raise UserError("--fsdp and --deepspeed exclude each other: both shard the model")
     if args.world_size <= 1:
-        raise ValueError(
+        raise UserError(
             "--fsdp shards a model over several processes, and this is the only one: start them with "
             "accelerate launch or torchrun"
         )
     config = args.fsdp_config or {}
     version = str(config.get("version", os.environ.get("FSDP_VERSION", "2")))
     if version != "2":
-        raise ValueError(f"FSDP version {version}: must be 2 (launch/fsdp2.yaml is a configuration that works)")
+        raise UserError(f"FSDP version {version}: must be 2 (launch/fsdp2.yaml is a configuration that works)")
     kind = str(config.get("state_dict_type", os.environ.get("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")))
     if kind != "FULL_STATE_DICT":
-        raise ValueError(
+        raise UserError(
             f"FSDP's state_dict_type {kind}: must be FULL_STATE_DICT, which is saved as an ordinary Hugging Face folder"
         )
 
 
 def take_from_accelerate(args: Any) -> None:
     """Turns the settings of `accelerate launch` into flags; transformers would apply them without our checks and plan.
-    ValueError for unsupported settings."""
+    UserError for unsupported settings."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if args.bf16 is None and precision == "bf16":
         args.bf16, args.given = True, args.given | {"bf16"}
     elif args.bf16 is None and precision != "no":
-        raise ValueError(
+        raise UserError(
             f"accelerate's mixed_precision {precision}: T5 trains in bfloat16 or float32; make it "
             "bf16 or no, or give --bf16"
         )
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true" and not args.deepspeed:
-        args.deepspeed = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-        if args.deepspeed in (None, "none"):
-            raise ValueError(
+        args.deepspeed = _file_of_accelerate()
+        if args.deepspeed is None:
+            raise UserError(
                 "accelerate's configuration asks for DeepSpeed without a deepspeed_config_file: name "
                 "one there, such as zero_stage2_config.json, or give --deepspeed"
             )
 
 
-def take_deepspeed_file(args: Any) -> None:
-    """Prepares the file of `--deepspeed` for T5Trainer. ValueError if it overrides or contradicts the flags."""
-    config = args.hf_deepspeed_config.config
-    if own := [name for name in ("optimizer", "scheduler") if name in config]:
-        raise ValueError(
-            f"--deepspeed {args.deepspeed}: its section {own[0]} would override --optim, "
-            "--learning_rate and --lr_scheduler_type: remove it"
+def read_deepspeed(path: str) -> dict:
+    """The content of the JSON file of `--deepspeed`."""
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or f"not JSON: {error}"
+        raise UserError(f"--deepspeed {path}: {reason}. Name DeepSpeed's JSON file, such as {_EXAMPLE}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"--deepspeed {path}: holds no mapping. {_EXAMPLE} is one that works")
+    return config
+
+
+def flags_of_deepspeed(values: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """{flag: value} that the file of `--deepspeed` says, which is taken as if the flags said it; "auto" says nothing.
+
+    values: of all flags. given: names of those that the command line or the recipe sets. UserError if one of them says
+    otherwise.
+
+    {"gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}}
+    -> {"max_grad_norm": 0.5, "optim": "adamw_torch", "learning_rate": 3e-5}
+    """
+    path = values["deepspeed"] or _file_of_accelerate()
+    if path is None:
+        return {}
+    config = read_deepspeed(path)
+    said = {flag: _value_at(config, place) for place, flag in _FLAGS_IN_FILE.items()}
+    said |= _optimizer_flags(path, config.get("optimizer")) | _schedule_flags(path, config.get("scheduler"))
+    said = {flag: value for flag, value in said.items() if value not in (None, "auto")}
+    for flag in said.keys() & given:
+        if values[flag] != said[flag]:
+            raise UserError(
+                f"--{flag} {values[flag]}: the file of --deepspeed, {path}, says {said[flag]}. "
+                'Leave the flag out, or write "auto" in the file'
+            )
+    return said | _accumulation(path, config, values | said, "gradient_accumulation_steps" in given)
+
+
+def _file_of_accelerate() -> str | None:
+    """The deepspeed_config_file of `accelerate launch`, if it asks for DeepSpeed."""
+    asks = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") if asks else "none"
+    return None if path == "none" else path
+
+
+def _value_at(config: dict, place: str) -> Any:
+    """({"bf16": {"enabled": True}}, "bf16.enabled") -> True; None if it is not there."""
+    for key in place.split("."):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def _optimizer_flags(path: str, section: dict | None) -> dict[str, Any]:
+    """Flags that the section `optimizer` stands for."""
+    if section is None:
+        return {}
+    if section.get("type") != "AdamW":
+        raise UserError(
+            f"--deepspeed {path}: optimizer {section.get('type')} is not taken from the file. "
+            "Make it AdamW, or remove the section and give --optim"
         )
+    params = section.get("params", {})
+    betas = params.get("betas")
+    beta1, beta2 = betas if isinstance(betas, list) else (None, None)
+    return {
+        "optim": "adamw_torch",
+        "learning_rate": params.get("lr"),
+        "adam_beta1": beta1,
+        "adam_beta2": beta2,
+        "adam_epsilon": params.get("eps"),
+        "weight_decay": params.get("weight_decay"),
+    }
+
+
+def _schedule_flags(path: str, section: dict | None) -> dict[str, Any]:
+    """Flags that the section `scheduler` stands for. A warm-up is linear here, as with DeepSpeed's warmup_type linear;
+    it begins, and a decay ends, where DeepSpeed's does."""
+    if section is None:
+        return {}
+    if section.get("type") not in _SCHEDULES:
+        raise UserError(
+            f"--deepspeed {path}: scheduler {section.get('type')} is not taken from the file. Make it one of "
+            f"{', '.join(_SCHEDULES)}, or remove the section and give --lr_scheduler_type"
+        )
+    schedule, ends_at, last = _SCHEDULES[section["type"]]
+    params = section.get("params", {})
+    peak, first = params.get("warmup_max_lr"), params.get("warmup_min_lr", 0)
+    flags = {
+        "lr_scheduler_type": schedule,
+        "warmup_steps": params.get("warmup_num_steps"),
+        "max_steps": params.get("total_num_steps"),
+        "warmup_start_factor": first / peak if isinstance(peak, float) and first != "auto" else 0.0,
+        "final_learning_rate_factor": params.get(ends_at, last),
+    }
+    return flags | ({} if peak is None else {"learning_rate": peak})
+
+
+def _accumulation(path: str, config: dict, values: dict, is_given: bool) -> dict[str, int]:
+    """Forward passes of a step that has the file's train_batch_size, if it names one."""
+    wanted = config.get("train_batch_size", "auto")
+    if wanted == "auto":
+        return {}
+    once = values["per_device_train_batch_size"] * int(os.environ.get("WORLD_SIZE", "1"))
+    says_both = is_given or config.get("gradient_accumulation_steps", "auto") != "auto"
+    steps = values["gradient_accumulation_steps"] if says_both else max(1, wanted // once)
+    if steps * once != wanted:
+        raise UserError(
+            f"--deepspeed {path}: train_batch_size {wanted} is not what the flags make, {steps * once:,} sequences a "
+            'step. Write "auto" there, or change --per_device_train_batch_size and --gradient_accumulation_steps'
+        )
+    return {"gradient_accumulation_steps": steps}
+
+
+def completed_deepspeed(path: str) -> dict:
+    """The file's content, with "auto" where it lacks what a flag decides, and without what only flags decide."""
+    config = read_deepspeed(path)
+    for name in ("optimizer", "scheduler"):  # they are flags by now
+        config.pop(name, None)
+    for name in (
+        "gradient_clipping",  # DeepSpeed would clip at 1
+        "gradient_accumulation_steps",
+        "train_micro_batch_size_per_gpu",
+        "train_batch_size",
+    ):
+        config.setdefault(name, "auto")
+    config.setdefault("bf16", {}).setdefault("enabled", "auto")
+    config.setdefault("zero_allow_untested_optimizer", True)
+    # Otherwise accelerate replaces any optimizer whose state is offloaded with DeepSpeed's Adam.
+    config.setdefault("zero_force_ds_cpu_optimizer", False)
+    zero, gather = config.get("zero_optimization", {}), "stage3_gather_16bit_weights_on_model_save"
+    if zero.get("stage") == 3 and not zero.get(gather):
+        print_once(f"--deepspeed {path}: {gather} is set to true, without which no model would be saved")
+        zero[gather] = True
+    return config
+
+
+def check_deepspeed(args: Any) -> None:
+    """UserError if the file of `--deepspeed` contradicts the flags."""
     if differ := [text.removeprefix("- ds ") for text in args.hf_deepspeed_config.mismatches]:
-        raise ValueError(
+        raise UserError(
             f"--deepspeed {args.deepspeed}: differs from the flags ({'; '.join(differ)}): write "
             '"auto" there, and give the flags'
         )
-    # Otherwise accelerate replaces any optimizer whose state is offloaded with DeepSpeed's Adam.
-    config.setdefault("zero_force_ds_cpu_optimizer", False)
     # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
     # DeepSpeed shards them later, when T5Trainer has set this again.
     unset_hf_deepspeed_config()
 
 
 def choose_optimizer(args: Any, default: str) -> None:
-    """Sets the optimizer if none is given. ValueError for one that does not work on sharded weights."""
+    """Sets the optimizer if none is given. UserError for one that does not work on sharded weights."""
     sharding = "FSDP2" if wants_fsdp(args) else f"ZeRO-{zero_stage(args)}"
     refused = NOT_UNDER_FSDP if wants_fsdp(args) else NOT_UNDER_ZERO.get(zero_stage(args), ())
     instead = "adamw_torch" if default in refused else default
     if args.optim in refused:
-        raise ValueError(
+        raise UserError(
             f"--optim {args.optim}: it does not work on {sharding}'s slices of the weights; use --optim "
             f"{instead} (its learning rate may differ)"
         )
     if args.optim is None and instead != default:
         if args.learning_rate is not None:
-            raise ValueError(
+            raise UserError(
                 f"--learning_rate {args.learning_rate:g}: is for the default optimizer "
                 f"{default}, which {sharding} does not support; add --optim {instead} if the rate "
                 "is meant for it, or leave the rate out"

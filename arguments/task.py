@@ -7,6 +7,7 @@ from pathlib import Path
 from arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
 from arguments.text import LONGEST, MOST_PROCESSES
 from common.command_line import check_folder, comma_words, did_you_mean, option, refuse
+from common.errors import UserError
 from constants import DATASET_VALS
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 
@@ -48,6 +49,7 @@ class TaskArguments:
     source_prefix: str | None = option(None, 'Own pairs: put before each source, such as "summarize: ".')
     target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
     labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: the rows' classes.")
+    positive_label: str | None = option(None, "Own pairs: class that f1 is of. Not set: the second of --labels.")
     metrics: list[str] | None = option(None, "Own pairs: such as rougeL,bleu; the first chooses the best model.")
     record_shape: str | None = option(None, "Own pairs: shape of the records. Not set: found.", choices=SHAPES)
     records: str | None = option(None, "Own pairs: field that holds the rows, such as data.qas; * is any.")
@@ -76,7 +78,7 @@ class TaskArguments:
     def __post_init__(self):
         if self.task:
             if self.benchmark or self.dataset_name:
-                raise ValueError(f"--task {self.task}: names what --benchmark and --dataset_name do: give one spelling")
+                raise UserError(f"--task {self.task}: names what --benchmark and --dataset_name do. Give one spelling")
             self.benchmark, self.dataset_name = split_task(self.task)
             self.task = None
         for name in ("train_file", "validation_file"):
@@ -90,14 +92,14 @@ class TaskArguments:
 
 def split_task(text: str) -> tuple[str, str]:
     """(--benchmark, --dataset_name) of --task: "glue/cola,glue/rte" -> ("glue", "cola,rte"). Tasks of other benchmarks
-    keep theirs: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). ValueError for an unknown task."""
+    keep theirs: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). UserError for an unknown task."""
     words = comma_words(text)
     known = [f"{benchmark}/{name}" for benchmark, tasks in DATASET_VALS.items() for name in (*tasks, "all")]
     for word in words:
         if word not in (*known, OWN):
             near = [name for name in known if name.endswith(f"/{word}")]
             hint = f" (did you mean {' or '.join(near)}?)" if near else did_you_mean(word, known, most=2)
-            raise ValueError(f"--task {word}: no task of DATASET_VALS (constants.py){hint}; {_HUB_PAIRS}")
+            raise UserError(f"--task {word}: no task of DATASET_VALS (constants.py){hint}; {_HUB_PAIRS}")
     first = next((word.partition("/")[0] for word in words if word != OWN), None)
     return first, ",".join(word.removeprefix(f"{first}/") for word in words)
 
@@ -110,7 +112,7 @@ def task_arguments(values: dict) -> TaskArguments:
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
     """{name: entry} of all tasks that the flags name, including own pairs; sets --benchmark and --dataset_name to their
-    names. ValueError for contradictions among the flags and for missing files."""
+    names. UserError for contradictions among the flags and for missing files."""
     if names_own_pairs(args):
         named = comma_words(args.dataset_name or OWN)
         args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
@@ -119,7 +121,7 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
     names = task_names(args.benchmark, args.dataset_name)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"--dataset_name {args.dataset_name}: {twice[0]} occurs twice")
+        raise UserError(f"--dataset_name {args.dataset_name}: {twice[0]} occurs twice. Name it once")
     if names == [OWN]:
         refuse(args, "data_dir", "is for named tasks; the files of your pairs are named themselves")
     tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
@@ -149,7 +151,7 @@ def task_names(benchmark: str, text: str) -> list[str]:
 
 
 def find_entry(benchmark: str, name: str) -> dict:
-    """The entry of a task of the benchmark, or of another: ("glue", "super_glue/rte"). ValueError if there is none."""
+    """The entry of a task of the benchmark, or of another: ("glue", "super_glue/rte"). UserError if there is none."""
     other, _, rest = name.rpartition("/")
     if other in DATASET_VALS and other != benchmark:
         benchmark, name = other, rest
@@ -160,7 +162,7 @@ def find_entry(benchmark: str, name: str) -> dict:
             elsewhere = [f"--task {other}/{value}" for other, named in DATASET_VALS.items() if value in named]
             hint = f" (did you mean {' or '.join(elsewhere)}?)" if elsewhere and not hint else hint
             more = f"; {_HUB_PAIRS}" if "/" in value or flag == "--dataset_name" and not hint else ""
-            raise ValueError(f"{flag} {value}: not in DATASET_VALS{hint}; available: {', '.join(known)}{more}")
+            raise UserError(f"{flag} {value}: not in DATASET_VALS{hint}; available: {', '.join(known)}{more}")
     return tasks[name]
 
 
@@ -174,7 +176,7 @@ def _named_entry(args: TaskArguments) -> dict:
 
 
 def check_task(args: TaskArguments) -> dict:
-    """The entry of the one task in --dataset_name, with the lengths that flags name. ValueError for missing files."""
+    """The entry of the one task in --dataset_name, with the lengths that flags name. UserError for missing files."""
     if args.dataset_name == OWN:
         check_own_pairs(args)
         task, suffixes, hint = own_entry(args), ROW_SUFFIXES, "; parallel lines: --source_file and --target_file"
@@ -184,13 +186,13 @@ def check_task(args: TaskArguments) -> dict:
     for flag in ("train_file", "validation_file"):
         for file in expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES if is_text else ROW_SUFFIXES):
             if not is_text and data_suffix(file) not in suffixes:
-                raise ValueError(
+                raise UserError(
                     f"--{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and "
                     f".gz, .xz ...){hint}"
                 )
     check_folder("--data_cache_dir", args.data_cache_dir)
     if args.data_dir and not Path(args.data_dir).is_dir():
-        raise ValueError(f"--data_dir {args.data_dir}: no such folder")
+        raise UserError(f"--data_dir {args.data_dir}: no such folder. Name the one with the task's files")
     if "builtin" in task:
         refuse(
             args,

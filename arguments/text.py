@@ -1,11 +1,10 @@
 """Which text, and how it is corrupted: flags and their checks."""
 
-import os
 from dataclasses import dataclass
 
-from common.command_line import check_folder, option, refuse
+from common.command_line import check_folder, check_rules, option, refuse
 from common.errors import UserError
-from common.processes import print_once
+from common.processes import cores_here, print_once
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from corpora.own_ids import corpus_files
@@ -53,7 +52,7 @@ class PreTrainingDataArguments:
     packing: str = option("chunks", "Rows of running text, or of separate documents.", choices=PACKINGS)
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
-        os.cpu_count() or 1, "Threads that tokenise; processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
+        cores_here(), "Threads that tokenise; processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
     )
     data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached tokens, keyed by the text's contents.")
     overwrite_cache: bool = option(False, "Tokenise again even if the cache holds this text.")
@@ -63,49 +62,66 @@ class PreTrainingDataArguments:
             self.eos_between_documents = self.packing == "documents"
 
 
-def check_pre_training_data(args: PreTrainingDataArguments) -> None:
-    """ValueError for contradictions among the flags of text and corruption, and for missing files."""
-    if args.dataset_name and args.train_file:
-        raise ValueError("--dataset_name and --train_file exclude each other: name one source of text")
-    if args.validation_file and not args.train_file:
-        raise ValueError("--validation_file needs --train_file")
-    if args.dataset_config_name and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--dataset_config_name needs the Hub name of a data set in --dataset_name")
+def _without_hub_name(args: PreTrainingDataArguments) -> bool:
+    return args.dataset_name in (None, BUILTIN_CORPUS)
+
+
+_HELD_OUT = "validation_split_percentage validation_split_count"
+_RULES = (
+    ("dataset_name", lambda args: args.train_file, "and --train_file exclude each other: name one source of text"),
+    (
+        "dataset_config_name",
+        _without_hub_name,
+        "is for a data set of the Hub: name it with --dataset_name, or leave this out",
+    ),
+    (
+        "noise_density mean_noise_span_length",
+        lambda args: args.objective != "span_corruption",
+        "is for --objective span_corruption; those of {objective} stand in DENOISERS (constants.py)",
+    ),
+    (
+        "packing",
+        lambda args: args.objective != "span_corruption",
+        "needs --objective span_corruption: examples of {objective} have fixed lengths, not those of documents",
+    ),
+    (
+        "eos_between_documents",
+        lambda args: args.packing == "documents" and not args.eos_between_documents,
+        "--packing documents finds documents by the EOS between them; leave it out",
+    ),
+    (
+        _HELD_OUT,
+        lambda args: args.streaming,
+        "the length of a stream is not known; its first documents are held out, for --max_eval_samples chunks, or give "
+        "--validation_file",
+    ),
+    (
+        _HELD_OUT,
+        lambda args: args.validation_file,
+        "holds out training text when there is no --validation_file; give one of them",
+    ),
+    (
+        "validation_split_percentage",
+        lambda args: args.validation_split_count is not None,
+        "excludes --validation_split_count: give one of them",
+    ),
+    (
+        "input_ids_column",
+        lambda args: not args.train_file and _without_hub_name(args),
+        "name the files of ids with --train_file, or a data set of ids with --dataset_name",
+    ),
+)
+
+
+def check_pre_training_data(args: PreTrainingDataArguments, evaluates: bool = False) -> None:
+    """UserError for contradictions among the flags of text and corruption, and for missing files. evaluates: no text
+    is trained on."""
+    check_rules(args, _RULES)
+    if not args.train_file and not evaluates:
+        refuse(args, "validation_file", "is held against --train_file: name the training text too")
     if not args.text_column:
-        raise ValueError("--text_column: must be the name of a column")
-    if args.objective != "span_corruption":
-        refuse(
-            args,
-            "noise_density mean_noise_span_length",
-            f"is for --objective span_corruption; those of {args.objective} stand in DENOISERS (constants.py)",
-        )
-    if args.packing == "documents" and args.objective != "span_corruption":
-        raise ValueError(
-            f"--packing documents needs --objective span_corruption: examples of {args.objective} have "
-            "fixed lengths, not those of documents"
-        )
-    if args.packing == "documents" and not args.eos_between_documents:
-        raise ValueError(
-            "--eos_between_documents false: --packing documents finds documents by the EOS between them; leave it out"
-        )
-    both = "validation_split_percentage validation_split_count"
-    if args.streaming:
-        refuse(
-            args,
-            both,
-            "the length of a stream is not known; its first documents are held out, for "
-            "--max_eval_samples chunks, or give --validation_file",
-        )
-    if args.validation_file:
-        refuse(args, both, "holds out training text when there is no --validation_file; give one of them")
-    if args.validation_split_count is not None:
-        refuse(args, "validation_split_percentage", "excludes --validation_split_count: give one of them")
+        raise UserError("--text_column '': must be the name of a column, such as text")
     check_folder("--data_cache_dir", args.data_cache_dir)
-    if args.input_ids_column and not args.train_file and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise UserError(
-            f"--input_ids_column {args.input_ids_column}: name the files of ids with --train_file, or a data set of "
-            "ids with --dataset_name"
-        )
     trained = corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], args)
     held_out = corpus_files("--validation_file", args.validation_file or [], args)
     for file in sorted({file.resolve() for file in trained} & {file.resolve() for file in held_out}):

@@ -1,5 +1,7 @@
 """Flags of training: those of transformers and ours, and their checks."""
 
+import copy
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -12,9 +14,11 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from arguments.sharding import (
+    check_deepspeed,
     check_fsdp,
     choose_optimizer,
-    take_deepspeed_file,
+    completed_deepspeed,
+    flags_of_deepspeed,
     take_from_accelerate,
     wants_fsdp,
     zero_stage,
@@ -24,6 +28,7 @@ from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import (
     check_limits,
     check_repository_name,
+    check_rules,
     check_value,
     did_you_mean,
     option,
@@ -32,11 +37,11 @@ from common.command_line import (
 from common.errors import UserError
 from common.processes import (
     announce_deepspeed_build,
-    end_with_parent,
+    check_open_files,
+    first_of_node_first,
     has_accelerator,
     lacks_compiler,
     print_once,
-    processes_here,
 )
 from common.reports import is_secret
 from constants import (
@@ -125,6 +130,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "weight_decay": dict(help="Weight decay, except of biases and layer norms.", at_least=0, at_most=1000),
     }
 
+    fill_in = staticmethod(flags_of_deepspeed)
+
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start a new run in an --output_dir with files of an earlier run.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
@@ -173,14 +180,14 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
-            raise ValueError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
+            raise UserError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
         check_limits(self)  # before transformers, whose messages differ
         refuse(self, _NOT_IN_T5TRAINER, "T5Trainer does not use it: leave it out")
         if self.report_to is None:
             self.report_to = _default_trackers()
         if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, SaveStrategy.BEST):
             evaluates, saves = (getattr(value, "value", value) for value in (self.eval_strategy, self.save_strategy))
-            raise ValueError(
+            raise UserError(
                 f"--eval_strategy {evaluates}, --save_strategy {saves}: --load_best_model_at_end requires "
                 "the same value for both: give it, or --load_best_model_at_end false (fine-tuning has true)"
             )
@@ -188,11 +195,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
         if not has_accelerator():
             self.use_cpu = True  # otherwise there is no backend, and every launched process would run alone
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it looks for one
-            if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
-                # `accelerate launch` gives a process one thread by default, but here it may use its cores.
-                torch.set_num_threads(cores_of_a_process())
             self.dataloader_pin_memory = False
+        if self.use_cpu and self.ddp_backend == "nccl":
+            raise UserError("--ddp_backend nccl: is for GPUs, and this run is on the CPU. Leave it out, or give gloo")
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = 0  # until runs/speed.py chooses
         if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
@@ -206,17 +211,18 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         self.__dict__.update(_LEFT_OPEN)
         if self.deepspeed and self.use_cpu:
             announce_deepspeed_build()
+        path = self.deepspeed
+        self.deepspeed = completed_deepspeed(path) if path else None
         try:
             super().__post_init__()
         except (ValueError, TypeError, OSError) as error:  # transformers checks its own flags, such as a JSON file
             raise UserError(" ".join(str(error).split())) from None
+        self.deepspeed = path
         self.mixed_precision = "bf16" if self.bf16 else "no"  # a flag overrides what `accelerate launch` says
         for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # transformers 5.23 has done the same
             new = old.replace("gradient", "activation")
             value = getattr(self, old) if getattr(self, new) is None else getattr(self, new)
             self.__dict__.update({old: value, new: value})
-        if "ACCELERATE_USE_CPU" in os.environ and self.world_size == 1:
-            end_with_parent()
         if self.n_gpu > 1:  # torch's DataParallel: slower than a process for each GPU, and not tested
             print_once(
                 f"this process uses one of {self.n_gpu} GPUs: start it with torchrun --nproc_per_node "
@@ -225,17 +231,21 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             self._n_gpu = 1
         self.__dict__.update(asked)
         if getattr(self, "hf_deepspeed_config", None) is not None:
-            take_deepspeed_file(self)
+            check_deepspeed(self)
+
+    def replaced(self, **values: Any) -> "T5TrainingArguments":
+        """A copy with other values of these flags; what transformers derived from the others stays."""
+        other = copy.copy(self)
+        other.__dict__.update(values)
+        return other
+
+    def main_process_first(self, local: bool = True, desc: str = "work"):  # noqa: ARG002
+        """Overrides TrainingArguments: its barrier ends all ranks where tokenising takes half an hour."""
+        return first_of_node_first()
 
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields but secrets."""
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
-
-
-def cores_of_a_process() -> int:
-    """CPU cores for each process of this machine, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // processes_here())
 
 
 def has_bf16() -> bool:
@@ -291,31 +301,143 @@ class FineTuningArguments(T5TrainingArguments):
     packing: bool = option(False, "Put several examples into a row, masked apart. Not set: --speed decides.")
 
 
+_ONE_SHAPE = "a stream's batches are cut on the fly, all of one size: leave it out, or --streaming"
+_RULES = (
+    (
+        "do_predict",
+        lambda _: True,
+        "this script trains; then predict_t5.py answers new inputs, and evaluate_t5.py --do_predict a task's test rows",
+    ),
+    (
+        "deepspeed",
+        lambda args: "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None,
+        "needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python",
+    ),
+    ("hub_model_id", lambda args: not args.push_to_hub, "nothing is uploaded without --push_to_hub: give both"),
+    ("assume_gpu", lambda args: not args.dry_run, "only plans for another machine: add --dry_run"),
+    ("trackio_static_space_id", lambda _: True, "not made here; after the run, `trackio sync --sdk static` does it"),
+    (
+        "early_stopping_patience",
+        lambda args: not (args.load_best_model_at_end and args.metric_for_best_model),
+        "needs --load_best_model_at_end: give both",
+    ),
+    ("bf16_residual", lambda args: not args.bf16, "needs --bf16: in float32 there is nothing to cast"),
+    (
+        "torch_compile loss_chunk_size",
+        lambda args: zero_stage(args) == 3 or wants_fsdp(args),
+        "not with ZeRO-3 or --fsdp, which gather a module's weights only when it runs; ZeRO-2 works",
+    ),
+    (
+        "auto_find_batch_size",
+        lambda _: True,
+        "leave it out: the memory plan chooses the micro-batch unless --per_device_train_batch_size is given, and "
+        "--gradient_accumulation_steps keeps the global batch",
+    ),
+    (
+        "train_sampling_strategy",
+        lambda args: getattr(args, "length_buckets", 0),
+        "--length_buckets orders the rows itself, in batches of a fixed number of rows: leave one of them out",
+    ),
+    (
+        "length_buckets torch_compile",
+        lambda args: getattr(args, "packing", False),
+        "not with --packing true, which gives every batch a shape of its own: leave one of them out",
+    ),
+    (
+        "torch_compile_mode",
+        lambda args: args.torch_compile_mode in CUDA_GRAPHS and args.gradient_accumulation_steps > 1,
+        "its CUDA graphs write a forward pass's gradients over those of the one before; give "
+        "--gradient_accumulation_steps 1 instead of {gradient_accumulation_steps}, or leave the mode out",
+    ),
+    ("precompile", lambda args: not args.torch_compile, "fills the cache of --torch_compile: give both"),
+    # Rules of schedules, which are chosen by then.
+    (
+        "warmup_start_factor final_learning_rate_factor",
+        lambda args: args.lr_scheduler_kwargs,
+        "--lr_scheduler_kwargs asks for transformers' {lr_scheduler_type}, which has no such factor: leave it out",
+    ),
+    (
+        "lr_scheduler_type",
+        lambda args: args.lr_scheduler_type in BY_METRIC and args.eval_strategy == IntervalStrategy.NO,
+        "follows the evaluations, and --eval_strategy no asks for none: give --eval_strategy steps",
+    ),
+)
+# These hold for flags that are given with their default values too.
+_GIVEN_RULES = (
+    (
+        "fsdp_config",
+        lambda args: "fsdp_config" in args.given and not wants_fsdp(args),
+        "has an effect only with --fsdp: give both",
+    ),
+    (
+        "do_train do_eval",
+        lambda args: not args.do_train and args.given & {"do_train", "do_eval"},
+        "this script trains: leave it out; evaluate_t5.py evaluates a checkpoint",
+    ),
+)
+_PRE_TRAINING_RULES = (
+    (
+        "num_train_epochs",
+        lambda args: args.max_steps > 0 and "num_train_epochs" in args.given,
+        "--max_steps {max_steps} decides the length of pre-training; for epochs add --max_steps -1",
+    ),
+    (
+        "train_sampling_strategy",
+        lambda args: args.train_sampling_strategy == "group_by_length",
+        "the rows of pre-training all have one length; leave it out",
+    ),
+)
+_STREAMING_RULES = (
+    ("train_sampling_strategy", lambda _: True, "a stream is always shuffled, by its blocks and --shuffle_buffer_size"),
+    ("length_buckets packing", lambda _: True, _ONE_SHAPE),
+)
+
+
+def settle_training(
+    args: T5TrainingArguments, job: str, data: PreTrainingDataArguments | TaskArguments
+) -> T5TrainingArguments:
+    """The flags of training with the defaults of `job` in TRAINING_DEFAULTS where none is given. UserError for
+    contradictions, also with the flags of the data."""
+    settled = args.replaced()
+    check_training(settled, job)
+    check_streaming(data, settled)
+    return settled
+
+
 def check_training(args: T5TrainingArguments, job: str) -> None:
-    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. ValueError for contradictions."""
+    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. UserError for contradictions."""
     if wants_fsdp(args):
         check_fsdp(args)
-    elif "fsdp_config" in args.given:
-        raise ValueError(f"--fsdp_config {args.fsdp_config}: has an effect only with --fsdp")
-    if args.do_predict:
-        raise ValueError(
-            "--do_predict: this script trains; then predict_t5.py answers new inputs, and evaluate_t5.py "
-            "--do_predict a task's test rows"
-        )
-    if not args.do_train and args.given & {"do_train", "do_eval"}:
-        raise ValueError("--do_eval without --do_train: this script trains; evaluate_t5.py evaluates a checkpoint")
-    if args.deepspeed and "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None:
-        raise ValueError(
-            "--deepspeed: needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python"
-        )
     if job not in TRAINING_DEFAULTS:
-        raise ValueError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
+        raise UserError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
     choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
         args.defaults_of = job
+    _choose_schedule(args, TRAINING_DEFAULTS[job])
+    check_rules(args, _RULES)
+    check_rules(args, _GIVEN_RULES, args.given)
+    if "pre-training" in job:
+        check_rules(args, _PRE_TRAINING_RULES, args.given)
+    check_open_files(args.dataloader_num_workers)
+    if args.max_steps < 1 and args.max_steps != -1:
+        raise UserError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
+    if args.max_steps > 0:
+        check_warmup(args, args.max_steps)
+    if args.push_to_hub:
+        check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
+    if args.torch_compile:
+        _check_compiler(args)
+    if args.precompile:
+        args.save_strategy, args.eval_strategy, args.report_to = SaveStrategy.NO, IntervalStrategy.NO, []
+        args.load_best_model_at_end, args.early_stopping_patience = False, None
+        args.max_steps = args.max_steps if args.max_steps < 1 else max(2, args.max_steps)
+
+
+def _choose_schedule(args: T5TrainingArguments, defaults: dict) -> None:
+    """Sets schedule and warm-up where they are not given."""
     if args.lr_scheduler_type is None:
-        args.lr_scheduler_type = TRAINING_DEFAULTS[job]["lr_scheduler_type"]
+        args.lr_scheduler_type = defaults["lr_scheduler_type"]
         if args.lr_scheduler_type == "constant" and args.warmup_steps:
             args.lr_scheduler_type = "constant_with_warmup"
     elif args.lr_scheduler_type == "constant" and args.warmup_steps:
@@ -323,58 +445,41 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
             f"--warmup_steps {args.warmup_steps:g}: has no effect with --lr_scheduler_type constant; "
             "constant_with_warmup has a warm-up"
         )
-    if args.lr_scheduler_kwargs:
-        refuse(
-            args,
-            "warmup_start_factor final_learning_rate_factor",
-            f"--lr_scheduler_kwargs asks for transformers' {args.lr_scheduler_type}, which has no such factor",
-        )
     if args.warmup_steps is None:
-        args.warmup_steps = TRAINING_DEFAULTS[job]["warmup_steps"]
+        args.warmup_steps = defaults["warmup_steps"]
     if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:
-        raise ValueError(
+        raise UserError(
             "--warmup_steps 0: --lr_scheduler_type inverse_sqrt falls from the end of the warm-up on, to "
-            "1 % of the peak in a hundred times as many steps; T5 has 10000"
+            "1 % of the peak in a hundred times as many steps; give T5's 10000"
         )
     if args.lr_scheduler_type in BY_METRIC:  # transformers has checked this while the schedule was open
-        if args.eval_strategy == IntervalStrategy.NO:
-            raise ValueError(
-                f"--lr_scheduler_type {args.lr_scheduler_type}: follows the evaluations, and "
-                "--eval_strategy no asks for none"
-            )
         args.metric_for_best_model = args.metric_for_best_model or "loss"
-    if args.max_steps < 1 and args.max_steps != -1:
-        raise ValueError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
-    if args.max_steps > 0:
-        check_warmup(args, args.max_steps)
-    if args.max_steps > 0 and "pre-training" in job and "num_train_epochs" in args.given:
-        raise ValueError(
-            f"--num_train_epochs {args.num_train_epochs:g}: --max_steps {args.max_steps} decides the "
-            "length of pre-training; for epochs add --max_steps -1"
-        )
-    if "pre-training" in job and args.train_sampling_strategy == "group_by_length":
-        raise ValueError(
-            "--train_sampling_strategy group_by_length: the rows of pre-training all have one length; leave it out"
-        )
-    if args.push_to_hub:
-        check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
-    else:
-        refuse(args, "hub_model_id", "nothing is uploaded without --push_to_hub")
-    if args.assume_gpu and not args.dry_run:
-        raise ValueError(f"--assume_gpu {args.assume_gpu}: only plans for another machine: add --dry_run")
-    refuse(args, "trackio_static_space_id", "not made here; after the run, `trackio sync --sdk static` does it")
-    if args.early_stopping_patience and not (args.load_best_model_at_end and args.metric_for_best_model):
-        raise ValueError("--early_stopping_patience needs --load_best_model_at_end")
-    _check_step(args)
+
+
+def _check_compiler(args: T5TrainingArguments) -> None:
+    """UserError if this machine cannot compile with torch.compile."""
+    backends = torch.compiler.list_backends(exclude_tags=None)
+    check_value("torch_compile_backend", args.torch_compile_backend, dict(choices=backends))
+    lacks = lacks_compiler("CXX", "g++") if args.use_cpu else triton_lacks()
+    if lacks and args.torch_compile_backend == "inductor" and not args.assume_gpu:
+        raise UserError(f"--torch_compile: needs {lacks}, which this machine lacks; install it, or leave the flag out")
 
 
 def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
-    """ValueError if the warm-up is as long as the run."""
+    """UserError if the warm-up is as long as the run."""
     if args.lr_scheduler_type not in ("constant", "inverse_sqrt") and args.warmup_steps >= max(1, total_steps):
-        raise ValueError(
+        raise UserError(
             f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
             "rate would only rise; give fewer, or a share such as 0.1"
         )
+
+
+def warmup_of(arguments: dict, total_steps: int) -> int:
+    """Steps of the warm-up: `--warmup_steps`, or a share of all steps; 0 for a schedule without one."""
+    share = arguments["warmup_steps"]
+    if arguments["lr_scheduler_type"] in ("constant", *BY_METRIC):
+        return 0
+    return int(share) if share >= 1 else math.ceil(share * total_steps)
 
 
 def global_batch_size(args: T5TrainingArguments) -> int:
@@ -382,80 +487,19 @@ def global_batch_size(args: T5TrainingArguments) -> int:
     return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
 
 
-def _check_step(args: T5TrainingArguments) -> None:
-    """ValueError for contradictions among the options of the training step."""
-    if args.bf16_residual and not args.bf16:
-        raise ValueError("--bf16_residual needs --bf16: in float32 there is nothing to cast")
-    if zero_stage(args) == 3 or wants_fsdp(args):
-        sharding = "ZeRO-3" if zero_stage(args) == 3 else "--fsdp"
-        refuse(
-            args,
-            "torch_compile loss_chunk_size",
-            f"not with {sharding}, which gathers a module's weights only when it runs; ZeRO-2 works",
-        )
-    refuse(
-        args,
-        "auto_find_batch_size",
-        "leave it out: the memory plan chooses the micro-batch unless --per_device_train_batch_size is given, and "
-        "--gradient_accumulation_steps keeps the global batch",
-    )
-    if buckets := getattr(args, "length_buckets", 0):
-        refuse(
-            args,
-            "train_sampling_strategy",
-            f"--length_buckets {buckets} orders the rows itself, in batches of a fixed number of rows: leave it out",
-        )
-    if getattr(args, "packing", False):
-        refuse(
-            args,
-            "length_buckets torch_compile",
-            "not with --packing true, which gives every batch a shape of its own: leave one of them out",
-        )
-    if args.torch_compile:
-        check_value(
-            "torch_compile_backend",
-            args.torch_compile_backend,
-            dict(choices=torch.compiler.list_backends(exclude_tags=None)),
-        )
-        lacks = lacks_compiler("CXX", "g++") if args.use_cpu else triton_lacks()
-        if lacks and args.torch_compile_backend == "inductor" and not args.assume_gpu:
-            raise ValueError(
-                f"--torch_compile: needs {lacks}, which this machine lacks; install it, or leave the flag out"
-            )
-    if args.torch_compile_mode in CUDA_GRAPHS and args.gradient_accumulation_steps > 1:
-        raise ValueError(
-            f"--torch_compile_mode {args.torch_compile_mode}: its CUDA graphs write a forward pass's "
-            "gradients over those of the one before; give --gradient_accumulation_steps 1 instead of "
-            f"{args.gradient_accumulation_steps}, or leave the mode out"
-        )
-    if args.precompile:
-        if not args.torch_compile:
-            raise ValueError("--precompile fills the cache of --torch_compile: give both")
-        args.save_strategy, args.eval_strategy, args.report_to = SaveStrategy.NO, IntervalStrategy.NO, []
-        args.load_best_model_at_end, args.early_stopping_patience = False, None
-        args.max_steps = args.max_steps if args.max_steps < 1 else max(2, args.max_steps)
-
-
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
-    """ValueError for contradictions among the flags of a stream, or for one of its flags without a stream."""
+    """UserError for contradictions among the flags of a stream, or for one of its flags without a stream."""
     if not args.streaming:
         refuse(args, "shuffle_buffer_size", "needs --streaming")
         return
     if training_args.max_steps < 1:
-        raise ValueError("--streaming needs --max_steps: the length of a stream is not known in advance")
+        raise UserError("--streaming needs --max_steps: the length of a stream is not known in advance")
     refuse(
         args,
         "max_train_samples",
         "which rows of a stream come first depends on the order; give a smaller file, or --max_steps",
     )
-    refuse(
-        training_args, "train_sampling_strategy", "a stream is always shuffled, by its blocks and --shuffle_buffer_size"
-    )
-    refuse(
-        training_args,
-        "length_buckets packing",
-        "does not go with --streaming, whose batches are cut on the fly, all of one size",
-    )
+    check_rules(training_args, _STREAMING_RULES)
     training_args.ignore_data_skip = True  # skipping batches before a resumed step: the stream itself begins there
 
 
@@ -466,7 +510,7 @@ def best_metric_key(args: Seq2SeqTrainingArguments) -> str | None:
 
 
 def check_best_metric(name: str | None, known: list[str]) -> None:
-    """ValueError if `--metric_for_best_model` is no metric of this run. known: names without "eval_"."""
+    """UserError if `--metric_for_best_model` is no metric of this run. known: names without "eval_"."""
     if name is not None and name.removeprefix("eval_") not in known:
         hint = did_you_mean(name.removeprefix("eval_"), known)
-        raise ValueError(f"--metric_for_best_model {name}: no metric of this run{hint}; available: {', '.join(known)}")
+        raise UserError(f"--metric_for_best_model {name}: no metric of this run{hint}; available: {', '.join(known)}")

@@ -1,17 +1,13 @@
-"""The input pipeline: our collator and the per-example one, our tokenisation and datasets.map, the data loader."""
+"""The input pipeline: our collator and the per-example one, our tokenisation and datasets.map."""
 
 import importlib.util
 import itertools
-import multiprocessing
 import os
-import re
-import shutil
 import sys
 import tempfile
-import time
 import typing
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,19 +19,16 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import PaddingStrategy
 
 from arguments.text import PreTrainingDataArguments
-from benchmarks.material import bare_tokenizer
-from benchmarks.measure import NotAvailableError, compared, interleaved, timed
+from benchmarks.measure import NotAvailableError, bare_tokenizer, compared, interleaved, timed
 from common.reports import first_line
-from corpora.examples import ChunkDataset, EpochSampler
+from corpora.examples import ChunkDataset
 from corpora.reading import read_documents
 from corpora.sources import Source
 from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, noise_counts
 
 VOCABULARY = 32_128
-SECONDS = 5.0  # for which each corpus is read
 NANOT5_COLLATOR = "nanoT5/utils/copied_utils.py"  # in a checkout of nanoT5
-BLOCK = 32 * 2**20  # tokens that a synthetic corpus repeats: making random ones would take longer than reading them
 
 
 # ---------------------------------------------------------------- collator
@@ -193,61 +186,3 @@ def measure_tokenise(args: Namespace) -> dict:
         runs = {"ours": timed(partial(ours, text)), "peer": timed(partial(peer, text))}
         interleaved(rows, runs, min(args.rounds, 3))
     return compared(rows, size, "megabytes_per_second") | dict(megabytes=size, chunk_length=length)
-
-
-# ---------------------------------------------------------------- loading
-def measure_load(args: Namespace) -> dict:
-    """Sequences/s of a DataLoader over memory-mapped corpora of the sizes --gigabytes, read for SECONDS each as
-    pre_train_t5.py reads them, and the private memory of all processes, which must not grow with the corpus."""
-    collator = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length)
-    options = dict(num_workers=args.workers, prefetch_factor=4 if args.workers else None, drop_last=True)
-    options |= dict(multiprocessing_context="fork" if args.workers else None)  # as in training
-    rows = []
-    for gigabytes in args.gigabytes:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "tokens.bin"
-            write_corpus(path, gigabytes)
-            chunks = ChunkDataset(np.memmap(path, dtype=np.uint16, mode="r"), collator.tokens_length)
-            if len(chunks) < args.batch:
-                raise ValueError(f"--gigabytes {gigabytes:g}: has fewer sequences than --batch {args.batch}")
-            sampler = EpochSampler(len(chunks), seed=1, group=args.batch, count_epochs=True)
-            loader = torch.utils.data.DataLoader(chunks, args.batch, sampler=sampler, collate_fn=collator, **options)
-            batches = itertools.chain.from_iterable(iter(loader) for _ in itertools.count())  # epoch after epoch
-            for _ in range(2 * max(args.workers, 1)):
-                next(batches)  # the workers start
-            count, start = 0, time.perf_counter()
-            while time.perf_counter() - start < SECONDS:
-                next(batches)
-                count += 1
-            rate = count * args.batch / (time.perf_counter() - start)
-            private = private_memory(["self", *(child.pid for child in multiprocessing.active_children())])
-            found = dict(name=f"{gigabytes:g} GB", ours=True, sequences=len(chunks), sequences_per_second=rate)
-            rows.append(found | dict(private_gib=private / 2**30))
-            del batches, loader  # ends the workers
-    return dict(batch=args.batch, workers=args.workers, rows=rows)
-
-
-def write_corpus(path: Path, gigabytes: float) -> None:
-    """Writes a flat file of random uint16 tokens. ValueError if the disk has no room for it."""
-    size, free = int(gigabytes * 1e9) // 2 * 2, shutil.disk_usage(path.parent).free
-    if size > 0.9 * free:
-        raise ValueError(
-            f"--gigabytes {gigabytes:g}: {path.parent} has {free / 1e9:.1f} GB free (TMPDIR names another)"
-        )
-    block = np.random.default_rng(0).integers(3, VOCABULARY - 110, min(BLOCK, size // 2), np.uint16).tobytes()
-    with path.open("wb") as file:
-        for start in range(0, size, len(block)):
-            file.write(block[: size - start])
-
-
-def private_memory(pids: Iterable[int | str]) -> int:
-    """Bytes of these processes' own memory, without mapped files; what several share counts once (Linux's proportional
-    set size). NotAvailableError where there is no /proc/<pid>/smaps_rollup."""
-    kib = 0
-    for pid in pids:
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-        except OSError as error:
-            raise NotAvailableError(f"the memory of process {pid} cannot be read: {error}") from None
-        kib += int(re.search(r"Pss_Anon: +(\d+)", text)[1])
-    return 1024 * kib

@@ -1,8 +1,10 @@
-"""The harness of benchmark_t5.py: run in turn, record failures, the machine's own ceiling, tables.
+"""The harness of benchmark_t5.py: models and batches to measure, runs in turn, failures, the machine's ceiling, tables.
 
 rows = {"ours": {"name": "ours", "ours": True}, "peer": {"name": "peer", "ours": False}}
 interleaved(rows, {"ours": timed(ours), "peer": timed(peer)}, rounds=5)     # each row's "seconds" are 5 times
 print(table(rows.values()))
+
+Legend of shapes: B batch, S source length, T target length.
 """
 
 import contextlib
@@ -13,15 +15,20 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from statistics import median
+from types import SimpleNamespace
 from typing import TypeVar
 
+import numpy as np
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedModel, T5Config
+from transformers.activations import NewGELUActivation
 
 from common.reports import aligned, first_line
+from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
-from model_t5 import flops_per_sequence
-from runs.speed import device_peak_flops
+from model_t5 import build_config, create_model, flops_per_sequence, is_local_model, set_dropout
+from runs.memory import device_peak_flops
+from training.batching import MULTIPLE
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is relative to
 # Keys of rows that are printed, in the order of the columns, and their formats.
@@ -31,7 +38,6 @@ COLUMNS = {
     "batch": "{}",
     "checked": "{:,}",
     "wrong": "{:,}",
-    "sequences": "{:,}",
     "megabytes_per_second": "{:.2f}",
     "chunks": "{:,}",
     "sequences_per_second": "{:,.1f}",
@@ -42,7 +48,6 @@ COLUMNS = {
     "mfu": "{:.1%}",
     "mfu_of_data_sheet": "{:.1%}",
     "peak_memory_gib": "{:.2f}",
-    "private_gib": "{:.2f}",
     "worst_error": "{:.1e}",
     "first_steps_seconds": "{:.1f}",
     "gradient_error": "{:.1e}",
@@ -51,6 +56,10 @@ COLUMNS = {
     "eval_loss": "{:.3f}",
 }
 TIME_IS_UP = "the time (--minutes) was up"
+SMALL_VOCABULARY = 4096  # of the shapes that are trained with their own tokenizer
+# Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
+MEDIAN_SHARE, SIGMA = 0.28, 0.5
+
 Built = TypeVar("Built")
 
 
@@ -178,7 +187,7 @@ class Ceiling:
     """What MFU is relative to. flops: of a sequence's training. product: FLOP/s of a matrix product on this machine.
     sheet: FLOP/s of the data sheet, None for an unknown device."""
 
-    def __init__(self, config: PreTrainedConfig, collator: T5DataCollator, args: Namespace):
+    def __init__(self, config: T5Config, collator: T5DataCollator, args: Namespace):
         self.flops = flops_per_sequence(config, collator.inputs_length, collator.targets_length)
         self.raw_tokens = collator.tokens_length
         self.product = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
@@ -226,3 +235,80 @@ def table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> str:
         lines.append(["" if row.get(key) is None else columns[key].format(row[key]) for key in shown])
     errors = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
     return "\n".join([*([aligned(lines)] if lines else []), *errors])
+
+
+# ---------------------------------------------------------------- models
+def full_name(model: str) -> str:
+    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json, unchanged.
+    ValueError if it is neither."""
+    for name in (model, f"t5-v1_1-{model}"):
+        if name in MODEL_SHAPES or is_local_model(name):
+            return name
+    shapes = ", ".join(name.split("-")[-1] for name in MODEL_SHAPES)
+    raise ValueError(f"--model {model}: neither a shape ({shapes}) nor a folder with a config.json")
+
+
+def benchmark_config(name: str) -> T5Config:
+    """Configuration of a built-in shape, with its usual vocabulary."""
+    return build_config(name, None if name.startswith("t5-") else SMALL_VOCABULARY)
+
+
+def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
+    """Shapes of all weights of a model with this configuration, without allocating them."""
+    with torch.device("meta"):
+        return [tuple(p.shape) for p in create_model(config).parameters()]
+
+
+def new_model(config: T5Config, ours: bool, attention: str | None = None, dropout: float = 0.0) -> PreTrainedModel:
+    """A model with the initial weights of a comparison. A peer gets transformers' own GELU back, which create_model has
+    replaced (modeling/layers.py)."""
+    torch.manual_seed(0)
+    model = create_model(config, attention)
+    set_dropout(model, dropout)
+    for module in () if ours else model.modules():
+        if isinstance(getattr(module, "act", None), torch.nn.GELU):
+            module.act = NewGELUActivation()
+    return model
+
+
+def setting_of(args: Namespace) -> dict:
+    """The fields that say how a result on a model was measured."""
+    precision = "bf16" if args.bf16 else "float32"
+    return dict(config_name=args.model, batch=args.batch, source_length=args.source_length, precision=precision)
+
+
+# ---------------------------------------------------------------- batches
+def bare_tokenizer(vocab_size: int) -> SimpleNamespace:
+    """The parts of a tokenizer that T5DataCollator uses: 100 sentinels at the end of the vocabulary, and EOS 1."""
+    sentinels = {f"<extra_id_{number}>": vocab_size - 1 - number for number in range(100)}
+    return SimpleNamespace(get_vocab=lambda: sentinels, eos_token_id=1, name_or_path="none")
+
+
+def random_batches(config: T5Config, batch: int, source_length: int, count: int, device: torch.device) -> list[dict]:
+    """`count` batches {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T]} of random tokens, corrupted as
+    in pre-training."""
+    collator = T5DataCollator(bare_tokenizer(config.vocab_size), source_length)
+    generator, batches = np.random.default_rng(0), []
+    for number in range(count):
+        tokens = generator.integers(3, config.vocab_size - 110, size=(batch, collator.tokens_length), dtype=np.int64)
+        examples = {"input_ids": tokens, "key": np.arange(batch) + number * batch}
+        batches.append({name: tensor.to(device) for name, tensor in collator(examples).items()})
+    return batches
+
+
+def random_sources(rows: int, longest: int, vocab_size: int) -> list[list[int]]:
+    """Token ids of 8 to `longest` tokens, log-normal with median 0.28 `longest` and sigma 0.5: GLUE's under 128."""
+    generator = np.random.default_rng(0)
+    lengths = MEDIAN_SHARE * longest * np.exp(SIGMA * generator.standard_normal(rows))
+    lengths = lengths.round().astype(int).clip(min(8, longest), longest)
+    return [generator.integers(3, vocab_size - 110, length).tolist() for length in lengths]
+
+
+def padded(rows: list[dict], source_length: int | None = None) -> dict[str, torch.Tensor]:
+    """A batch of rows, padded as DataCollatorForSeq2Seq does: to `source_length`, or to the next multiple of eight."""
+    batch = {}
+    for name, filler, length in (("input_ids", 0, source_length), ("labels", IGNORE_INDEX, None)):
+        if name in rows[0]:
+            length = length or -(-max(len(row[name]) for row in rows) // MULTIPLE) * MULTIPLE
+            batch[name] = torch.tensor([row[name] + [filler] * (length - len(row[name])) for row in rows])
+    return batch | {"attention_mask": batch["input_ids"].ne(0).long()}

@@ -8,14 +8,11 @@ import math
 from argparse import Namespace
 from pathlib import Path
 
-import torch
-
-from benchmarks.material import benchmark_config, parameter_shapes
-from benchmarks.measure import table
-from common.reports import human_bytes, human_count, read_json
-from constants import HARDWARE_PEAKS, MODEL_SHAPES, NOT_UNDER_FSDP, NOT_UNDER_ZERO
+from benchmarks.measure import benchmark_config, parameter_shapes, table
+from common.reports import human_count, read_json
+from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from data_collator_t5 import compute_input_and_target_lengths
-from model_t5 import count_parameters, create_model, flops_per_sequence
+from model_t5 import flops_per_sequence
 from runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +30,6 @@ HEAD = """\
 and step, {source_length} input, {target} target tokens; {optim}, {attention}
 assumed: {bf16:g} TFLOP/s at {mfu:.0%} MFU on one GPU, {bandwidth:g} GB/s from GPU to GPU; GiB on each GPU, before \
 torch.compile saves some (states: the optimizer's; stored: activations)"""
-RANK, BATCH, SOURCE, TARGET = 16, 8, 512, 114  # of the table of shapes
 
 
 def step_seconds(
@@ -103,26 +99,3 @@ def row_of(
     row |= {f"{name}_ms": 1e3 * value for name, value in seconds.items()}
     row |= dict(sent_gb=sent.total / 1e9, mfu=flops / (hardware["bf16"] * 1e12 * seconds["step"]))
     return row | {"sequences_per_second": processes * args.batch * args.accumulation / seconds["step"]}
-
-
-def table_of_shapes(_args: Namespace) -> dict:
-    """The built-in shapes and the memory that each takes on one GPU: the table of docs/choosing_a_model.md, as "text".
-
-    Answering: weights in bfloat16. Training: float32 weights, gradients and AdamW's moments, and the activations of
-    BATCH sequences in bfloat16, recomputed in the backward pass (--activation_checkpointing). With LoRA only its
-    matrices, of rank RANK, have gradients and moments.
-    """
-    head = ["`--config_name`", "weights", "answering", f"LoRA, rank {RANK}", "training all"]
-    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for name in MODEL_SHAPES:
-        config = benchmark_config(name)
-        with torch.device("meta"):
-            model = create_model(config)
-        weights, head_of_model = count_parameters(model), model.get_output_embeddings()
-        layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head_of_model]
-        small = RANK * sum(layer.in_features + layer.out_features for layer in layers)
-        job = config, BATCH, SOURCE, TARGET, "sdpa"
-        whole, of_lora = (memory.activation_bytes(*job, checkpointing=True, frozen=n).total for n in (0, weights))
-        sizes = 2 * weights, 4 * weights + 16 * small + of_lora, 16 * weights + whole
-        rows.append([f"`{name}`", human_count(weights), *map(human_bytes, sizes)])
-    return {"rows": [], "text": "\n".join(f"| {' | '.join(cells)} |" for cells in rows)}

@@ -12,8 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.material import setting_of
-from benchmarks.measure import NotAvailableError, recording
+from benchmarks.measure import NotAvailableError, recording, setting_of
 from common.curves import draw_curves
 from common.reports import read_json, read_metrics
 

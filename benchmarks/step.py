@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import torch
 from transformers import T5Config
 
-from benchmarks import material, measure
+from benchmarks import measure
 from benchmarks.measure import NotAvailableError
 from benchmarks.scripts import ROOT, run_script
 from common.reports import read_json
@@ -120,7 +120,7 @@ class TrainingStep:
     def __init__(self, settings: dict, config: T5Config, batches: list[dict], device: torch.device, bf16: bool):
         self.settings, self.batches, self.bf16, self.device = settings, batches, bf16, device
         self.done, self.inputs = 0, {}
-        plain = material.new_model(config, settings["ours"], settings["attention"], settings["dropout"])
+        plain = measure.new_model(config, settings["ours"], settings["attention"], settings["dropout"])
         self.plain = self.model = plain.to(device).train()
         self.parameters = list(self.plain.parameters())
         if settings["ours"]:  # as T5Trainer does it
@@ -180,7 +180,7 @@ class TrainingStep:
 # ---------------------------------------------------------------- right or wrong
 def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
     """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
-    model = material.new_model(config, ours=False, attention="eager").to(device).train()
+    model = measure.new_model(config, ours=False, attention="eager").to(device).train()
     rows, before = len(batch["labels"]), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -212,8 +212,8 @@ def measure_steps(args: Namespace) -> dict:
     where their states together would fill the GPU's memory, one after the other instead. args.keep is called with the
     result so far after every run.
     """
-    config, rungs = material.benchmark_config(args.model), chosen_rungs(args.rows)
-    collator = T5DataCollator(material.bare_tokenizer(config.vocab_size), args.source_length)
+    config, rungs = measure.benchmark_config(args.model), chosen_rungs(args.rows)
+    collator = T5DataCollator(measure.bare_tokenizer(config.vocab_size), args.source_length)
     ceiling = measure.Ceiling(config, collator, args)
     predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
     rows, steps = {}, {}
@@ -224,7 +224,7 @@ def measure_steps(args: Namespace) -> dict:
     reference = functools.cache(lambda batch: reference_gradients(config, batches_of(batch)[0], args.device))
 
     def batches_of(batch: int) -> list[dict]:
-        return material.random_batches(config, batch, args.source_length, 4, args.device)
+        return measure.random_batches(config, batch, args.source_length, 4, args.device)
 
     def first_steps(rung: Rung, batch: int) -> TrainingStep:
         """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients."""
@@ -260,14 +260,14 @@ def measure_steps(args: Namespace) -> dict:
         for row in rows.values():
             if "seconds" in row:
                 ceiling.add_rates(row, row["batch"])
-        return material.setting_of(args) | ceiling.record() | dict(compiled=args.compile) | measure.compared(rows)
+        return measure.setting_of(args) | ceiling.record() | dict(compiled=args.compile) | measure.compared(rows)
 
     def keep() -> None:
         args.keep(result())
 
     runs = {rung.name: partial(run, rung) for rung in rungs}
     # float32 weights and two moments; gradients are freed after each step.
-    states = 12 * sum(map(math.prod, material.parameter_shapes(config))) * len(rungs)
+    states = 12 * sum(map(math.prod, measure.parameter_shapes(config))) * len(rungs)
     in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
     for together in [runs] if in_turn else [{name: run} for name, run in runs.items()]:
         measure.interleaved(rows, together, args.rounds, args.deadline, keep=keep)

@@ -1,5 +1,6 @@
 """Training through a Trainer, this project's or transformers' own, timed in turn: pre-training, and a classifier."""
 
+import copy
 import tempfile
 import time
 from argparse import Namespace
@@ -9,23 +10,36 @@ from functools import partial
 
 import numpy as np
 import transformers
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
 
 from arguments.training import FineTuningArguments, PreTrainingArguments, check_training
 from benchmarks.inputs import peer_collator
-from benchmarks.material import bare_tokenizer, benchmark_config, new_model, padded, random_sources, setting_of
-from benchmarks.measure import Ceiling, compared, interleaved, largest_that_fits, synchronize
+from benchmarks.measure import (
+    Ceiling,
+    bare_tokenizer,
+    benchmark_config,
+    compared,
+    interleaved,
+    largest_that_fits,
+    new_model,
+    padded,
+    random_sources,
+    setting_of,
+    synchronize,
+    timed,
+)
 from corpora.examples import ChunkDataset
 from data_collator_t5 import T5DataCollator
 from model_t5 import flops_per_sequence
+from modeling.generation_settings import set_generation_length
 from modeling.segment_masks import enable_packing
-from runs.speed import job_of, make_fast
+from runs.speed import Batches, decide_speed, job_of, use_speed
 from trainer_t5 import T5Trainer
 from training.batching import BucketCollator, PackingCollator, bucket_lengths
 
 CHUNKS = 4096  # of random tokens; all ways to pre-train train on them
 LONG_RUN = 65_536  # steps of the run for which --speed chooses
-BUCKETS, LABEL_LENGTHS = 4, (2, 3)  # of fine-tuning; tokens of a class label with its EOS
+BUCKETS, CLASSES, LABEL_LENGTHS = 4, 4, (2, 3)  # of the classifier; tokens of a class label with its EOS
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,13 @@ FINE_TUNING = {
 }
 
 
+EVALUATIONS = {
+    "generated_padded": "rows in file order, all padded to --source_length; Seq2SeqTrainer with predict_with_generate",
+    "generated": "rows by length, little padding; generate(), greedy, and the loss",
+    "scored": "the same batches; all labels scored in one pass",
+}
+
+
 def trainer_flags(args: Namespace, folder: str) -> dict:
     """Training arguments of all trainers here. At this learning rate the weights hardly change."""
     silent = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
@@ -100,8 +121,8 @@ def train_in_turn(
     untimed: int,
     args: Namespace,
     finish: Callable[[dict], dict],
-) -> dict:
-    """What `finish` returns of the rows {name: row} of the ways, after trainings in turn; args.keep gets it earlier.
+) -> dict[str, dict]:
+    """The rows {name: row} of the ways, after trainings in turn; args.keep gets what `finish` makes of them so far.
 
     make: the trainer of a way, for its row, with batches of a size. Its first training, which compiles and reserves
     memory, does not count, nor do the first `untimed` steps of the others. A non-finite loss is an error of its row.
@@ -132,7 +153,7 @@ def train_in_turn(
 
     runs = {name: partial(run, name) for name in rows}
     interleaved(rows, runs, args.rounds, args.deadline, keep=lambda: args.keep(finish(rows)))
-    return finish(rows)
+    return rows
 
 
 # ---------------------------------------------------------------- pre-training
@@ -159,8 +180,11 @@ def measure_trainer(args: Namespace) -> dict:
             check_training(arguments, "pre-training from scratch")
             decided = dict(bf16=True, torch_compile=not args.compile, per_device_train_batch_size=batch < args.batch)
             arguments.given = frozenset(name for name, is_given in decided.items() if is_given)
-            job = job_of(model, ours.inputs_length, ours.targets_length, 1, LONG_RUN, None)
-            row["speed"] = make_fast(model, job, Namespace(attn_implementation=None), arguments)
+            batches = Batches(ours.inputs_length, ours.targets_length, shapes=1)
+            speed = decide_speed(job_of(model, batches, LONG_RUN, None, None), arguments)
+            use_speed(speed, model, arguments)
+            arguments = arguments.replaced(**speed.flags(arguments))
+            row["speed"] = speed.described
             return T5Trainer(model=model, args=arguments, train_dataset=chunks, data_collator=ours)
         model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # the default has one
         arguments = Seq2SeqTrainingArguments(**flags, torch_compile=way.compiled, remove_unused_columns=False)
@@ -175,21 +199,22 @@ def measure_trainer(args: Namespace) -> dict:
         return result | dict(peers_collator=peers_name, steps=args.steps, ratio=ratio)
 
     with tempfile.TemporaryDirectory() as folder:
-        return train_in_turn(PRE_TRAINING, make, 1, args, finish)
+        return finish(train_in_turn(PRE_TRAINING, make, 1, args, finish))
 
 
-# ---------------------------------------------------------------- fine-tuning
-def measure_fine_tune(args: Namespace) -> dict:
-    """Rows/s of an epoch in each of FINE_TUNING.
+# ---------------------------------------------------------------- a classifier
+def measure_classifier(args: Namespace) -> dict:
+    """Rows/s of an epoch in each of FINE_TUNING, then of an evaluation in each of EVALUATIONS.
 
-    Sources are as `random_sources` makes them, labels have two or three tokens. Every way trains the same rows with
-    batches of as many rows.
+    Sources are as `random_sources` makes them, labels are CLASSES texts of two or three tokens. Every way trains and
+    scores the same rows, with batches of as many rows.
     """
     generator, config = np.random.default_rng(0), benchmark_config(args.model)
-    dataset = []
-    for source in random_sources(args.examples, args.source_length, config.vocab_size):
-        label = generator.integers(3, 100, generator.choice(LABEL_LENGTHS) - 1).tolist()
-        dataset.append({"input_ids": source, "labels": [*label, config.eos_token_id]})
+    labels = [
+        generator.integers(3, 100, LABEL_LENGTHS[n % 2] - 1).tolist() + [config.eos_token_id] for n in range(CLASSES)
+    ]
+    sources = random_sources(args.examples, args.source_length, config.vocab_size)
+    dataset = [dict(input_ids=ids, labels=labels[n % CLASSES]) for n, ids in enumerate(sources)]
 
     def make(way: Way, _row: dict, batch: int) -> Seq2SeqTrainer:
         model = new_model(config, way.ours, way.attention, way.dropout)
@@ -210,8 +235,36 @@ def measure_fine_tune(args: Namespace) -> dict:
         options = dict(data_collator=padded, train_collator=collator)
         return T5Trainer(model=model, args=arguments, train_dataset=dataset, **options)
 
-    def finish(rows: dict[str, dict]) -> dict:
-        return setting_of(args) | dict(examples=args.examples) | compared(rows, args.examples)
+    def finish(trained: dict[str, dict], evaluated: dict[str, dict] | None = None) -> dict:
+        parts = {"training": compared(trained, args.examples)}
+        if evaluated is not None:
+            parts["evaluation"] = compared(evaluated, args.examples)
+        result = {key: {name: part[key] for name, part in parts.items()} for key in ("strongest_peer", "ratio")}
+        rows = [row for part in parts.values() for row in part["rows"]]
+        return setting_of(args) | dict(examples=args.examples, rows=rows) | result
 
     with tempfile.TemporaryDirectory() as folder:
-        return train_in_turn(FINE_TUNING, make, 0, args, finish)
+        trained = train_in_turn(FINE_TUNING, make, 0, args, finish)
+        return finish(trained, evaluated_in_turn(config, dataset, labels, args, folder))
+
+
+def evaluated_in_turn(
+    config: T5Config, dataset: list[dict], labels: list[list[int]], args: Namespace, folder: str
+) -> dict[str, dict]:
+    """{name: row} of EVALUATIONS with the seconds of each turn."""
+    model, plain = (new_model(config, ours) for ours in (True, False))
+    set_generation_length(model, max(LABEL_LENGTHS))
+    plain.generation_config = copy.deepcopy(model.generation_config)
+    rows = {name: dict(name=name, what=what, ours=name == "scored") for name, what in EVALUATIONS.items()}
+    flags = trainer_flags(args, folder) | dict(per_device_eval_batch_size=args.batch, predict_with_generate=True)
+    ours = T5Trainer(model=model, args=FineTuningArguments(**flags), data_collator=padded)
+    ours.class_label_ids = padded([{"input_ids": [1], "labels": ids} for ids in labels])["labels"]
+    collator = partial(padded, source_length=args.source_length)
+    peer = Seq2SeqTrainer(model=plain, args=Seq2SeqTrainingArguments(**flags), data_collator=collator)
+
+    def answer(name: str) -> None:
+        ours.args = ours.args.replaced(predict_with_generate=name == "generated")
+        (peer if name == "generated_padded" else ours).predict(dataset)
+
+    interleaved(rows, {name: timed(partial(answer, name)) for name in rows}, args.rounds, warm_up=1)
+    return rows

@@ -6,10 +6,14 @@ Seq2SeqTrainingArguments, `--help_all` shows every flag.
 """
 
 import argparse
+import ast
 import contextlib
 import copy
 import dataclasses
 import difflib
+import hashlib
+import importlib.metadata
+import itertools
 import json
 import operator
 import os
@@ -17,25 +21,23 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import transformers
 import yaml
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
-from transformers import HfArgumentParser
-from transformers.hf_argparser import string_to_bool
 
 from common.errors import UserError
-from common.processes import is_first_of_its_node, is_first_process, print_once
-from common.reports import RED, introduction, is_secret, painted
+from common.processes import cores_here, is_first_of_its_node, is_first_process, print_once
+from common.reports import PROJECT, RED, introduction, is_secret, painted, write_json
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # of the same: one of them overrides the other in a recipe
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
+
+# Names that transformers' training flags had in earlier versions, whose successors are spelt otherwise.
+FORMER_NAMES = {"group_by_length": "train_sampling_strategy", "warmup_ratio": "warmup_steps"}
 
 MOST = 10**9  # of every number without an upper bound of its own: more than any run can use
 # {bound of a number: (its sign in --help, whether a value keeps it)}
@@ -65,7 +67,7 @@ def limits_of(dataclass: type) -> dict[str, dict]:
 
 
 def check_limits(flags: Any) -> None:
-    """ValueError for the first flag of a dataclass whose value breaks its limits; None keeps all."""
+    """UserError for the first flag of a dataclass whose value breaks its limits; None keeps all."""
     limits = limits_of(type(flags))
     for f in dataclasses.fields(flags):
         if getattr(flags, f.name) is not None:
@@ -73,7 +75,7 @@ def check_limits(flags: Any) -> None:
 
 
 def check_value(name: str, value: Any, limits: dict) -> None:
-    """ValueError if the value of a flag, or an item of a list, breaks the limits; nan breaks all bounds."""
+    """UserError if the value of a flag, or an item of a list, breaks the limits; nan breaks all bounds."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
     usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
     for item in value if isinstance(value, list) else [value]:
@@ -82,67 +84,131 @@ def check_value(name: str, value: Any, limits: dict) -> None:
             if not all(_BOUNDS[bound][1](item, limit) for bound, limit in together.items()):
                 words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in together.items()]
                 words[0] += f" {limits['unit']}" if "unit" in limits else ""
-                raise ValueError(f"--{name} {item}: must be {' and '.join(words)}")
+                raise UserError(f"--{name} {item}: must be {' and '.join(words)}")
         choices = limits.get("choices", [item])
         if item not in choices:
-            raise ValueError(f"--{name} {item}: must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}")
+            raise UserError(f"--{name} {item}: must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}")
 
 
-def refuse(flags: Any, names: str, reason: str) -> None:
-    """ValueError "--flag value: reason" for the first field among `names` whose value is not its default."""
+def refuse(flags: Any, names: str, reason: str, given: Collection[str] = ()) -> None:
+    """UserError "--flag value: reason" for the first field among `names` whose value is not its default, or that is
+    among those `given`."""
     for f in dataclasses.fields(flags):
-        if f.name in names.split() and getattr(flags, f.name) not in (f.default, ""):
-            raise ValueError(f"--{f.name} {getattr(flags, f.name)}: {reason}")
+        value = getattr(flags, f.name)
+        if f.name in names.split() and (value not in (f.default, "") or f.name in given):
+            raise UserError(f"--{f.name} {' '.join(map(str, value)) if isinstance(value, list) else value}: {reason}")
+
+
+Rules = Sequence[tuple[str, Callable[[Any], object], str]]
+
+
+def check_rules(flags: Any, rules: Rules, given: Collection[str] = ()) -> None:
+    """UserError for the first flag that does not go with the others.
+
+    rules: (names of flags, when they are refused, why and what to do); {name} stands for the value of another flag. A
+    flag with its default value is refused only if it is among those `given`.
+    """
+    for names, is_refused, reason in rules:
+        if is_refused(flags):
+            refuse(flags, names, reason.format_map(vars(flags)), given)
 
 
 # ---------------------------------------------------------------- parsing
-class T5ArgumentParser(HfArgumentParser):
-    """HfArgumentParser with limits, near matches for unknown flags, and errors of one line.
+def flag_table(dataclass_types: list[type]) -> dict:
+    """All that --help and the checks of single flags need, without the classes: {"usage", "usual", "flags"}, of each
+    flag the parts of argparse's add_argument and its limits.
 
     A dataclass may have a `_usage`, and `_usual_flags`, {theme: names of transformers' flags that `--help` shows, in
     this order}. `--help_all` shows the others too, except `_without_effect`, which the script ignores or refuses.
     """
+    own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
+    hidden = {name for c in dataclass_types for name in getattr(c, "_without_effect", "").split()}
+    limits = {name: limits for c in dataclass_types for name, limits in limits_of(c).items()}
+    flags = []
+    for group, action in _actions_of(dataclass_types):
+        told = limits.get(action.dest, {})
+        is_switch = action.nargs == 0  # --no_NAME
+        is_bool = getattr(action.type, "__name__", "") == "string_to_bool"
+        flag = {
+            "group": group,
+            "name": action.dest,
+            "options": action.option_strings,
+            "type": boolean if is_bool else action.type,
+            "nargs": "?" if is_bool else action.nargs,
+            "const": True if is_bool else action.const,
+            "choices": list(action.choices) if action.choices else None,
+            "default": action.default,
+            "help": action.help if action.dest in own else told.get("help", action.help),
+            "limits": {name: value for name, value in told.items() if name != "help"},
+            "is_own": action.dest in own,
+            "is_hidden": is_switch or action.dest in hidden,
+        }
+        if action.dest == "resume_from_checkpoint":
+            flag |= {"nargs": "?", "const": RESUME_NEWEST}
+        flags.append(flag)
+    usual = next((c._usual_flags for c in dataclass_types if hasattr(c, "_usual_flags")), {})
+    usage = next((c._usage for c in dataclass_types if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
+    return {"usage": usage, "usual": usual, "flags": flags}
 
-    def __init__(self, dataclass_types: list[type], show_all: bool, about: str | None = None):
-        description = introduction(about or "")
-        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_HelpFormatter, description=description)
+
+def _actions_of(dataclass_types: list[type]) -> list[tuple[str, argparse.Action]]:
+    """(title of its group, argparse's action) of every field, as transformers makes them."""
+    from transformers import HfArgumentParser
+
+    class Parser(HfArgumentParser):
+        @staticmethod
+        def _parse_dataclass_field(parser, field):
+            field = copy.copy(field)  # argparse does not know the limits
+            field.metadata = {name: value for name, value in field.metadata.items() if name != "limits"}
+            HfArgumentParser._parse_dataclass_field(parser, field)
+
+    parser = Parser(dataclass_types, add_help=False)
+    return [(group.title, action) for group in parser._action_groups for action in group._group_actions]
+
+
+def boolean(text: str) -> bool:
+    """ "yes" -> True, "0" -> False."""
+    values = {"yes": True, "true": True, "t": True, "y": True, "1": True}
+    values |= {"no": False, "false": False, "f": False, "n": False, "0": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
+    return values[text.lower()]
+
+
+class T5ArgumentParser(argparse.ArgumentParser):
+    """The parser of a flag_table, with near matches for unknown flags, and errors of one line."""
+
+    def __init__(self, table: dict, show_all: bool, about: str = ""):
+        super().__init__(allow_abbrev=False, formatter_class=_HelpFormatter, description=introduction(about))
         self._negative_number_matcher = re.compile(r"-\d")  # argparse reads -1 as a value, but -1,0,1 as a flag
-        usage = next((c._usage for c in dataclass_types if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
-        self.usage = f"%(prog)s {usage}"
+        self.usage = f"%(prog)s {table['usage']}"
         self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
-        own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
-        usual = next((c._usual_flags for c in dataclass_types if hasattr(c, "_usual_flags")), {})
-        shown = {"help", "help_all", *own, *" ".join(usual.values()).split()}
-        hidden = {name for c in dataclass_types for name in getattr(c, "_without_effect", "").split()}
-        limits = {name: limits for c in dataclass_types for name, limits in limits_of(c).items()}
-        for action in self._actions:
-            if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone, although its default is None
-                action.nargs, action.const = "?", True
-            if action.dest == "resume_from_checkpoint":
-                action.nargs, action.const = "?", RESUME_NEWEST
-            opposite = action.option_strings and action.option_strings[0] == f"--no_{action.dest}"
-            told = limits.get(action.dest, {})
-            text = action.help if action.dest in own else told.get("help", action.help)
-            is_hidden = opposite or action.dest in hidden or not show_all and action.dest not in shown
-            action.help = argparse.SUPPRESS if is_hidden else described(text, action.default, told)
-        if not show_all:  # common flags of transformers have groups of their own
-            rest = self._action_groups[-1]
-            by_name = {action.dest: action for action in rest._group_actions if action.help != argparse.SUPPRESS}
-            for title, names in usual.items():
-                group = self.add_argument_group(title)
-                group._group_actions = [by_name.pop(name) for name in names.split() if name in by_name]
-            rest._group_actions = list(by_name.values())
+        theme_of = {name: theme for theme, names in table["usual"].items() for name in names.split()}
+        groups = {}
+        for flag in self._in_order(table, theme_of):
+            is_shown = not flag["is_hidden"] and (show_all or flag["is_own"] or flag["name"] in theme_of)
+            title = flag["group"] if show_all else theme_of.get(flag["name"], flag["group"])
+            if title not in groups:
+                groups[title] = self.add_argument_group(title)
+            help_text = described(flag["help"], flag["default"], flag["limits"]) if is_shown else argparse.SUPPRESS
+            how = {"dest": flag["name"], "default": flag["default"], "help": help_text}
+            if flag["nargs"] == 0:
+                groups[title].add_argument(*flag["options"], action="store_const", const=flag["const"], **how)
+            else:
+                how |= {name: flag[name] for name in ("type", "nargs", "const", "choices")}
+                groups[title].add_argument(*flag["options"], **how)
         self.flags = {o.lstrip("-").replace("-", "_"): a for a in self._actions for o in a.option_strings}
+        self.limits = {flag["name"]: flag["limits"] for flag in table["flags"]}
 
     @staticmethod
-    def _parse_dataclass_field(parser, field):
-        """Overrides HfArgumentParser to keep the limits from argparse, which does not know them."""
-        field = copy.copy(field)
-        field.metadata = {name: value for name, value in field.metadata.items() if name != "limits"}
-        HfArgumentParser._parse_dataclass_field(parser, field)
+    def _in_order(table: dict, theme_of: dict[str, str]) -> list[dict]:
+        """The flags as --help lists them: those of the script's own groups, then those of the themes."""
+        names = list(theme_of)
+        rank = {flag["name"]: names.index(flag["name"]) if flag["name"] in theme_of else -1 for flag in table["flags"]}
+        return sorted(table["flags"], key=lambda flag: rank[flag["name"]])
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+        raise UserError(message)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -179,24 +245,44 @@ def parse_arguments(
 
     default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew` is given.
     fill_in: (values of all flags, names of those given) -> {flag: value} for flags that were not given. about: the
-    script's docstring, whose beginning `--help` shows. ValueError of one line: the flag or key, the value, and what
-    would be right.
+    script's docstring, whose beginning `--help` shows. A class may have a `fill_in` too. UserError of one line: the
+    flag or key, the value, and what would be right.
     """
-    transformers.logging.disable_progress_bar()  # of loading and saving weights; ours show the long work
-    if not sys.stderr.isatty():  # a bar in a file is thousands of lines
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-        disable_progress_bars()  # of downloads
-        if sys.modules.get("datasets"):  # by Trainer; it has read the variable
-            sys.modules["datasets"].disable_progress_bars()
+    _hide_progress_bars()
+    table = flag_table(dataclass_types)
     if argv is None:
+        keep_table(table)
         argv = sys.argv[1:]
-        sys.argv[1:] = _without_secrets(argv)  # W&B records it
+        sys.argv[1:] = without_secrets(argv)  # W&B records it
     argv = list(map(str, argv))  # a notebook may give numbers and paths
+    fills = [fill for fill in (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types)) if fill]
+    values, given = read_flags(table, argv, about or "", default_recipe, starts_anew, fills)
+    groups = []
+    for dataclass in dataclass_types:
+        names = [f.name for f in dataclasses.fields(dataclass) if f.init]
+        groups.append(dataclass(**{name: values[name] for name in names}))
+        check_limits(groups[-1])
+        if hasattr(groups[-1], "given"):
+            groups[-1].given |= given
+    return groups
+
+
+def read_flags(
+    table: dict,
+    argv: list[str],
+    about: str,
+    default_recipe: str | None = None,
+    starts_anew: Collection[str] = (),
+    fills: Sequence[Callable[[dict, set], dict]] = (),
+) -> tuple[dict[str, Any], set[str]]:
+    """(values of all flags, names of those given) of a command line and its recipe; ends the script after --help."""
     show_all = not {"--help_all", "--help-all"}.isdisjoint(argv)
-    parser = T5ArgumentParser(dataclass_types, show_all, about)
+    parser = T5ArgumentParser(table, show_all, about)
     if show_all or {"-h", "--help"} & set(argv):
         parser.parse_args(["--help"])
+    argv = list(argv)
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    argv = list(itertools.chain(*(_from_wandb(parser, word) for word in argv)))
     given = _flags_given(parser, argv)
     if recipe is None and default_recipe is not None and given.isdisjoint(starts_anew):
         recipe = default_recipe
@@ -207,40 +293,106 @@ def parse_arguments(
     values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
     _check_together(values, given, "on the command line")
     _check_together(values, set(words), f"in the recipe {recipe}")
-    if fill_in is not None:
-        more = fill_in(values, given | words.keys())
-        words = {name: _as_flag(name, value) for name, value in more.items()} | words
-    *groups, _, left_over = parser.parse_args_into_dataclasses(  # the one between is --help_all
-        [*sum(words.values(), []), *argv], look_for_args_file=False, return_remaining_strings=True
-    )
+    filled = {}
+    for fill in fills:
+        filled |= fill(values, given | words.keys())
+    parser.set_defaults(**filled)  # as they are: a list or a text that begins with - must not be read as flags again
+    found, left_over = parser.parse_known_args([*sum(words.values(), []), *argv])
+    if "-f" in left_over and any(word.endswith(".json") for word in argv):
+        raise UserError("-f: is Jupyter's, not a flag: in a notebook call main([...]) with a list (docs/notebooks.md)")
     if left_over:
-        raise ValueError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
-    for flags in groups:
-        check_limits(flags)
-        if hasattr(flags, "given"):
-            flags.given |= given | words.keys()
-    return groups
+        raise UserError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
+    values, given = vars(found), given | words.keys() | filled.keys()
+    for name in given & parser.limits.keys():
+        if values[name] is not None:
+            check_value(name, values[name], parser.limits[name])
+    return values, given
+
+
+def _hide_progress_bars() -> None:
+    """Ours show the long work, not transformers' of weights; a bar in a file is thousands of lines."""
+    import transformers
+    from huggingface_hub.utils import disable_progress_bars
+
+    transformers.logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        disable_progress_bars()  # of downloads
+        if sys.modules.get("datasets"):  # by Trainer; it has read the variable
+            sys.modules["datasets"].disable_progress_bars()
+
+
+# ---------------------------------------------------------------- answers before torch is imported
+def answer_early(about: str) -> None:
+    """Answers --help and a wrong flag of this script, and ends it, before it imports torch and transformers.
+
+    Which flags there are, an earlier start has written down (`keep_table`). Without that this does nothing, and the
+    script answers when it has imported them. about: its docstring.
+    """
+    file, key = _table_file()
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if table.get("key") == key:
+        for flag in table["flags"]:
+            flag["type"] = {"int": int, "float": float, "boolean": boolean}.get(flag["type"], str)
+        with exit_on_user_error():
+            read_flags(table, sys.argv[1:], about)
+
+
+def keep_table(table: dict) -> None:
+    """Writes the flags of this script down for the next start. A folder that cannot be written costs only time."""
+    file, key = _table_file()
+    with contextlib.suppress(OSError):
+        write_json(file, table | {"key": key, "flags": [f | {"type": _name_of(f["type"])} for f in table["flags"]]})
+
+
+def _name_of(kind: Any) -> str:
+    return getattr(kind, "__name__", "str")
+
+
+def _table_file() -> tuple[Path, str]:
+    """Where the flags of this script are kept, and of which code and machine they are."""
+    code = [path for pattern in ("*.py", "*/*.py", "*/*/*.py") for path in PROJECT.glob(pattern)]
+    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(code)]
+    versions = sys.version, importlib.metadata.version("transformers"), cores_here()
+    cache = home_path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "t5_foundry" / "flags"
+    return cache / f"{Path(sys.argv[0]).stem}.json", hashlib.sha256(repr((states, versions)).encode()).hexdigest()
+
+
+def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
+    """The words of a flag as W&B's agent writes null and lists: "--seed=None" -> [], "--labels=['a', 'b']" ->
+    ["--labels", "a", "b"]. Any other word stays."""
+    name, equals, value = word.partition("=")
+    action = parser.flags.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") and equals else None
+    if action is not None and value == "None":
+        return []
+    if action is not None and action.nargs == "+" and value[:1] == "[":
+        with contextlib.suppress(ValueError, SyntaxError):
+            return [name, *map(str, ast.literal_eval(value))]
+    return [word]
 
 
 def _check_together(values: dict, given: set[str], where: str) -> None:
-    """ValueError for an empty value among the flags given in one place, or for two of them that exclude each other.
+    """UserError for an empty value among the flags given in one place, or for two of them that exclude each other.
     values: of all flags."""
     # With a file, an empty name of a data set overrides that of a recipe.
     may_be_empty = {"dataset_name", "dataset_config_name"} if values.get("train_file") else set()
     values = {name: value for name, value in values.items() if name in given}
     for name, value in values.items():
         if "" in (value if isinstance(value, list) else [value]) and name not in may_be_empty:
-            raise ValueError(
+            raise UserError(
                 f"--{name} '': an empty value, such as that of a shell variable that is not set; give "
                 "one, or leave the flag out"
             )
     for pair in RIVALS:
         if all(values.get(name) not in (None, False, -1, "false", "False") for name in pair):
             one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
-            raise ValueError(f"{one} and {other} exclude each other: give one of them {where}")
+            raise UserError(f"{one} and {other} exclude each other: give one of them {where}")
 
 
-def _without_secrets(words: list[str]) -> list[str]:
+def without_secrets(words: list[str]) -> list[str]:
     """["--hub_token", "hf_x", "--a-token=y"] -> ["--hub_token", "***", "--a-token=***"]."""
     shown, hide = [], False
     for word in words:
@@ -252,27 +404,27 @@ def _without_secrets(words: list[str]) -> list[str]:
 
 
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
-    """Names of the flags in argv; ValueError for an unknown flag (with near matches) or one set twice."""
+    """Names of the flags in argv; UserError for an unknown flag (with near matches) or one set twice."""
     words = [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
     given = [_known(parser, name, f"--{name}") for name in words]
     for name in given:
         if given.count(name) > 1:
-            raise ValueError(f"--{name} is set twice on the command line")
+            raise UserError(f"--{name} is set twice on the command line")
     return set(given)
 
 
 def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
     if name == "task" and "dataset_name" in parser.flags and name not in parser.flags:
-        raise ValueError(
+        raise UserError(
             f"{shown}: tasks are fine-tuned on, by fine_tune_t5.py; this script takes text, from "
             "--train_file or a data set in --dataset_name"
         )
     if name not in parser.flags:
-        near = difflib.get_close_matches(name, parser.flags)
-        hint = (
-            f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help_all and docs/coming_from.md"
+        near = [FORMER_NAMES[name]] if name in FORMER_NAMES else difflib.get_close_matches(name, parser.flags)
+        hint = f"did you mean {' or '.join('--' + n for n in near)}? " if near else ""
+        raise UserError(
+            f"{shown}: no such flag; {hint}See --help_all, and docs/coming_from.md for other scripts' flags"
         )
-        raise ValueError(f"{shown}: no such flag; {hint}")
     return parser.flags[name].dest
 
 
@@ -285,15 +437,15 @@ def _recipe_as_flags(parser: T5ArgumentParser, path: str) -> dict[str, list[str]
     except ValueError as error:
         raise UserError(f"recipe {path}: {error}") from None
     if not isinstance(recipe, dict):
-        raise ValueError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
+        raise UserError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
     flags, seen = {}, set()
     for key, value in recipe.items():
         name = str(key).replace("-", "_")
         destination = _known(parser, name, f"recipe {path}, key {key}")
         if destination != name and name == f"no_{destination}":
-            raise ValueError(f"recipe {path}, key {key}: write {destination}: false")
+            raise UserError(f"recipe {path}, key {key}: write {destination}: false")
         if destination in seen:
-            raise ValueError(f"recipe {path}, key {key}: {destination} is set twice")
+            raise UserError(f"recipe {path}, key {key}: {destination} is set twice")
         seen.add(destination)
         if isinstance(value, dict) and parser.flags[name].nargs == "+":  # train_file: {a.txt: 0.7, b.txt: 0.3}
             value = [f"{path}:{weight}" for path, weight in value.items()]
@@ -363,39 +515,44 @@ def home_path(path: str | Path) -> Path:
 
 
 def check_folder(flag: str, path: str) -> None:
-    """ValueError unless `path` is a writable folder or can be created. Creates nothing."""
+    """UserError unless `path` is a writable folder or can be created. Creates nothing."""
     if not path:
-        raise ValueError(f"{flag}: must name a folder")
+        raise UserError(f"{flag}: must name a folder")
+    if "://" in path:
+        raise UserError(f"{flag} {path}: is an address, and a folder is needed. Name one, and copy it later")
     wanted = there = home_path(path).absolute()
     if os.fsencode(path).decode(errors="replace") != path:
-        raise ValueError(f"{flag} {path!r}: must be UTF-8 text, as the libraries want it that write there")
+        raise UserError(f"{flag} {path!r}: must be UTF-8 text, as the libraries want it that write there")
     if path.startswith("~") and there == Path(path).absolute():
-        raise ValueError(f"{flag} {path}: no such user")
+        raise UserError(f"{flag} {path}: no such user")
     while not there.exists() and not there.is_symlink():
         there = there.parent
     if not there.is_dir():
-        raise ValueError(f"{flag} {path}: {'is a file' if there == wanted else f'{there} is a file'}, not a folder")
+        raise UserError(f"{flag} {path}: {'is a file' if there == wanted else f'{there} is a file'}, not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"{flag} {path}: no permission to write in {there}")
+        raise UserError(f"{flag} {path}: no permission to write in {there}")
 
 
 def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:
-    """ValueError unless --output_dir can be written, holds none of the models that are read, and is empty or may be
+    """UserError unless --output_dir can be written, holds none of the models that are read, and is empty or may be
     overwritten."""
     check_folder("--output_dir", path)
     folder = Path(path).resolve()
     if any(folder in (model, *model.parents) for model in (Path(name).resolve() for name in models)):
-        raise ValueError(f"--output_dir {path} holds the model: name another folder")
+        raise UserError(f"--output_dir {path} holds the model: name another folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise ValueError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
+        raise UserError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
 
 
 def check_repository_name(flag: str, name: str) -> None:
-    """ValueError unless `name` can be a repository of the Hub."""
+    """UserError unless `name` can be a repository of the Hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise ValueError(f"{flag} {name}: {error}") from None
+        raise UserError(f"{flag} {name}: {error}") from None
 
 
 def comma_words(text: str) -> list[str]:

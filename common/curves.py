@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.errors import UserError
 from common.reports import human_count, write_aside
 
 if TYPE_CHECKING:
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
 
 # Endings of what an evaluation logs besides its quality metrics.
 NO_METRIC = ("loss", "_runtime", "_per_second", "_time", "gen_len", "invalid_outputs")
-LINES = ("-", "--", ":", "-.")  # of the runs in turn: a curve under another one shows through its gaps
+# Kinds of line, one for each run in turn: a curve under another one shows through its gaps.
+LINES = ("-", "--", ":", "-.")
+TRAINING = dict(linewidth=1, alpha=0.4, markersize=0)
+EVALUATION = dict(linewidth=1.6, marker="o", markersize=4)
 PICTURES = (".png", ".pdf", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: colour-blind safe
 
@@ -50,59 +54,80 @@ def draw_curves(
 
     runs: {label: lines of a metrics.jsonl, or a list of such lists, seeds that share a colour}. x: a key of the lines:
     "step", "seconds" or "epoch". metrics: keys of the lines, each in a panel of its own; None: the first evaluation
-    metric. ValueError if a run has no loss with an `x`.
+    metric. UserError if a run has no loss with an `x`.
     """
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter
-
     groups = {label: seeds if seeds and isinstance(seeds[0], list) else [seeds] for label, seeds in runs.items()}
     everything = [line for seeds in groups.values() for lines in seeds for line in lines]
-    metrics = eval_metrics(everything)[:1] if metrics is None else metrics
     losses = {"loss", *(eval_loss_key(lines) for seeds in groups.values() for lines in seeds)}  # have the first panel
-    metrics = [m for m in metrics if m not in losses and any(m in line for line in everything)]
-    unit, unit_name = 1, x
-    if x == "seconds":
-        longest = max((line.get(x) or 0 for line in everything), default=0)
-        unit, unit_name = (3600, "hours") if longest > 7200 else (60, "minutes") if longest > 300 else (1, "seconds")
+    metrics = eval_metrics(everything)[:1] if metrics is None else metrics
+    metrics = [metric for metric in metrics if metric not in losses and any(metric in line for line in everything)]
+    unit, unit_name = _unit(x, everything)
     columns = min(3, 1 + len(metrics))
     rows = math.ceil((1 + len(metrics)) / columns)
     figure, panels = new_figure((7, 11.5, 15)[columns - 1], 4.3 * rows, rows, columns, sharex=True)
     for panel in panels[1 + len(metrics) :]:
         panel.remove()
-    training = dict(linewidth=1, alpha=0.4, markersize=0)
-    evaluation = dict(linewidth=1.6, marker="o", markersize=4)
-
-    legend, evaluated = [], any(metric.startswith("eval_") for metric in metrics)
     for number, (label, seeds) in enumerate(groups.items()):
-        colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
-        under = min(3, len(groups) - 1 - number)  # runs that are drawn over this one, whose line is broader
-        for lines in seeds:
-            keys = ["loss", eval_loss_key(lines), *metrics]
-            points = [curve(lines, x, key) for key in keys]
-            for panel, key, (xs, ys) in zip([panels[0], *panels], keys, points, strict=False):
-                style = dict(evaluation if key.startswith("eval_") else training)
-                style["linewidth"] += 0.9 * under
-                style["markersize"] += 2 * under
-                marked = max(1, len(xs) // 25)
-                panel.plot([value / unit for value in xs], ys, line, color=colour, markevery=marked, **style)
-            evaluated |= bool(points[1][0])
-            if not points[0][0] + points[1][0]:
-                raise ValueError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
-        named = Line2D([], [], color=colour, linestyle=line, linewidth=2.5, label=_plain(label))
-        legend += [named] * (len(groups) > 1)
-    kinds = {"training": training} | ({"evaluation": evaluation} if evaluated else {})
-    legend += [Line2D([], [], color="0.3", label=label, **style) for label, style in kinds.items()]
-    panels[0].legend(handles=legend, frameon=False, fontsize=9)
+        look = dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
+        drawn_over = min(3, len(groups) - 1 - number)
+        if not all([_draw_run(panels, lines, (x, unit), metrics, look, drawn_over) for lines in seeds]):
+            raise UserError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
+    panels[0].legend(handles=_legend(list(groups), everything), frameon=False, fontsize=9)
     for panel, name in zip(panels, ["loss", *(metric.removeprefix("eval_") for metric in metrics)], strict=False):
-        panel.set_title(name, loc="left", fontsize=11, fontweight="bold")
-        panel.set_xlabel(unit_name)
-        panel.tick_params(labelbottom=True)  # which shared axes leave to the lowest row
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
-        panel.grid(axis="y", color="0.9", linewidth=0.8)
+        _label(panel, name, unit_name)
     if title:
         figure.suptitle(_plain(title), fontsize=12)
     save_figure(figure, path)
     return figure
+
+
+def _unit(x: str, lines: list[dict]) -> tuple[int, str]:
+    """(divisor, name) of the horizontal axis: long runs are drawn over hours or minutes, not seconds."""
+    longest = max((line.get(x) or 0 for line in lines), default=0) if x == "seconds" else 0
+    if longest > 7200:
+        return 3600, "hours"
+    return (60, "minutes") if longest > 300 else (1, x)
+
+
+def _draw_run(
+    panels: "list[Axes]", lines: list[dict], x: tuple[str, int], metrics: list[str], look: dict, drawn_over: int
+) -> bool:
+    """Draws a run's losses into the first panel and each metric into one of its own; returns whether it has losses.
+
+    x: key and divisor of the horizontal axis. look: colour and kind of line. drawn_over: how many runs are drawn over
+    this one, whose lines are broader, so that they show on both sides.
+    """
+    keys = ["loss", eval_loss_key(lines), *metrics]
+    points = [curve(lines, x[0], key) for key in keys]
+    for panel, key, (xs, ys) in zip([panels[0], *panels], keys, points, strict=False):
+        style = dict(EVALUATION if key.startswith("eval_") else TRAINING)
+        style["linewidth"] += 0.9 * drawn_over
+        style["markersize"] += 2 * drawn_over
+        panel.plot([value / x[1] for value in xs], ys, markevery=max(1, len(xs) // 25), **look, **style)
+    return bool(points[0][0] or points[1][0])
+
+
+def _legend(labels: list[str], lines: list[dict]) -> list:
+    """Lines that explain the colours, where there are several runs, and the kinds of curves that the runs have."""
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for number, label in enumerate(labels if len(labels) > 1 else ()):
+        look = dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
+        handles.append(Line2D([], [], linewidth=2.5, label=_plain(label), **look))
+    evaluated = any(key.startswith("eval_") for line in lines for key in line)
+    kinds = {"training": TRAINING, "evaluation": EVALUATION} if evaluated else {"training": TRAINING}
+    return handles + [Line2D([], [], color="0.3", label=label, **style) for label, style in kinds.items()]
+
+
+def _label(panel: "Axes", name: str, unit_name: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    panel.set_title(name, loc="left", fontsize=11, fontweight="bold")
+    panel.set_xlabel(unit_name)
+    panel.tick_params(labelbottom=True)  # matplotlib labels only the lowest row of shared axes
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
+    panel.grid(axis="y", color="0.9", linewidth=0.8)
 
 
 def _plain(text: str) -> str:
@@ -125,9 +150,9 @@ def new_figure(
 
 
 def check_picture(flag: str, path: str | Path) -> None:
-    """ValueError unless the name of a picture ends in one of PICTURES."""
+    """UserError unless the name of a picture ends in one of PICTURES."""
     if Path(path).suffix not in PICTURES:
-        raise ValueError(f"{flag} {path}: a picture's name must end in {', '.join(PICTURES)}")
+        raise UserError(f"{flag} {path}: a picture's name must end in {', '.join(PICTURES)}")
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:

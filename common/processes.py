@@ -1,19 +1,25 @@
 """The process: its rank, its hardware, its network, and how it ends."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import io
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from typing import Any
+
+from common.errors import UserError
 
 # torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
@@ -29,16 +35,83 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+# What launchers call the number of processes on a machine: torchrun and accelerate, deepspeed, MPI's.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
 def processes_here() -> int:
-    """The processes of this run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """The processes of this run on this machine. Ranks that are started by hand, without any launcher's variable, are
+    on one machine if they meet at its own address."""
+    for name in _LOCAL_SIZES:
+        if name in os.environ:
+            return int(os.environ[name])
+    alone = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    return int(os.environ.get("WORLD_SIZE", "1")) if alone else 1
+
+
+def cores_here() -> int:
+    """CPU cores that this process may use: SLURM and containers often give it some of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_of_a_process() -> int:
+    """CPU cores for each process of this machine, at least 1."""
+    return max(1, cores_here() // processes_here())
+
+
+def check_open_files(workers: int) -> None:
+    """UserError if data workers need more open files than this process may have: pipes, and shared memory for each
+    batch that they make ahead."""
+    import resource  # which Windows lacks
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 64 + 20 * workers
+    if most != resource.RLIM_INFINITY and workers and needed > most:
+        raise UserError(
+            f"--dataloader_num_workers {workers}: needs about {needed} open files, and the limit is {most}. "
+            f"Raise it (ulimit -n {needed}), or give {max(0, (most - 64) // 20)} workers"
+        )
+
+
+def lonely_task() -> str:
+    """What to do if SLURM started several tasks, none of which knows its rank; "" otherwise."""
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in os.environ:
+        tasks = os.environ["SLURM_STEP_NUM_TASKS"]
+        return (
+            f". srun started {tasks} tasks, and without RANK each takes itself for the only one: start them as "
+            "slurm/train.slurm does, which sets RANK, WORLD_SIZE and LOCAL_RANK"
+        )
+    return ""
 
 
 def free_memory() -> int:
-    """Bytes of the machine's memory that are still available."""
+    """Bytes of memory that are still available: of the machine's, or of what a container or SLURM's --mem allows."""
     import psutil  # which a GPU machine may lack
 
-    return psutil.virtual_memory().available
+    return min(psutil.virtual_memory().available, *_free_of_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
+
+
+def _free_of_limits(groups: Path, root: Path) -> list[int]:
+    """Bytes left of each memory limit of this process's control groups, of version 1 or 2, and of those above them.
+    The cache of files in memory does not count as used: it makes room."""
+    free = [sys.maxsize]
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, path = line.split(":", maxsplit=2)
+        if controllers == "":  # version 2: all controllers in one tree
+            top, files, cache = root, ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, cache = root / "memory", "total_inactive_file"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top) and (folder / files[0]).is_file():
+                limit, used = ((folder / name).read_text().strip() for name in files)
+                if limit != "max":
+                    cached = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                    free.append(max(0, int(limit) - int(used) + int(cached[1] if cached else 0)))
+    return free
 
 
 def lacks_compiler(variable: str, *names: str) -> str | None:
@@ -89,6 +162,23 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
+def prepare_process() -> None:
+    """What a training script changes in its process, before anything else: threads, limits and how it ends."""
+    import resource  # which Windows lacks
+
+    import torch
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if not has_accelerator():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it looks for one
+        if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+            # `accelerate launch` gives a process one thread by default, but here it may use its cores.
+            torch.set_num_threads(cores_of_a_process())
+    if "ACCELERATE_USE_CPU" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        end_with_parent()
+
+
 def finish_process_group() -> None:
     """Waits for all ranks and leaves the process group: gloo ranks that exit one by one can abort each other."""
     import torch
@@ -98,8 +188,35 @@ def finish_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
+@contextlib.contextmanager
+def first_of_node_first() -> Iterator[None]:
+    """Runs the `with` block in the first process of each node, then in the others, however long the first one takes: a
+    barrier of the run's own process group ends all ranks after --ddp_timeout (half an hour)."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    import torch.distributed
+
+    is_first, group = os.environ.get("LOCAL_RANK", "0") == "0", _patient_group()
+    if not is_first:
+        torch.distributed.barrier(group)
+    try:
+        yield
+    finally:
+        if is_first:
+            torch.distributed.barrier(group)
+
+
+@functools.cache
+def _patient_group() -> Any:
+    """All ranks, which wait for each other for days; one that dies ends the wait."""
+    import torch.distributed
+
+    return torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30))
+
+
 def check_alike(found: dict[str, object], advice: str) -> None:
-    """ValueError, on every process, unless all found the same values: {"--seed": 1}, {"contents of train": its hash}.
+    """UserError, on every process, unless all found the same values: {"--seed": 1}, {"contents of train": its hash}.
     A node may have other files of the same name, or other flags: its processes would silently train on other rows,
     until some wait forever for processes whose rows have ended."""
     from accelerate.utils import gather_object
@@ -111,7 +228,7 @@ def check_alike(found: dict[str, object], advice: str) -> None:
         for name in dict.fromkeys([*wanted, *other]):
             if wanted.get(name) != other.get(name):
                 here, there = (f"{values.get(name, 'none')!s:.60}" for values in (other, wanted))
-                raise ValueError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
+                raise UserError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
 
 
 def in_background(work: Callable[[], object]) -> Future:

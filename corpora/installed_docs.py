@@ -262,7 +262,7 @@ def build(folder: Path, site_packages: Path | None = None, num_workers: int = 2,
     """Write the corpus and the two tasks into a folder. Returns what stands in its info.json.
 
     Args:
-        folder: empty; `common.cached_folders.cached` lets it appear only when everything is written.
+        folder: empty; `common.whole_folders.cached` lets it appear only when everything is written.
         site_packages: the folder to read; by default the one that holds transformers.
         num_workers: processes that parse, at least 1; they change the time and not the result.
         progress: show a bar of the files read.

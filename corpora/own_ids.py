@@ -47,6 +47,21 @@ def is_blank(document: str | IdDocument) -> bool:
     return not (document.strip() if isinstance(document, str) else len(document))
 
 
+def with_eos(
+    ids: np.ndarray, ends: np.ndarray, documents: Sequence[str | IdDocument], eos_id: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of documents, which end at `ends`, with an EOS after each that has none, and their new ends.
+
+    With EOS 1 the documents 5 6 | 7 1 | 8 become 5 6 1 | 7 1 | 8 1. A document without ids stays so, and so does a
+    piece that the next one continues. eos_id: None changes nothing.
+    """
+    if eos_id is None or not len(ids):
+        return ids, ends
+    is_open = np.array([not goes_on(document) for document in documents])
+    is_open &= (np.diff(ends, prepend=0) > 0) & (ids[ends - 1] != eos_id)
+    return np.insert(ids, ends[is_open], eos_id), ends + np.cumsum(is_open)
+
+
 def has_ids(args: Any) -> bool:
     """Whether the text is ready-made ids: the flags name a column of ids, or an .npy file."""
     files, _ = split_weights("--train_file", args.train_file or [])

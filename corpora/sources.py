@@ -8,19 +8,17 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from common.cached_folders import TOLD_BYTES, cached
-from common.manifests import file_digests
-from common.processes import print_once
+from common.processes import cores_here, print_once
 from common.reports import human_bytes
+from common.whole_folders import cached, kept_digests, stamp
 from constants import BUILTIN_CORPUS
 from corpora.files import data_suffix, is_plain_text, split_weights
 from corpora.hub import load_dataset_splits
@@ -29,8 +27,8 @@ from corpora.reading import column_texts, read_documents
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that a run trains: enough for a small vocabulary, and a minute or less.
-TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
-TOKENIZER_FORMAT = 3  # part of its key in the cache: raise it when the same text would give another tokenizer
+SAMPLE = dict(max_sentences=200_000, max_characters=2**25)
+TOKENIZER_FORMAT = 4  # part of its key in the cache: raise it when the same text would give another tokenizer
 
 
 @dataclass
@@ -55,8 +53,8 @@ class Source:
 
     def check_unchanged(self) -> None:
         """ValueError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
-        for file, stamp in zip(self.files, self.stamps, strict=False):
-            if _stamp(file) != stamp:
+        for file, before in zip(self.files, self.stamps, strict=False):
+            if stamp(file) != before:
                 raise ValueError(f"{file} has changed while it was read: start again when it is complete")
 
 
@@ -67,7 +65,8 @@ def find_sources(args: Any) -> dict[str, Source]:
     if args.train_file:
         named = {"train": args.train_file, "validation": args.validation_file}
         files = {split: corpus_files(f"--{split}_file", paths, args) for split, paths in named.items() if paths}
-        return {split: _file_source(f"--{split}_file", files[split], column, ids) for split in files}
+        cache = Path(args.data_cache_dir).expanduser()
+        return {split: _file_source(files[split], cache, column, ids) for split in files}
     if (args.dataset_name or BUILTIN_CORPUS) == BUILTIN_CORPUS:
         return builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
     return _dataset_sources(args.dataset_name, args.dataset_config_name, column, ids)
@@ -117,24 +116,14 @@ def joint_fingerprint(sources: Sequence) -> str:
     return hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
 
 
-def _file_source(flag: str, files: list[Path], column: str | None, ids: bool = False) -> Source:
-    digest, stamps = hashlib.sha256(), [_stamp(file) for file in files]
+def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool = False) -> Source:
+    digest, stamps = hashlib.sha256(), [stamp(file) for file in files]
     size = sum(file.stat().st_size for file in files)
-    if size > TOLD_BYTES:
-        print_once(f"{flag}: reading {human_bytes(size)} for a hash, to find their tokens in the cache")
-    for file, contents in zip(files, file_digests(files), strict=True):
+    for file, contents in zip(files, kept_digests(files, cache), strict=True):
         kind = ".txt" if is_plain_text(file) else data_suffix(file)
         digest.update(kind.encode() + contents.encode())
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids, stamps=stamps)
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """Size, time and inode of a file, which change with its contents."""
-    if not file.exists():
-        return None
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _dataset_sources(name: str, config: str | None, column: str, ids: bool) -> dict[str, Source]:
@@ -156,7 +145,7 @@ def builtin_sources(cache: Path, num_workers: int | None = None) -> dict[str, So
     folder = builtin_corpus(cache, num_workers)
     sources = {}
     for split in ("train", "validation"):
-        source = sources[split] = _file_source("", [folder / f"{split}.jsonl"], "text")
+        source = sources[split] = _file_source([folder / f"{split}.jsonl"], cache, "text")
         source.description = f"{BUILTIN_CORPUS}: English documentation of the installed packages ({source.description})"
     return sources
 
@@ -167,7 +156,7 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
 
     def build(folder: Path) -> None:
         print_once(f"collecting the documentation of the installed packages into {cache}")
-        corpus.build(folder, num_workers=num_workers or os.cpu_count() or 1)
+        corpus.build(folder, num_workers=num_workers or cores_here())
 
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 
@@ -182,22 +171,35 @@ def tokenizer_for(
 ) -> PreTrainedTokenizerBase:
     """A tokenizer trained on all the text, whatever the weights of its corpora, and cached under a key of the text's
     contents, the size and `byte_fallback`."""
-    fingerprint, column = joint_fingerprint(sources), sources[0].column
-    decisive = f"{TOKENIZER_FORMAT} {fingerprint} {column} {vocab_size} {byte_fallback}"
-    key = hashlib.sha256(decisive.encode()).hexdigest()
 
-    def build(folder: Path) -> None:
-        print_once(f"no tokenizer was named: training one of {vocab_size:,} tokens on {described(sources)}")
-        sample = dict(max_sentences=TOKENIZER_SENTENCES, max_characters=TOKENIZER_CHARACTERS)
+    def train(folder: Path) -> None:
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
-        train_tokenizer(documents, folder, vocab_size, byte_fallback, **sample)
+        train_tokenizer(documents, folder, vocab_size, byte_fallback, **SAMPLE)
         for source in sources:
             source.check_unchanged()
 
+    decisive = f"{joint_fingerprint(sources)} {sources[0].column} {vocab_size} {byte_fallback}"
+    return _trained(train, decisive, f"{vocab_size:,} tokens on {described(sources)}", cache)
+
+
+def tokenizer_for_pairs(
+    texts: Sequence[str], vocab_size: int, cache: Path, byte_fallback: bool | None = None
+) -> PreTrainedTokenizerBase:
+    """A tokenizer trained on sources and targets, cached in the same way. It is smaller where they are too few."""
+
+    def train(folder: Path) -> None:
+        train_tokenizer(texts, folder, vocab_size, byte_fallback, **SAMPLE, is_exact=False)
+
+    contents = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    shown = f"up to {vocab_size:,} tokens on {len(texts):,} sources and targets"
+    return _trained(train, f"pairs {contents} {vocab_size} {byte_fallback}", shown, cache)
+
+
+def _trained(train: Callable[[Path], None], decisive: str, shown: str, cache: Path) -> PreTrainedTokenizerBase:
+    key = hashlib.sha256(f"{TOKENIZER_FORMAT} {decisive}".encode()).hexdigest()
+
+    def build(folder: Path) -> None:
+        print_once(f"no tokenizer was named: training one of {shown}")
+        train(folder)
+
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
-
-
-def default_tokenizer(args: Any, cache_dir: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model from scratch where none is named, as in pre-training on the built-in text."""
-    cache = Path(cache_dir).expanduser()
-    return tokenizer_for([builtin_sources(cache)["train"]], args.vocab_size, cache, args.byte_fallback)

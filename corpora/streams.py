@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from transformers import TrainingArguments
 
+from common.errors import StreamError, UserError
 from corpora.blocks import Corpus
 from corpora.examples import shares
-from corpora.own_ids import goes_on, is_blank
+from corpora.own_ids import is_blank, with_eos
 from corpora.tokenizers import cut_at_spaces
 
 LANES = 24
@@ -73,28 +74,28 @@ def one_by_one(split: Callable[[dict], list]) -> Units:
 
 def packed(
     read: Callable[[dict], object],
-    encode: Callable[[list], list[np.ndarray]],
+    encode: Callable[[list], tuple[np.ndarray, np.ndarray]],
     window: int,
     cut: Callable,
-    eos: list[int],
+    eos_id: int | None,
 ) -> Units:
     """Units that are rows of token ids: the documents one after another, without padding.
 
-    read: row of the corpus -> document, a text or an IdDocument. encode: documents -> the ids of each. eos: ids put
-    after each document, of one that comes in parts after the last. cut: (the next `window` ids, number of the pass) ->
-    (how many of them are used, unit), as `Objective.cut`.
+    read: row of the corpus -> document, a text or an IdDocument. encode: documents -> (all ids, where those of each
+    end). eos_id: ends each document; None: nothing does. cut: (the next `window` ids, number of the pass) -> (how many
+    of them are used, unit), as `Objective.cut`.
     """
 
     def units(rows: Rows) -> Iterator[tuple[Place, object]]:
         ids, begins = np.empty(0, np.uint32), deque()  # not yet used; (where in them a document begins, its place)
         for batch in _batches(rows, read):
+            documents = [document for _, document in batch]
+            encoded, ends = with_eos(*encode(documents), documents, eos_id)
             parts, end = [ids], len(ids)
-            for (place, document), encoded in zip(batch, encode([document for _, document in batch]), strict=True):
-                if not is_blank(document):
-                    closed = np.concatenate([encoded, np.array([] if goes_on(document) else eos, dtype=np.uint32)])
-                    parts.append(closed[place[3] :])
-                    begins.append((end, place))
-                    end += len(parts[-1])
+            for (place, _), document_ids in zip(batch, np.split(encoded, ends[:-1]), strict=True):
+                parts.append(document_ids[place[3] :].astype(np.uint32))
+                begins.append((end, place))
+                end += len(parts[-1])
             ids, used = np.concatenate(parts), 0
             while end - used >= window:
                 while len(begins) > 1 and begins[1][0] <= used:
@@ -109,10 +110,12 @@ def packed(
 
 
 def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
-    """Lists of (place, document) of about ENCODE_BATCH characters or ids."""
+    """Lists of (place, document) of about ENCODE_BATCH characters or ids; without blank documents."""
     batch, size = [], 0
     for place, row in rows:
         document = read(row)
+        if is_blank(document):
+            continue
         batch.append((place, document))
         size += len(document)
         if size >= ENCODE_BATCH:
@@ -156,7 +159,7 @@ class LaneSource:
         """ValueError if the corpus gives no example at all; a lane would search forever."""
         rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
-            raise ValueError(f"{self.corpus.description}: gives no example to train on")
+            raise UserError(f"{self.corpus.description}: gives no example to train on")
 
 
 class Lane:
@@ -292,7 +295,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
         )
         for number, source in enumerate(stream.sources):
             if number not in stream.turns:
-                raise ValueError(
+                raise UserError(
                     f"{source.corpus.description}: its weight, {stream.weights[number]:.2g} of all, gives "
                     f"none of {TURNS:,} examples: raise it, or leave the corpus out"
                 )
@@ -352,10 +355,10 @@ class StreamDataset(torch.utils.data.IterableDataset):
         """
         files = sorted(Path(checkpoint).glob("stream_state_*.json"))
         if not files:
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
         states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         if states[0]["fingerprint"] != self.fingerprint:
-            raise ValueError(
+            raise UserError(
                 f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
                 "--shuffle_buffer_size, tokenizer and lengths must stay"
             )
@@ -384,10 +387,6 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def examples_of_step(self, step: int, batch: int) -> list[int]:
         """Numbers of the examples in the global batch of a step (from 0)."""
         return list(range(step * batch, (step + 1) * batch))
-
-
-class StreamError(ValueError):
-    """A stream cannot be read any further: a broken row far inside the corpus, or a network that is gone."""
 
 
 class StreamLoader(torch.utils.data.DataLoader):

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +19,8 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from common.cached_folders import cached
-from corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank
+from common.whole_folders import cached
+from corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.word_encoder import corpus_encoder, flat
@@ -67,10 +67,10 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
 
     def build(folder: Path) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
-        eos = [tokenizer.eos_token_id] if args.eos_between_documents else []
-        encoder = corpus_encoder if not sources["train"].ids else ids_encoder
+        eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
+        encode = document_encoder(tokenizer, sources["train"].ids)
         writers = {
-            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encoder(tokenizer), eos)
+            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encode, eos_id)
             for split in ("train", "validation")
         }
         for split, source in sources.items():
@@ -152,16 +152,17 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
 class TokenWriter:
     """Writes the tokens of documents, texts or ready-made ids, to a binary file, some megabytes at a time.
 
-    encode: documents -> (all ids, where those of each end). eos: ids after each document. info: the other fields of the
-    `TokenFile`; whole after `flush`.
+    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does. info: the
+    other fields of the `TokenFile`; whole after `flush`.
     """
 
-    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos: list[int]):
-        self.file, self.tokenizer, self.encode, self.eos = file, tokenizer, encode, eos
+    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos_id: int | None):
+        self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.info = dict(documents=0, empty_documents=0, text_bytes=0, unknown=0)
         self.batch, self.batch_size = [], 0
         self.goes_on = False  # the last document added has not ended yet
+        self.last = None  # the id written last
 
     def add(self, document: str | IdDocument) -> int:
         """Takes one document; returns its size in bytes."""
@@ -183,9 +184,10 @@ class TokenWriter:
 
     def break_off(self) -> None:
         """Ends the last document where it is: its next part is in another split, or empty."""
-        if self.goes_on:
+        if self.goes_on and self.eos_id is not None:
             self.flush()
-            self.file.write(np.array(self.eos, dtype=self.dtype).tobytes())
+            if self.last != self.eos_id:
+                self._write(np.array([self.eos_id]))
         self.goes_on = False
 
     def flush(self) -> None:
@@ -195,16 +197,21 @@ class TokenWriter:
         ids, ends = self.encode(self.batch)
         if isinstance(self.batch[0], str):
             self.info["unknown"] += int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
-        if self.eos:
-            ids = np.insert(ids, ends[[not goes_on(document) for document in self.batch]], self.eos[0])
-        self.file.write(ids.astype(self.dtype).tobytes())
+        self._write(with_eos(ids, ends, self.batch, self.eos_id)[0])
         self.batch, self.batch_size = [], 0
 
+    def _write(self, ids: np.ndarray) -> None:
+        self.file.write(ids.astype(self.dtype).tobytes())
+        self.last = ids[-1] if len(ids) else self.last
 
-def ids_encoder(
-    tokenizer: PreTrainedTokenizerBase,
-) -> Callable[[Sequence[IdDocument]], tuple[np.ndarray, np.ndarray]]:
-    """`corpus_encoder` for ready-made ids, which are checked and moved to their places in the vocabulary."""
+
+def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callable:
+    """documents -> (ids of all documents one after the other, where each document ends).
+
+    is_ids: the documents are ready-made ids, which are checked and moved to their places in the vocabulary.
+    """
+    if not is_ids:
+        return corpus_encoder(tokenizer)
     encode = IdEncoder(tokenizer)
     return lambda documents: flat([encode(document) for document in documents])
 

@@ -13,12 +13,16 @@ Legend of shapes: B batch, T target length, N target positions of a batch (B * T
 import functools
 import types
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from filelock import FileLock, Timeout
+from torch._inductor.codecache import cache_dir, get_lock_dir
 from transformers.utils import ModelOutput
 
+from common.processes import print_once
 from constants import IGNORE_INDEX
 from modeling.families import family_of, output_head
 
@@ -73,12 +77,13 @@ class _ChunkedLossSum(torch.autograd.Function):
     def forward(ctx, hidden, weight, labels, label_smoothing: float, z_loss: float, chunk: int, cap: float | None):
         device_type = hidden.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
-        wants_gradient = any(ctx.needs_input_grad[:2])
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        wants_gradient = wants_hidden or wants_weight
         with torch.autocast(device_type, enabled=False):
             rows, matrix = hidden.to(dtype), weight.to(dtype)
-            d_hidden = torch.empty_like(rows) if wants_gradient else None
+            d_hidden = torch.empty_like(rows) if wants_hidden else None
             # Sums many small contributions: in float32 at least.
-            d_weight = torch.zeros_like(_at_least_float32(weight)) if wants_gradient else None
+            d_weight = torch.zeros_like(_at_least_float32(weight)) if wants_weight else None
             total = _at_least_float32(rows.new_zeros(()))
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
@@ -100,16 +105,18 @@ class _ChunkedLossSum(torch.autograd.Function):
                     if cap is not None:
                         d_logits.mul_(slope)
                     d_logits = (d_logits * counted[:, None]).to(dtype)
-                    torch.mm(d_logits, matrix, out=d_hidden[part])
-                    d_weight += d_logits.T @ rows[part]
-        if wants_gradient:
-            ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
+                    if wants_hidden:
+                        torch.mm(d_logits, matrix, out=d_hidden[part])
+                    if wants_weight:
+                        d_weight += d_logits.T @ rows[part]
+        of_inputs = ((d_hidden, hidden), (d_weight, weight))
+        ctx.save_for_backward(*(None if grad is None else grad.to(given.dtype) for grad, given in of_inputs))
         return total
 
     @staticmethod
     def backward(ctx, d_total):
-        d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * d_total, d_weight * d_total, None, None, None, None, None
+        gradients = (None if grad is None else grad * d_total for grad in ctx.saved_tensors)
+        return *gradients, None, None, None, None, None
 
 
 def chunked_loss_sum(
@@ -151,9 +158,10 @@ def _head_inputs(model, inputs: dict) -> torch.Tensor:
         return getattr(model, body)(**inputs).last_hidden_state
     head = output_head(model)
     head.deferred = True
-    hidden = model.plain_forward(**inputs).logits
-    head.deferred = False
-    return hidden
+    try:
+        return model.plain_forward(**inputs).logits
+    finally:  # after an error too: the model may be used further, as in a notebook
+        head.deferred = False
 
 
 @functools.cache
@@ -209,6 +217,7 @@ def compute_loss_in_forward(
 
     model.compute_loss = compute
     if compile_options is not None:
+        discard_damaged_kernels()
         # torch counts graphs per code object: with its own copy, a model does not count those of earlier models.
         code = compute.__code__.replace()
         own = types.FunctionType(code, compute.__globals__, compute.__name__, None, compute.__closure__)
@@ -216,3 +225,27 @@ def compute_loss_in_forward(
         # Whole and static: a graph break or a batch of another shape must raise an error, not silently slow the run.
         model.compute_loss = torch.compile(own, fullgraph=True, dynamic=False, **compile_options)
     model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch
+
+
+def discard_damaged_kernels() -> None:
+    """Removes what a run that was killed while compiling left in Inductor's cache of compiled code, and names it.
+
+    torch loads every file that is there: an empty one would end all later runs of its shape. A file that another
+    process is compiling right now, for which torch holds a lock, stays.
+    """
+    for path in Path(cache_dir()).glob("*/*.*o"):  # .so and .o
+        if path.suffix in (".so", ".o") and not _is_whole_elf(path):
+            try:
+                with FileLock(Path(get_lock_dir(), path.name.partition(".")[0] + ".lock"), timeout=0):
+                    path.unlink(missing_ok=True)
+                print_once(f"torch.compile: {path} is damaged, maybe by a run that was killed: it is compiled anew")
+            except Timeout:
+                continue
+
+
+def _is_whole_elf(path: Path) -> bool:
+    """Whether a file of compiled code is as long as its header says."""
+    with path.open("rb") as file:
+        head, size = file.read(64), path.stat().st_size
+    sections, of_section, count = (int.from_bytes(head[i:j], "little") for i, j in ((40, 48), (58, 60), (60, 62)))
+    return head.startswith(b"\x7fELF") and size >= sections + of_section * count

@@ -5,10 +5,10 @@
     merged(model, folder)             W + 2 B A instead of W: an ordinary model
 
 (Hu et al. 2021, arXiv 2106.09685.) A folder holds adapter_model.safetensors and adapter_config.json, which names the
-checkpoint that the matrices belong to, as peft itself writes and reads them.
+checkpoint that the matrices belong to, as peft itself writes and reads them. It has no config.json: beside one,
+transformers would look for a whole model there.
 """
 
-import copy
 import json
 import math
 import warnings
@@ -20,25 +20,29 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from common.reports import read_json
+from common.errors import UserError
+from common.reports import read_json, write_json
 from modeling.families import output_head
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_CHECKSUM = "base_checksum.json"  # of the weights that the matrices were trained with
 
 
 def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     """Freezes the model and puts matrices A [rank, in] and B [out, rank], which begins at 0, beside its layers'.
 
-    base: the checkpoint whose weights these are. The model then saves A, B and its configuration alone.
+    base: the checkpoint whose weights these are. The model then saves A and B, the base's absolute path or name on the
+    Hub, and the settings of `generate` alone.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    model.base_checksum = checksum(model)
+    model.base_checksum = None if model.device.type == "meta" else checksum(model)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     trained = {n for n, module in linears.items() if module is not output_head(model) and module.weight.requires_grad}
     layers = sorted({name.rpartition(".")[2] for name in trained})
     # Layers of T5Gemma 2's image encoder, which is not trained, have the names of layers that read text.
     others = sorted(name for name in linears.keys() - trained if name.rpartition(".")[2] in layers)
+    base = str(Path(base).absolute()) if Path(base).is_dir() else base
     options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM", exclude_modules=others or None)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options), model)
     model.save_pretrained = partial(_save, model)
@@ -57,9 +61,9 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
     state = model.state_dict() if state_dict is None else state_dict
     tensors = {_in_file(name): t.detach().cpu().contiguous() for name, t in state.items() if ".lora_" in name}
     save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
-    config = copy.deepcopy(model.config)
-    config.base_checksum = model.base_checksum
-    for part in (model.peft_config["default"], config, model.generation_config):
+    write_json(Path(folder) / _CHECKSUM, {"base_checksum": model.base_checksum})
+    (Path(folder) / "config.json").unlink(missing_ok=True)  # of an earlier commit's checkpoint
+    for part in (model.peft_config["default"], model.generation_config):
         part.save_pretrained(folder)
 
 
@@ -69,10 +73,10 @@ def checksum(model: torch.nn.Module) -> float:
 
 
 def _check_base(found: float, folder: str | Path) -> None:
-    """ValueError if a folder's matrices were trained with weights of another checksum."""
-    expected = read_json(Path(folder) / "config.json").get("base_checksum", found)
+    """UserError if a folder's matrices were trained with weights of another checksum."""
+    expected = read_json(Path(folder) / _CHECKSUM).get("base_checksum", found)
     if not math.isclose(found, expected, rel_tol=1e-5):
-        raise ValueError(f"{folder}: its LoRA matrices were trained with other base weights than those there now")
+        raise UserError(f"{folder}: its LoRA matrices were trained with other base weights than those there now")
 
 
 def _in_file(name: str) -> str:
@@ -81,23 +85,23 @@ def _in_file(name: str) -> str:
 
 
 def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
-    """{name in the model: tensor} of a checkpoint's matrices. ValueError if they are not those of the model."""
+    """{name in the model: tensor} of a checkpoint's matrices. UserError if they are not those of the model."""
     _check_base(model.base_checksum, folder)
     state = load_file(folder / WEIGHTS)
     names = {_in_file(name): name for name in model.state_dict() if ".lora_" in name}
     if state.keys() != names.keys():
-        raise ValueError(f"{folder}: its {len(state)} LoRA matrices are not the {len(names)} of this model")
+        raise UserError(f"{folder}: its {len(state)} LoRA matrices are not the {len(names)} of this model")
     return {names[name]: tensor for name, tensor in state.items()}
 
 
 def load_low_rank(model: torch.nn.Module, folder: Path) -> None:
-    """Gives the model the matrices of a checkpoint. ValueError or RuntimeError if they do not fit."""
+    """Gives the model the matrices of a checkpoint. UserError or RuntimeError if they do not fit."""
     model.load_state_dict(low_rank_state(model, folder), strict=False)
 
 
 # ---------------------------------------------------------------- a folder of matrices
 def base_of(name_or_path: str | Path) -> str | None:
-    """The checkpoint that a folder's matrices belong to; None where the folder holds none. ValueError for adapters that
+    """The checkpoint that a folder's matrices belong to; None where the folder holds none. UserError for adapters that
     are no LoRA, or that name no checkpoint."""
     path = Path(name_or_path) / CONFIG
     if not path.is_file():
@@ -106,9 +110,9 @@ def base_of(name_or_path: str | Path) -> str | None:
         config = json.loads(path.read_text(encoding="utf-8"))
         kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
-        raise ValueError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
+        raise UserError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
     if kind != "LORA" or not base or not (Path(name_or_path) / WEIGHTS).is_file():
-        raise ValueError(
+        raise UserError(
             f"--model_name_or_path {name_or_path}: holds an adapter ({kind} of {base}); only LoRA in "
             f"{WEIGHTS}, of a checkpoint that {CONFIG} names, can be merged"
         )
@@ -124,7 +128,6 @@ def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     _check_base(checksum(model), folder)
     users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     trained, is_tied = [p for p in model.parameters() if p.requires_grad], model.config.tie_word_embeddings
-    model.config.__dict__.pop("base_checksum", None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft sets it itself
         warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # see below

@@ -22,8 +22,7 @@ def matching_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> 
     {"▁the": 5, "▁<extra_id_0>": 99} and {"▁the": 7, "<extra_id_0>": 199, "▁il": 8} -> {7: 5, 199: 99}
     """
     before, after = old.get_vocab(), new.get_vocab()
-    # ByT5's tokens for bytes beyond ASCII look like letters, and are parts of letters.
-    all_letters = is_byte_level(old) == is_byte_level(new)
+    all_letters = _writes_bytes(old) == _writes_bytes(new)
     shared = {piece for piece in before.keys() & after.keys() if all_letters or piece.isascii()}
     pairs = {after[piece]: before[piece] for piece in shared if not SENTINEL_NAME.fullmatch(piece)}
     for role in ("pad_token_id", "eos_token_id", "unk_token_id", "bos_token_id"):  # by their role, not by their text
@@ -31,6 +30,15 @@ def matching_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> 
             pairs[getattr(new, role)] = getattr(old, role)
     sentinels = (find_sentinel_ids(tokenizer, required=False).tolist() for tokenizer in (new, old))
     return pairs | dict(zip(*sentinels, strict=False))
+
+
+def _writes_bytes(tokenizer: PreTrainedTokenizerBase) -> str:
+    """How its tokens write letters beyond ASCII: "" as themselves; ByT5 and byte-level BPE as one sign for each byte,
+    which looks like another letter."""
+    if is_byte_level(tokenizer):
+        return "ByT5"
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return "ByteLevel" if backend is not None and "ByteLevel" in str(backend.decoder) else ""
 
 
 def same_vocabulary(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> bool:

@@ -101,6 +101,11 @@ def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
 
 
 # ---------------------------------------------------------------- rows
+def mean_targets(denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int) -> float:
+    """Target tokens of rows of this input length, in the mean of the denoisers under their weights."""
+    return sum(w * denoiser.targets_for(inputs_length) for w, denoiser in zip(weights, denoisers, strict=True))
+
+
 def build_rows(
     denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int
 ) -> tuple[list[list[Example]], list[float], int]:
@@ -113,7 +118,7 @@ def build_rows(
     ValueError if `inputs_length` is too short for the examples of a row.
     """
     alone = [denoiser.targets_for(inputs_length) for denoiser in denoisers]
-    mean = sum(w * targets for w, targets in zip(weights, alone, strict=True))
+    mean = mean_targets(denoisers, weights, inputs_length)
     targets_length = round(mean)
     deficits = [w * (mean - targets) for w, targets in zip(weights, alone, strict=True)]
     low = [i for i, deficit in enumerate(deficits) if deficit > 1e-9 * inputs_length]

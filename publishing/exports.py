@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from common.errors import UserError
+from common.processes import print_once
 from common.reports import write_json
 from corpora.tokenizers import save_tokenizer
+from modeling.generation_settings import deciding_settings
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25}
@@ -30,6 +33,9 @@ LONGEST_SOURCE = 512  # tokens of a text that are compared
 # scores better than the worst finished one. 8 came nearest to that in our counts, and never found a worse text.
 PATIENCE = 8
 CTRANSLATE2_TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
+# Settings of `generate` that CTranslate2 has. With beams, the first ones give its probabilities another sum.
+BEFORE_SOFTMAX = ("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids")
+LIKE_TRANSFORMERS = ("num_beams", "length_penalty", "early_stopping", "min_length", "min_new_tokens")
 NEEDS = {"ctranslate2": ("ctranslate2",), "ctranslate2_int8": ("ctranslate2",)}
 
 
@@ -95,7 +101,7 @@ def pytorch_answers(model: PreTrainedModel, sources: list[list[int]], wanted: An
 
 def compare(kind: str, wanted: Answers, found: Answers) -> dict:
     """{"texts", "same_tokens", "near_ties", "largest_difference", "tolerance"} of an engine and PyTorch's own answers.
-    ValueError if they differ by more than the tolerance of `kind`."""
+    UserError if they differ by more than the tolerance of `kind`."""
     tolerance, same, ties, largest = TOLERANCES[kind], 0, 0, 0.0
     for number, (tokens, others) in enumerate(zip(wanted.tokens, found.tokens, strict=True)):
         everything, theirs = wanted.log_probs[number], found.log_probs[number]
@@ -109,7 +115,7 @@ def compare(kind: str, wanted: Answers, found: Answers) -> dict:
         place = next((place for place, token in enumerate(tokens) if others[place] != token), len(tokens) - 1)
         gap = everything[place].max() - everything[place][others[place]] if others[place] >= 0 else np.inf
         if not gap <= 2 * tolerance:
-            raise ValueError(
+            raise UserError(
                 f"{kind}: text {number + 1} is answered with other tokens than PyTorch's from token "
                 f"{place + 1} on (PyTorch prefers its own by {gap:.3g} nats): not written"
             )
@@ -119,9 +125,9 @@ def compare(kind: str, wanted: Answers, found: Answers) -> dict:
 
 
 def _within(kind: str, largest: float, shown: str) -> dict[str, float]:
-    """{"largest_difference", "tolerance"}; ValueError if the difference is larger, or nan."""
+    """{"largest_difference", "tolerance"}; UserError if the difference is larger, or nan."""
     if not largest <= TOLERANCES[kind]:
-        raise ValueError(f"{kind}: {shown}, {TOLERANCES[kind]:g} are allowed: not written")
+        raise UserError(f"{kind}: {shown}, {TOLERANCES[kind]:g} are allowed: not written")
     return dict(largest_difference=largest, tolerance=TOLERANCES[kind])
 
 
@@ -157,6 +163,38 @@ def ctranslate2_search(search: dict | None) -> dict:
     return {"beam_size": search["num_beams"], "length_penalty": search["length_penalty"], "patience": patience}
 
 
+def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
+    """CTranslate2's arguments (translate_batch) for `count` answers found as `generate` finds them. UserError, by name,
+    for settings of generation_config.json that CTranslate2 has not; `eos`: the token with which it ends a text."""
+    settings = deciding_settings(config)
+    lacking = {name: value for name, value in settings.items() if name not in BEFORE_SOFTMAX + LIKE_TRANSFORMERS}
+    if config.eos_token_id not in (None, eos, [eos]):
+        lacking["eos_token_id"] = config.eos_token_id
+    if lacking:
+        name, value = next(iter(lacking.items()))
+        raise UserError(
+            f"--backend ctranslate2: has nothing like {name} {value} of generation_config.json. Take --backend "
+            "transformers, or delete it from that file if the answers may be others"
+        )
+    beams, penalty = config.num_beams or 1, settings.get("length_penalty", 1.0)
+    search = dict(num_beams=beams, length_penalty=penalty, early_stopping=config.early_stopping) if beams > 1 else None
+    if search and (early := [name for name in settings if name in BEFORE_SOFTMAX]):
+        print_once(
+            f"CTranslate2 applies {' and '.join(early)} before it normalises the probabilities of its beams, "
+            "transformers afterwards: some answers differ"
+        )
+    forbidden = [[token] for token in config.suppress_tokens or ()]
+    forbidden += [words for words in config.bad_words_ids or () if words != [eos]]  # transformers leaves EOS out too
+    return ctranslate2_search(search) | dict(
+        num_hypotheses=count,
+        max_decoding_length=config.max_new_tokens,
+        min_decoding_length=config.min_new_tokens or max(0, (config.min_length or 0) - 1),  # it counts the start token
+        repetition_penalty=config.repetition_penalty or 1.0,
+        no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
+        suppress_sequences=forbidden,
+    )
+
+
 class CTranslate2Engine:
     """The folder of write_ctranslate2, loaded on the CPU, with token ids as inputs and outputs."""
 
@@ -171,9 +209,10 @@ class CTranslate2Engine:
         return [[self.names[number] for number in text] for text in texts]
 
     def tokens(self, sources: list[list[int]], search: dict) -> list[list[int]]:
-        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch."""
+        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch, with ids in
+        place of tokens."""
         options = dict(max_decoding_length=NEW_TOKENS, min_decoding_length=0, max_input_length=0) | search
-        options |= dict(return_end_token=True)
+        options |= dict(return_end_token=True, suppress_sequences=self._named(search.get("suppress_sequences", [])))
         results = self.translator.translate_batch(self._named(sources), **options)
         return [[self.ids[name] for name in names] for result in results for names in result.hypotheses]
 
@@ -211,7 +250,7 @@ def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
 @torch.no_grad()
 def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     """{"texts", "largest_difference", "tolerance", "loaded_by"} of the encoder in a folder and the model's own. If
-    sentence-transformers is installed, it loads its folder. ValueError for a difference beyond the tolerance."""
+    sentence-transformers is installed, it loads its folder. UserError for a difference beyond the tolerance."""
     model, sources, loaded_by = original.model, original.sources, ["transformers"]
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)].from_pretrained(folder).eval()
     batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]

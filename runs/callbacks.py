@@ -37,6 +37,7 @@ from common.reports import (
     read_metrics,
     short_number,
     side_file,
+    was_evaluated,
     write_aside,
 )
 
@@ -93,7 +94,7 @@ class MetricsFileCallback(TrainerCallback):
         self.zero_time = None  # perf_counter at second 0 of the run
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        kept = metrics_until(self.path, state.global_step) if state.global_step > 0 else []
+        kept = metrics_until(self.path, state.global_step, state.log_history) if state.global_step > 0 else []
         self.zero_time = time.perf_counter() - max((line.get("seconds", 0) for line in kept), default=0)
         text = "".join(self._line(line) for line in kept)
         with side_file(self.path):
@@ -118,9 +119,11 @@ class MetricsFileCallback(TrainerCallback):
         return json.dumps(plain_json(record), allow_nan=False) + "\n"
 
 
-def metrics_until(path: Path, step: int) -> list[dict]:
-    """The lines of a metrics.jsonl that a run keeps when it resumes at `step`; [] if there is no such file."""
-    return lines_until(read_metrics(path), step) if path.exists() else []
+def metrics_until(path: Path, step: int, history: list[dict]) -> list[dict]:
+    """The lines of a metrics.jsonl that a run keeps when it resumes at `step`; [] if there is no such file. history:
+    of the checkpoint."""
+    lines = lines_until(read_metrics(path), step) if path.exists() else []
+    return lines if was_evaluated(step, history) else [line for line in lines if not was_evaluated(step, [line])]
 
 
 # ---------------------------------------------------------------- speed
@@ -228,8 +231,15 @@ def peak_memory_bytes() -> int:
 
 # ---------------------------------------------------------------- progress
 IN_THE_BAR = (
-    "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
-).split()
+    "loss",
+    "learning_rate",
+    "sequences_per_second",
+    "tokens_per_second",
+    "mfu",
+    "padding_share",
+    "peak_memory_gib",
+    "eval_loss",
+)
 BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of one width; "left" is in the postfix
 
 
@@ -303,20 +313,27 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 
 class LossCurveCallback(TrainerCallback):
-    """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end. If drawing fails, it only warns,
-    since that must not end a long run."""
+    """Redraws `<output_dir>/loss.png`, the losses and the main metric, from metrics.jsonl at every save and at the end.
+    If drawing fails, it only warns, since that must not end a long run."""
 
     def __init__(self, output_dir: str | Path):
         self.output_dir = Path(output_dir)
 
-    def on_save(self, *_, **__) -> None:
+    def on_save(self, args: TrainingArguments | None = None, *_, **__) -> None:
         from common.curves import draw_curves, eval_loss_key
 
+        main = None if args is None else best_metric_key(args)
+        metrics = None if main in (None, "eval_loss") else [main]
         try:
             lines = read_metrics(self.output_dir / "metrics.jsonl")
             # A save may come before the first log; a run of few steps may log nothing but its evaluations.
             if any("loss" in line or eval_loss_key([line]) in line for line in lines):
-                draw_curves({self.output_dir.name: lines}, self.output_dir / "loss.png", title=self.output_dir.name)
+                draw_curves(
+                    {self.output_dir.name: lines},
+                    self.output_dir / "loss.png",
+                    title=self.output_dir.name,
+                    metrics=metrics,
+                )
         except Exception as error:
             logger.warning("loss.png was not drawn: %s: %s", type(error).__name__, error)
 

@@ -10,25 +10,29 @@
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from common.reports import markdown_table, side_file, write_aside
-from data_collator_t5 import find_bos_id, find_sentinel_ids
+from common.reports import markdown_table, side_file, was_evaluated, write_aside
+from constants import DENOISERS
+from corpora.tokenizers import plain_backend, plain_encoder
+from data_collator_t5 import find_bos_id, find_sentinel_ids, is_byte_level
 from objectives.objective import Objective
 
 SAMPLES_FILE = "samples.md"
 COLUMNS = ["text", "masked", "filled in"]
-SHOWN_GAPS = 4  # of each text
+SHOWN_GAPS = 4  # gaps of a text that samples.md shows
 NEW_TOKENS = 48  # enough tokens for these samples
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
+_MODES = {denoiser["mode"] for denoiser in DENOISERS.values() if "mode" in denoiser}
 
 
 def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int, list[int]]:
@@ -88,11 +92,12 @@ class SamplesCallback(TrainerCallback):
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         if state.is_world_process_zero and self.path.exists():
             sections = re.split(r"(?m)^(?=## Step \d+$)", self.path.read_text(encoding="utf-8"))
-            kept = [text for text in sections if text and int(text.split()[2]) <= state.global_step]
+            last = state.global_step if was_evaluated(state.global_step, state.log_history) else state.global_step - 1
+            kept = [text for text in sections if text and int(text.split()[2]) <= last]
             self._write(kept if state.global_step else [])
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, model: PreTrainedModel, **__) -> None:
-        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # a forward pass needs all ranks
+        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # then a forward pass needs all ranks
         if not (state.is_world_process_zero or together):
             return
         was_training = model.training
@@ -142,14 +147,17 @@ def answers_to(
     num_beams: int = 1,
 ) -> Iterator[str]:
     """For each line that is not empty: the line with its <extra_id_n> gaps filled, or without gaps the answer to it."""
+    with_gaps = sentinels = None
     for line in map(str.strip, lines):
         if not line:
             continue
-        gaps = [int(number) for number in _SENTINEL.findall(line)]
-        sentinels = find_sentinel_ids(tokenizer).tolist() if gaps else []
-        ids = _with_gaps(tokenizer, line, sentinels) if gaps else tokenizer(line)["input_ids"]  # as in fine-tuning
+        has_gaps = _SENTINEL.search(line) is not None
+        if has_gaps and with_gaps is None:
+            sentinels = find_sentinel_ids(tokenizer).tolist()
+            with_gaps = gap_encoder(tokenizer, sentinels)
+        ids = with_gaps(line) if has_gaps else tokenizer(line)["input_ids"]  # as in fine-tuning
         (written,) = fill(model, torch.tensor([ids], device=model.device), new_tokens, num_beams)
-        if not gaps:
+        if not has_gaps:
             yield tokenizer.decode(written, skip_special_tokens=True).strip()
             continue
         found = spans(written, sentinels, tokenizer.eos_token_id)
@@ -158,18 +166,43 @@ def answers_to(
         yield _SENTINEL.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
 
 
-def _with_gaps(tokenizer: PreTrainedTokenizerBase, line: str, sentinels: list[int]) -> list[int]:
-    """Ids of a line, including BOS and EOS, with the sentinels that pre-training uses for gaps: a tokenizer may have no
-    token for <extra_id_n> (mT5, within a word) or another one (ByT5)."""
-    ids = []
-    for place, part in enumerate(_SENTINEL.split(line)):  # text, number, text, number ... text
-        if place % 2 and int(part) < len(sentinels):
-            ids.append(sentinels[int(part)])
-        else:
-            text = f"<extra_id_{part}>" if place % 2 else part
-            ids += tokenizer(text, add_special_tokens=False)["input_ids"]
-    bos = find_bos_id(tokenizer)
-    return [*ids, tokenizer.eos_token_id] if bos is None else [bos, *ids]
+def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Callable[[str], list[int]]:
+    """line -> its ids with BOS and EOS, a gap <extra_id_n> being one of the sentinels: the ids that pre-training makes
+    of the whole text when it masks what stands in the gaps.
+
+    There a space belongs to the word behind it, so that none is left before a gap; and text right behind a gap goes on
+    with a word: "mat<extra_id_0>." ends in "." and not in "▁.".
+    """
+    encode, goes_on, modes = plain_encoder(tokenizer), _word_end_encoder(tokenizer), tokenizer.get_added_vocab()
+    modes = {token: number for token, number in modes.items() if token in _MODES}
+
+    def ids_of(line: str) -> list[int]:
+        mode = next(filter(line.startswith, modes), "")
+        ids, begin = [modes[mode]] if mode else [], len(mode)
+        gaps = [gap for gap in _SENTINEL.finditer(line) if int(gap[1]) < len(sentinels)]
+        for gap in [*gaps, None]:
+            text = line[begin : gap.start()] if gap else line[begin:]
+            text = text.rstrip(" ") if gap and not is_byte_level(tokenizer) else text
+            behind = re.match(r"\S*", text)[0] if ids and begin > len(mode) else ""
+            for part, encoder in ((behind, goes_on), (text[len(behind) :], encode)):
+                ids += map(int, encoder([part])[0])
+            if gap:
+                ids, begin = [*ids, sentinels[int(gap[1])]], gap.end()
+        bos = find_bos_id(tokenizer)
+        return [*ids, tokenizer.eos_token_id] if bos is None else [bos, *ids]
+
+    return ids_of
+
+
+def _word_end_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], Sequence[Sequence[int]]]:
+    """texts -> ids as `plain_encoder` gives them, for texts without white space that go on with a word: no mark of a
+    word's beginning is written before them."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        return plain_encoder(tokenizer)
+    backend, _ = plain_backend(tokenizer)
+    rules = re.sub(r'"prepend_scheme": ?"\w+"', '"prepend_scheme":"never"', backend.to_str())
+    backend = Tokenizer.from_str(rules)
+    return lambda texts: [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
 
 
 def prompt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new_tokens: int, num_beams: int) -> int:

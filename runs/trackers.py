@@ -251,11 +251,13 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         names = [name for name in names if name != "wandb"]  # a run that is resumed with W&B sends it the whole curve
     if not names or not is_first_process():
         return
-    path, step, saved = Path(args.output_dir) / TRACKERS_FILE, None, {}
+    path, step, saved, kept = Path(args.output_dir) / TRACKERS_FILE, None, {}, []
     if checkpoint is not None:
         state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
         step = state["global_step"]
-        saved = json.loads(path.read_text()) if path.is_file() else state["stateful_callbacks"].get(TRACKERS_FILE, {})
+        kept = metrics_until(path.with_name("metrics.jsonl"), step, state["log_history"])
+        before = state.get("stateful_callbacks") or {}  # None before transformers 4.41
+        saved = json.loads(path.read_text()) if path.is_file() else before.get(TRACKERS_FILE, {})
     identity = os.environ.get("WANDB_RUN_ID") or saved.get("id") or secrets.token_hex(4)
     title = args.run_name or os.environ.get("WANDB_NAME") or Path(args.output_dir).resolve().name
     sent = saved.get("sent", {})
@@ -268,7 +270,7 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
     callback = TrackersCallback(trackers, identity, sent, path)
     trainer.add_callback(callback)
-    for line in [] if step is None else metrics_until(path.with_name("metrics.jsonl"), step):
+    for line in kept:
         callback.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
 
 

@@ -185,7 +185,7 @@ def end_process(process: subprocess.Popen) -> None:
 
 def resume_flags(folder: Path) -> dict:
     """Flags with which a script resumes in its folder, or starts again if no checkpoint there holds the optimizer."""
-    from common.checkpoint_folders import newest_whole_checkpoint  # brings torch
+    from common.whole_folders import newest_whole_checkpoint  # brings torch
 
     if checkpoint := newest_whole_checkpoint(folder, with_optimizer=True):
         return {"resume_from_checkpoint": str(checkpoint)}

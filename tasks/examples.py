@@ -4,6 +4,7 @@ A row goes through three steps: tasks/rows.py (the entry's columns), `source_tex
 tasks/registry.py (T5's texts), and the function of `build_tokenize_function` (token ids).
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -30,11 +31,27 @@ def build_tokenize_function(
 ) -> Callable[[dict], dict]:
     """The function from a batch of rows to "input_ids", "attention_mask" and "labels", each cut and with EOS.
 
-    Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels.
+    Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels. Where the entry has a
+    `tokenize`, its ids are taken as they are.
     """
+
+    def own(rows: list[dict]) -> dict[str, list]:
+        found = [task["tokenize"](tokenizer, row) for row in rows]
+        made = {}
+        for side, most in (("input_ids", max_source_length), ("labels", max_target_length)):
+            if side == "input_ids" or task["target"] in rows[0]:
+                made[side] = [list(map(int, ids[side])) for ids in found]
+                if not all(0 < len(ids) <= (most or math.inf) for ids in made[side]):
+                    raise UserError(
+                        f"task {name}, tokenize: it returns {max(map(len, made[side]))} {side} for a row, and there "
+                        f"must be 1 to {most or 'any number'}. Cut them, or raise the entry's lengths"
+                    )
+        return made | {"attention_mask": [[1] * len(ids) for ids in made["input_ids"]]}
 
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
         rows = as_rows(batch)
+        if "tokenize" in task:
+            return own(rows)
         made = dict(tokenizer([source_text(task, row) for row in rows], max_length=max_source_length, truncation=True))
         if task["target"] in batch:
             texts = [target_text(name, task, row) for row in rows]
@@ -118,7 +135,10 @@ def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Ten
             raise UserError(f"--labels {label}: {token} is a special token of the tokenizer. Take it off the labels.")
     encoded = encode_targets(tokenizer, task["labels"])
     if len(_labels_as_read_back(task, tokenizer)) < len(encoded):
-        raise UserError(f"the tokenizer writes two of the labels {', '.join(task['labels'])} with the same text")
+        raise UserError(
+            f"--labels {','.join(task['labels'])}: the tokenizer writes two of them with the same text. Give them "
+            "other names, or another --tokenizer_name"
+        )
     longest = max(len(ids) for ids in encoded)
     return torch.tensor([ids + [IGNORE_INDEX] * (longest - len(ids)) for ids in encoded])
 
@@ -185,16 +205,21 @@ def task_metrics(
 
     def compute(output: EvalPrediction) -> dict[str, float]:
         tokens, statistics = output.predictions
-        references = [reference_texts("", task, row) for row in rows]
-        if task["target_type"] != "text":
-            references = [text for (text,) in references]
-        columns = task.get("metric_columns", [])
-        context = [tuple(row[column] for column in columns) for row in rows] if columns else None
         answers = answer_texts(task, tokenizer, generated, output.predictions)
-        metrics = token_metrics(statistics) | score_predictions(task, answers, references, context)
+        metrics = token_metrics(statistics) | score_predictions(task, answers, *references_of(task, rows))
         return metrics | (non_canonical_outputs(task, tokenizer, tokens) if generated else {})
 
     return compute
+
+
+def references_of(task: dict, rows: list[dict]) -> tuple[list, list[tuple] | None]:
+    """What `score_predictions` compares answers to the rows with: (the text of each class or number, of other targets
+    the list of references; the values of the entry's `metric_columns`, or None)."""
+    references = [reference_texts("", task, row) for row in rows]
+    if task["target_type"] != "text":
+        references = [text for (text,) in references]
+    columns = task.get("metric_columns", [])
+    return references, [tuple(row[column] for column in columns) for row in rows] if columns else None
 
 
 def answer_texts(

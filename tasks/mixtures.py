@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
+from common.errors import UserError
 from corpora.examples import ChunkDataset, EpochSampler, numbers_of, shares
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
@@ -46,7 +47,7 @@ class Mixture(torch.utils.data.ConcatDataset):
     """Training rows of several tasks as one data set, to be read in the order of its `sampler`.
 
     parts: {task: `datasets.Dataset` of tokenised rows, or a CorruptedText}. Row numbers count through the parts in
-    their order. ValueError if a task gets no row in an epoch.
+    their order. UserError if a task gets no row in an epoch.
     """
 
     def __init__(self, parts: dict, rates: list[float], rows_per_epoch: int):
@@ -56,9 +57,9 @@ class Mixture(torch.utils.data.ConcatDataset):
         self.rows_per_epoch = rows_per_epoch
         for name, count in self.counts.items():
             if count == 0:
-                raise ValueError(
-                    f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}; try "
-                    "--mixing temperature with a higher --mixing_temperature, or equal"
+                raise UserError(
+                    f"--mixing: an epoch of {rows_per_epoch:,} rows has none of the task {name}. Give --mixing equal, "
+                    "or temperature with a higher --mixing_temperature"
                 )
         content = [(name, rows._fingerprint, self.counts[name]) for name, rows in parts.items()]
         self._fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()
@@ -104,7 +105,7 @@ class MixtureSampler(EpochSampler):
 
 class CorruptedText:
     """The rows of `--span_corruption_file`, made on demand; each keeps its mask, a function of the seed and
-    its number. ValueError if the text gives none."""
+    its number. UserError if the text gives none."""
 
     def __init__(self, args: TaskArguments, tokenizer: PreTrainedTokenizerBase, inputs_length: int, seed: int):
         shared = ("data_cache_dir", "overwrite_cache", "preprocessing_num_workers")
@@ -115,9 +116,9 @@ class CorruptedText:
         self.chunks = ChunkDataset(tokens, self.collator.tokens_length, seed)
         if not len(self):
             files = " ".join(args.span_corruption_file)
-            raise ValueError(
+            raise UserError(
                 f"--span_corruption_file {files}: its {len(tokens):,} tokens give no row of "
-                f"{self.collator.tokens_length}"
+                f"{self.collator.tokens_length}. Give more text, or a smaller --max_source_length"
             )
         decisive = f"{source.fingerprint} {tokenizer_fingerprint(tokenizer)} {inputs_length} {seed}"
         self._fingerprint = hashlib.sha256(decisive.encode()).hexdigest()

@@ -17,6 +17,7 @@ from tasks.registry import as_list, number_of
 from tasks.rows import SplitReader, pieces_of, single_answer
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
+_OPTIMIZED = "metric_to_optimize"  # the first of `metrics` here
 
 
 def completed(args: TaskArguments) -> dict:
@@ -118,26 +119,33 @@ def name_of(args: TaskArguments) -> str:
 
 
 def translated(name: str, entry: dict) -> dict:
-    """An entry with the fields of other registries (`text_column_name`, `label_column_name`, `metric_names`, a
-    dictionary of `labels`) in those of constants.py, with a line that shows it; other entries unchanged.
+    """An entry with the fields of other registries (`text_column_name`, `label_column_name`, `metric_names`,
+    `metric_to_optimize`, a dictionary of `labels`) in those of constants.py, with a line that shows it; other entries
+    unchanged.
 
-    {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"}, "metric_names": "f1"}
+    {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"},
+     "metric_names": ["accuracy", "f1"], "metric_to_optimize": "f1"}
     -> dict(prefix=name, inputs={"sentence": "sentence"}, target="label", target_type="class", labels=["no", "yes"],
-            metrics=["f1"], max_source_length=512, max_target_length=8)
+            metrics=["f1", "accuracy"], max_source_length=512, max_target_length=8)
     """
-    if not set(_INSTEAD) & set(entry) and not isinstance(entry.get("labels"), dict):
+    if not {*_INSTEAD, _OPTIMIZED} & set(entry) and not isinstance(entry.get("labels"), dict):
         return entry
     for old, new in _INSTEAD.items():
         if old in entry and new in entry:
-            raise UserError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both")
+            raise UserError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both. Leave one out")
     new = dict(prefix=name, target_type="text", max_source_length=512, max_target_length=128)
     if entry.get("labels"):
         new |= dict(target_type="class", max_target_length=8)
-    new |= {_INSTEAD.get(field, field): value for field, value in entry.items()}
-    if "text_column_name" in entry:
+    new |= {_INSTEAD.get(field, field): value for field, value in entry.items() if field != _OPTIMIZED}
+    if "text_column_name" in entry and not callable(new["inputs"]):
         new["inputs"] = {column: column for column in as_list(new["inputs"])}
-    if "metric_names" in entry:
-        new["metrics"] = as_list(new["metrics"])
+    metrics = new.get("metrics", [])
+    metrics = metrics if isinstance(metrics, dict) else dict.fromkeys(as_list(metrics))
+    first = entry.get(_OPTIMIZED, "").removeprefix("eval_")
+    metrics = ({first: metrics.get(first)} if first else {}) | metrics
+    new["metrics"] = metrics if any(metrics.values()) else list(metrics)
+    if "target_type" not in entry and {"pearson", "spearman"} & set(metrics):
+        new |= dict(target_type="number", max_target_length=16)
     if isinstance(entry.get("labels"), dict):
         new["labels"] = _in_order(name, entry["labels"])
     print_once(f"task {name}: its entry has fields of another toolkit; with ours it is\n{as_source(name, new)}")

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from arguments.own_pairs import OWN, own_entry
 from arguments.task import LENGTHS, find_entry, task_arguments, task_names
+from common.errors import UserError
 from common.reports import plain_json, read_json, write_json
 from corpora.files import data_suffix, is_plain_text, open_text
 from corpora.reading import first_line
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
-from tasks.registry import as_list, preprocess_of, source_text
+from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
 from tasks.rows import checked_value, is_text_corpus, nested_rows, preprocessed, read_records, renamed_columns
-from tasks.task_records import read_record
+from tasks.task_records import check_functions, read_record
 
 PLAIN = dict(
     inputs={"": "text"},
@@ -35,22 +36,30 @@ PLAIN = dict(
 
 def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
     """(entry, record) of the task in a checkpoint's task.json, of several the one called `name`. Without a task.json
-    (PLAIN, {}): the input is read unchanged. ValueError if `name` is needed or wrong."""
+    (PLAIN, {}): the input is read unchanged. UserError if `name` is needed or wrong."""
     record = read_record(folder)
     if not record:
         return PLAIN, {}
     benchmark, names = record["benchmark"], task_names(record["benchmark"], record["dataset_name"])
     if name not in (None, *names) or name is None and len(names) > 1:
         given = "" if name is None else f" {name}"
-        raise ValueError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}; name one of them")
+        raise UserError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}. Name one of them")
     name = name or names[0]
     if name == OWN:
         return own_entry(task_arguments(record)), record
     try:
         entry = translated(name, find_entry(benchmark, name))
     except ValueError as error:
-        raise ValueError(f"{folder}: the task of its task.json is gone: {error}") from None
-    return entry | {flag: record[flag] for flag in LENGTHS if flag in record}, record
+        raise UserError(
+            f"{folder}: the task of its task.json is gone: {error}. Put it back, or delete the file"
+        ) from None
+    check_functions(folder, name, functions_of(entry))
+    if "tokenize" in entry:
+        raise UserError(
+            f"{folder}: the tokens of its task {name} are made by a function of a row, not of a text. Answer rows with "
+            "evaluate_t5.py --do_predict"
+        )
+    return plain_entry(entry) | {flag: record[flag] for flag in LENGTHS if flag in record}, record
 
 
 @dataclass
@@ -78,9 +87,9 @@ class InputReader:
         self.tsv_header = tsv_header
         self.inputs = ["text"] if is_text_corpus(entry) else list(entry["inputs"].values())
         if columns and len(columns) != len(self.inputs):
-            raise ValueError(
+            raise UserError(
                 f"--source_column {','.join(columns)}: the task reads {len(self.inputs)} columns, "
-                f"{', '.join(self.inputs)}"
+                f"{', '.join(self.inputs)}. Name yours in this order"
             )
         self.numbers = columns or self.inputs
         self.numbers = self.numbers if all(name.isdecimal() for name in self.numbers) else []
@@ -89,7 +98,7 @@ class InputReader:
         self.prepares = not (columns or is_text_corpus(entry))  # whether `preprocess` gets whole rows
 
     def read(self, path: Path) -> Iterator[Input]:
-        """The inputs, one after another. ValueError with the place of one that cannot be read."""
+        """The inputs, one after another. UserError with the place of one that cannot be read."""
         if not is_plain_text(path):
             has_header, renamed = None, self.renamed
             if data_suffix(path) == ".tsv" and self.numbers:
@@ -101,8 +110,8 @@ class InputReader:
                     yield from self._of_row(row, renamed, f"{path}, row {number}")
             return
         if len(self.inputs) > 1:
-            raise ValueError(
-                f"--input_file {path}: the task reads {', '.join(self.inputs)}; give a file of rows "
+            raise UserError(
+                f"--input_file {path}: the task reads {', '.join(self.inputs)}. Give a file of rows "
                 "(.jsonl, .csv) with these columns"
             )
         with open_text(path, newline="\n") as stream:  # as tasks.rows.read_parallel
@@ -120,7 +129,7 @@ class InputReader:
     def _of_row(self, row: dict, renamed: dict, place: str) -> Iterator[Input]:
         """The input that a row is, or those that the entry's preprocess makes of it."""
         if taken := {"prediction", "n_best"} & row.keys():
-            raise ValueError(f"{place}: has a column {min(taken)}, under which the answer would be written: rename it")
+            raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
         read = row | renamed_columns(row, renamed)
         if self.prepares:
             read = preprocessed(self.entry, read, place)
@@ -147,20 +156,20 @@ class AnswerFile:
     """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, how they were made.
     Answers of the same settings are kept: the first `done` inputs are answered.
 
-    ValueError if the file holds others. overwrite: start again.
+    UserError if the file holds others. overwrite: start again.
     """
 
     def __init__(self, path: Path, settings: dict, overwrite: bool):
         self.path, beside, kept = path, path.with_name(f"{path.name}.settings.json"), b""
         if path.is_dir():
-            raise ValueError(f"--output_file {path}: is a folder")
+            raise UserError(f"--output_file {path}: is a folder. Name a file")
         if path.exists() and not overwrite:
             earlier = read_json(beside)
             other = next((name for name in settings if earlier.get(name) != settings[name]), None)
             if other and path.stat().st_size:
                 was = f"with {other} {earlier.get(other)}, not {settings[other]}" if earlier else "of unknown settings"
-                raise ValueError(
-                    f"--output_file {path}: holds answers {was}; name another file, or give --overwrite_output_file"
+                raise UserError(
+                    f"--output_file {path}: holds answers {was}. Name another file, or give --overwrite_output_file"
                 )
             content = path.read_bytes()
             kept = content[: content.rfind(b"\n") + 1]  # the run may have ended within a line

@@ -1,62 +1,120 @@
 """An entry of `DATASET_VALS`: its check, its splits and metrics, the texts of its rows and the values of texts."""
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable
+from decimal import ROUND_HALF_EVEN, Decimal
 
 import numpy as np
 
 from arguments.task import TARGET_TYPES
-from common.command_line import did_you_mean
+from common.command_line import did_you_mean, listed
 from common.errors import UserError
 from tasks.transforms import TRANSFORMS
 
 # {what a value may be: (fields of an entry, the test)}.
 _KINDS = {
-    "a text": ("target target_type prefix builtin records train_with", lambda value: isinstance(value, str)),
+    "a text": (
+        ("target", "target_type", "prefix", "builtin", "records", "train_with", "positive_label"),
+        lambda value: isinstance(value, str),
+    ),
     "a list of texts": (
-        "metrics labels metric_columns eval_splits",
+        ("metrics", "labels", "metric_columns", "eval_splits"),
         lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
     ),
-    "a dictionary": ("inputs files file_columns skip_where", lambda value: isinstance(value, dict)),
+    "a dictionary": (
+        ("inputs", "files", "file_columns", "skip_where", "numbers"),
+        lambda value: isinstance(value, dict),
+    ),
     "a whole number of at least 2": (
-        "max_source_length max_target_length max_piece_length",
+        ("max_source_length", "max_target_length", "max_piece_length"),
         lambda value: isinstance(value, int) and value >= 2,
     ),
-    "(name, configuration or None)": ("hub", lambda value: isinstance(value, list | tuple) and len(value) == 2),
-    "checked where it is used": ("preprocess held_out merge_references submission_file train_without", lambda _: True),
+    "(name, configuration or None)": (("hub",), lambda value: isinstance(value, list | tuple) and len(value) == 2),
+    "a function": (("tokenize",), callable),
+    "{name: function}": (("metric_functions",), lambda value: all(map(callable, value.values()))),
+    "checked where it is used": (
+        ("preprocess", "held_out", "merge_references", "submission_file", "train_without"),
+        lambda _: True,
+    ),
 }
-_FIELDS = [field for fields, _ in _KINDS.values() for field in fields.split()]
-_REQUIRED = "inputs target target_type metrics max_source_length max_target_length".split()
+FIELDS = [field for fields, _ in _KINDS.values() for field in fields]
+_REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
+# The column that a function `inputs` fills. Only `source_text` reads it, so a column of the same name loses nothing.
+MADE_SOURCE = "text of inputs"
 INVALID = -1  # class index of a text that is no label: equals no gold class, so it always counts as wrong
-INVALID_NUMBER = -1.0  # value of a text that is no number, just outside STS-B's 0..5 (T5's choice)
 
 
 # ---------------------------------------------------------------- the entry
+def plain_entry(entry: dict) -> dict:
+    """The entry with its functions in the places where they are used: those of `metrics` in `metric_functions`, and a
+    function `inputs` as the last step of `preprocess`, which fills the only input column.
+
+    dict(inputs=f, metrics={"rougeL": None, "mine": g}) -> dict(inputs={"": MADE_SOURCE}, preprocess=...,
+    metrics=["rougeL", "mine"], metric_functions={"mine": g})
+    """
+    if isinstance(metrics := entry.get("metrics"), dict):
+        functions = {name: function for name, function in metrics.items() if function is not None}
+        entry = entry | {"metrics": list(metrics), "metric_functions": functions}
+    if callable(inputs := entry.get("inputs")):
+        before, _ = preprocess_of(entry)
+
+        @functools.wraps(inputs)
+        def preprocess(row: dict) -> list[dict]:
+            return [made | {MADE_SOURCE: inputs(made)} for made in as_list(before(row))]
+
+        entry = entry | {"inputs": {"": MADE_SOURCE}, "preprocess": preprocess}
+    return entry
+
+
+def functions_of(entry: dict) -> dict[str, str]:
+    """{field: where its function comes from} of an entry as constants.py has it, for task.json:
+    {"inputs": "/home/me/tasks.py, line 3, <lambda>", "metrics mine": "/home/me/tasks.py, line 9, share_of_verbs"}."""
+    metrics = entry.get("metrics")
+    found = {field: entry.get(field) for field in ("inputs", "tokenize", "preprocess")}
+    found |= {f"metrics {name}": function for name, function in metrics.items()} if isinstance(metrics, dict) else {}
+    return {field: _place(function) for field, function in found.items() if callable(function)}
+
+
+def _place(function: Callable) -> str:
+    function = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    if (code := getattr(function, "__code__", None)) is None:
+        return repr(function)
+    return f"{code.co_filename}, line {code.co_firstlineno}, {function.__qualname__}"
+
+
 def check_entry(name: str, task: dict) -> None:
-    """ValueError, which names the field, if an entry of DATASET_VALS is incomplete or contradicts itself."""
+    """UserError, which names the field, if an entry of DATASET_VALS is incomplete or contradicts itself."""
     where = f"DATASET_VALS task {name}:"
     for key in task:
-        if key not in _FIELDS:
-            raise ValueError(f"{where} {key} is no field of an entry{did_you_mean(key, _FIELDS)}")
+        if key not in FIELDS:
+            hint = did_you_mean(key, FIELDS)
+            raise UserError(f"{where} {key} is no field of an entry{hint}. The fields are {listed(FIELDS)}")
     for key in _REQUIRED:
         if not task.get(key):
-            raise ValueError(f"{where} the entry has no {key}")
+            raise UserError(f"{where} the entry has no {key}. The head of constants.py says what it is")
     for kind, (fields, is_one) in _KINDS.items():
-        for key in fields.split():
+        for key in fields:
             if task.get(key) is not None and not is_one(task[key]):
-                raise ValueError(f"{where} {key} {task[key]!r}: must be {kind}")
+                raise UserError(f"{where} {key} {task[key]!r}: must be {kind}")
     if not all(isinstance(text, str) for pair in task["inputs"].items() for text in pair):
-        raise ValueError(f"{where} inputs {task['inputs']}: must be {{key in the text: column}}")
+        raise UserError(f"{where} inputs {task['inputs']}: must be {{key in the text: column}}, or a function of a row")
     if task["target_type"] not in TARGET_TYPES:
-        raise ValueError(f"{where} target_type {task['target_type']}: must be one of {', '.join(TARGET_TYPES)}")
-    if task["target_type"] == "class" and len(set(task.get("labels", []))) < max(2, len(task.get("labels", []))):
-        raise ValueError(f"{where} target_type class needs `labels`, at least two different ones")
+        raise UserError(f"{where} target_type {task['target_type']}: must be one of {', '.join(TARGET_TYPES)}")
+    labels = task.get("labels", [])
+    if task["target_type"] == "class" and len(set(labels)) < max(2, len(labels)):
+        raise UserError(f"{where} target_type class needs `labels`, at least two different ones")
+    if (positive := task.get("positive_label")) is not None and (len(labels) != 2 or positive not in labels):
+        raise UserError(f"{where} positive_label {positive}: must be one of two labels, and they are {listed(labels)}")
+    if not {"step", "least", "most"} <= task.get("numbers", {"step": 1, "least": 0, "most": 0}).keys():
+        raise UserError(f"{where} numbers {task['numbers']}: needs step, least and most")
     function = task.get("preprocess")
     if not (function is None or callable(function) or function in TRANSFORMS):
         hint = did_you_mean(str(function), TRANSFORMS)
-        raise ValueError(
-            f"{where} preprocess {function}: not in tasks/transforms.py{hint}; available: "
-            f"{', '.join(TRANSFORMS)}, or give a function of a row"
+        raise UserError(
+            f"{where} preprocess {function}: not in tasks/transforms.py{hint}. Give a function of a row, or one of "
+            f"{', '.join(TRANSFORMS)}"
         )
 
 
@@ -79,17 +137,25 @@ def test_splits(task: dict) -> list[str]:
     return named or ["test"]
 
 
-def metric_names(task: dict) -> list[str]:
-    """Names of an evaluation's numbers, without "eval_"; with several splits each begins with its split."""
-    names = [*task["metrics"], "loss", "token_accuracy"]
-    names += ["invalid_outputs"] * (task["target_type"] != "text")
+def metric_names(task: dict) -> dict[str, str]:
+    """{name of each number of an evaluation, without "eval_": the metric that it is}; with several splits a name begins
+    with its split: {"validation_matched_accuracy": "accuracy", ...}. The first one chooses the best checkpoint."""
+    metrics = [*task["metrics"], "loss", "token_accuracy"]
+    if task["target_type"] != "text":
+        metrics.append("invalid_outputs")
     splits = eval_splits(task)
-    return names if len(splits) == 1 else [f"{split}_{name}" for split in splits for name in names]
+    return {metric if len(splits) == 1 else f"{split}_{metric}": metric for split in splits for metric in metrics}
 
 
 def main_metric(task: dict) -> str:
     """The metric that chooses the best checkpoint: "matthews_correlation", or "validation_matched_accuracy"."""
-    return metric_names(task)[0]
+    return next(iter(metric_names(task)))
+
+
+def positive_label(task: dict) -> str | None:
+    """The class whose F1, precision and recall are meant: `positive_label`, else the second of two labels."""
+    labels = task.get("labels") or []
+    return task.get("positive_label", labels[1]) if len(labels) == 2 else None
 
 
 def may_hide_answers(task: dict, split: str) -> bool:
@@ -109,24 +175,27 @@ def source_text(task: dict, row: dict) -> str:
     The items of a list are joined by spaces.
     """
     prefix = task.get("prefix") or ""
-    if prefix == prefix.rstrip():  # otherwise literally: "TL;DR <text>"
-        prefix += (": " if "" in task["inputs"] else " ") * bool(prefix)  # "summarize: <text>", "rte sentence1: ..."
+    if prefix and prefix == prefix.rstrip():  # otherwise literally: "TL;DR <text>"
+        prefix += ": " if "" in task["inputs"] else " "  # "summarize: <text>", "rte sentence1: ..."
     parts = []
     for key, column in task["inputs"].items():
-        parts += [f"{key}:"] * bool(key) + [" ".join(str(item).strip() for item in as_list(row[column]))]
+        text = " ".join(str(item).strip() for item in as_list(row[column]))
+        parts.append(f"{key}: {text}" if key else text)
     return prefix + " ".join(parts)
 
 
 def target_text(name: str, task: dict, row: dict) -> str:
-    """The text T5 should write: a label's words, a number in STS-B's rounding, or the (first) text unchanged."""
+    """The text T5 should write: a label's words, a number to the step of `numbers`, or the (first) text unchanged."""
     value = row[task["target"]]
     if task["target_type"] == "text":
         return reference_texts(name, task, row)[0]
     if task["target_type"] == "number":
-        try:
-            return format_number_target(float(value))
-        except (TypeError, ValueError):
-            raise ValueError(f"task {name}: {task['target']} is {value!r}, which is not a number") from None
+        if (number := number_of(str(value))) is None:
+            raise UserError(
+                f"task {name}: {task['target']} is {value!r}, which is not a number. Correct the row, or leave it out "
+                "with --skip_rows_where or the entry's skip_where"
+            )
+        return number_text(number, task.get("numbers", {}).get("step"))
     labels, text = task["labels"], str(value).strip()
     if text in labels:  # JSON's true is SuperGLUE's "True"
         return text
@@ -151,15 +220,38 @@ def number_of(text: str) -> float | None:
         return None
 
 
-def format_number_target(value: float) -> str:
-    """STS-B's target: a score 0..5 to the nearest fifth, halves to the even one: 3.8 -> "3.8", 2.5 -> "2.4".
+def number_text(value: float, step: float | None) -> str:
+    """A number to the nearest multiple of the step, halves to the even one: 3.87, 0.2 -> "3.8"; 2.5, 0.2 -> "2.4"; in
+    full without a step. 0.2 is STS-B's, as in T5's code."""
+    if not math.isfinite(value):
+        raise UserError(f"the target is {value!r}, and must be a finite number. Correct the row, or leave it out")
+    exact = Decimal(str(as_written(value)))
+    if step is None:
+        return f"{exact:f}"
+    unit = Decimal(str(step)).normalize()
+    rounded = (exact / unit).to_integral_value(ROUND_HALF_EVEN) * unit + 0  # the sum is never -0
+    return f"{rounded:.{_decimals(step)}f}"
 
-    In float32, as T5's tf.round(5 * x) / 5: the Hub stores float32, so its 2.9 is 2.9000001 in Python. In float64 that
-    would become "3.0", where the 2.9 of the official .tsv becomes "2.8"; in float32 both become "2.8", as in T5.
-    """
-    if not math.isfinite(float(value)):
-        raise ValueError(f"A number target must be finite, not {value!r}.")
-    return f"{np.round(np.float32(5) * np.float32(value)) / np.float32(5):.1f}"
+
+def as_written(value: float) -> float:
+    """A number that was stored in 32 bits as it was before: 2.9000000953674316 -> 2.9. The Hub's columns often are."""
+    return float(str(np.float32(value))) if len(repr(value)) > 12 and float(np.float32(value)) == value else value
+
+
+def _decimals(value: float) -> int:
+    """Digits after the point: 0.2 -> 1, 5.0 -> 0, 1e-05 -> 5."""
+    return max(0, -Decimal(str(value)).normalize().as_tuple().exponent)
+
+
+def found_numbers(values: Iterable[float]) -> dict[str, float]:
+    """The field `numbers` of an entry from the targets of its rows: [0.25, 0.5, 1] -> {"step": 0.01, "least": 0.25,
+    "most": 1}. The step is their last decimal place; of targets with more than four, which no one wrote by hand, the
+    place that tells a thousand values in their range apart."""
+    values = [as_written(float(value)) for value in values]
+    least, most = min(values), max(values)
+    enough = max(4, math.ceil(3 - math.log10(most - least))) if most > least else 4
+    decimals = min(max(map(_decimals, values)), enough)
+    return {"step": float(Decimal(1).scaleb(-decimals)), "least": least, "most": most}
 
 
 def reference_texts(name: str, task: dict, row: dict) -> list[str]:
@@ -197,10 +289,3 @@ def value_of_text(task: dict, text: str) -> float | int | None:
     if task["target_type"] == "class":
         return task["labels"].index(text.strip()) if text.strip() in task["labels"] else None
     return number_of(text)
-
-
-def values_of_texts(task: dict, texts: Iterable[str]) -> list[float]:
-    """`value_of_text` of each, -1 for None: labels [no, yes], ["yes", "", "no"] -> [1, -1, 0]."""
-    invalid = INVALID if task["target_type"] == "class" else INVALID_NUMBER
-    values = (value_of_text(task, text) for text in texts)
-    return [invalid if value is None else value for value in values]

@@ -264,7 +264,8 @@ class SplitReader:
 
     def _picked(self, row: dict, place: str) -> dict:
         """The task's columns of a row; only the answers of a test split may be missing."""
-        task, hidden, picked = self.task, may_hide_answers(self.task, self.split), {}
+        task, hidden = self.task, may_hide_answers(self.task, self.split)
+        picked = dict(row) if "tokenize" in task else {}  # its function may read any column
         for column in columns_of(task):
             value, needed = value_of(row, column), column in task["inputs"].values() or not hidden
             if needed or not (value is MISSING or lacks_value(value)):

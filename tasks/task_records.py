@@ -6,13 +6,17 @@ Every checkpoint and export has it; uploads leave it out, since its paths, which
 """
 
 import json
+import typing
 from collections.abc import Collection
 from pathlib import Path
+from types import UnionType
 
 from arguments.own_pairs import OWN
-from arguments.task import LENGTHS
-from common.command_line import comma_words
-from constants import TASK_RECORD
+from arguments.task import LENGTHS, TaskArguments, task_arguments
+from common.command_line import check_limits, comma_words
+from common.errors import UserError
+from common.processes import print_once
+from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import compressed
 from tasks.registry import as_list
 
@@ -20,30 +24,15 @@ from tasks.registry import as_list
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
-_OWN_PAIRS = (
-    "source_column",
-    "target_column",
-    "tsv_header",
-    "source_prefix",
-    "target_type",
-    "labels",
-    "metrics",
-    "record_shape",
-    "records",
-    "skip_rows_where",
-)
-_GENERATION = ("predict_with_generate", "generation_num_beams", "generation_max_length")
-_FLAGS = (
-    "benchmark",
-    "dataset_name",
-    *_PLACES,
-    *_OWN_PAIRS,
-    "max_eval_samples",
-    *LENGTHS,
-    "bf16",
-    "bf16_full_eval",
-    *_GENERATION,
-)
+_OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
+_OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where")
+# {flags of the run: their types}; those of the task have theirs in TaskArguments.
+_RUN_FLAGS = {"bf16": bool, "bf16_full_eval": bool, "predict_with_generate": bool}
+_GENERATION = {"predict_with_generate": bool, "generation_num_beams": int, "generation_max_length": int}
+_RUN_FLAGS |= _GENERATION
+_FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS, "max_eval_samples", *LENGTHS, *_RUN_FLAGS)
+NUMBERS = "numbers"  # {task: step and range of its training rows}, a field of its entry
+FUNCTIONS = "functions"  # {task: {field of its entry: where its function comes from}}
 
 
 def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
@@ -55,7 +44,7 @@ def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
     flags = {name: value for group in groups for name, value in vars(group).items()}
     evaluates_training_rows = not flags["validation_file"] and (flags["streaming"] or holds_out)
     left_out = () if evaluates_training_rows else (*_TRAINING, "streaming")
-    left_out += () if generates else _GENERATION
+    left_out += () if generates else tuple(_GENERATION)
     record = {name: flags[name] for name in _FLAGS if flags[name] is not None and name not in left_out}
     if "hub_dataset" in record and Path(record["hub_dataset"]).exists():
         record["hub_dataset"] = _absolute(record["hub_dataset"])
@@ -67,25 +56,81 @@ def _absolute(paths: str | list[str]) -> str | list[str]:
 
 
 def read_record(folder: str) -> dict:
-    """The record of a model's folder; {} if it has none. ValueError if it cannot be read."""
+    """The record of a model's folder; {} if it has none. UserError if it cannot be read."""
     path = Path(folder) / TASK_RECORD
     if not path.is_file():
         return {}
+    advice = "Delete the file, and name the task with flags"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return {name: record[name] for name in _FLAGS if name in record}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: no record of a task ({error}): delete it, and name the task with flags") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}). {advice}") from None
+    own = {"benchmark": str, "dataset_name": str, NUMBERS: dict[str, dict[str, float]], FUNCTIONS: dict[str, dict]}
+    types = typing.get_type_hints(TaskArguments) | _RUN_FLAGS | own
+    if not isinstance(record, dict) or not {"benchmark", "dataset_name"} <= record.keys():
+        raise UserError(f"{path}: no record of a task, which has at least benchmark and dataset_name. {advice}")
+    record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS) if name in record}
+    for name, value in record.items():
+        if not _is_of(value, types[name]):
+            raise UserError(
+                f"{path}: {name} {value!r}: must be {getattr(types[name], '__name__', types[name])}. {advice}"
+            )
+    try:
+        check_limits(task_arguments(record))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}. {advice}") from None
+    return record
+
+
+def _is_of(value: typing.Any, wanted: typing.Any) -> bool:
+    """Whether a value of JSON has a type such as float, list[str] | None or dict[str, dict]."""
+    inner = typing.get_args(wanted)
+    if isinstance(wanted, UnionType):
+        return any(_is_of(value, one) for one in inner)
+    if inner:
+        if not isinstance(value, typing.get_origin(wanted)):
+            return False
+        return all(_is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, bool):
+        return wanted is bool
+    return isinstance(value, (int, float) if wanted is float else wanted)
+
+
+def recorded_fields(folder: str, name: str) -> dict:
+    """Fields of a task's entry that the record knows: {"numbers": {"step": 0.01, "least": 0, "most": 1}}, or {}."""
+    numbers = read_record(folder).get(NUMBERS, {}).get(name.replace("/", "_"))
+    return {"numbers": numbers} if numbers else {}
+
+
+def check_functions(folder: str, name: str, now: dict[str, str]) -> None:
+    """UserError if the entry of a recorded task lacks a function that it had in training; a line if one comes from
+    another place. now: as `functions_of` of tasks/registry.py finds them."""
+    recorded = read_record(folder).get(FUNCTIONS, {}).get(name.replace("/", "_"), {})
+    for field, place in recorded.items():
+        if field not in now:
+            raise UserError(
+                f"{Path(folder) / TASK_RECORD}: task {name} was trained with the {field} of {place}, and its entry in "
+                "DATASET_VALS has no such function now. Give it the function again"
+            )
+        if now[field] != place:
+            print_once(f"task {name}: {field} is now {now[field]}; the model was trained with that of {place}")
 
 
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     """{flag: value} that the record adds to the flags `given`; {} if those name a task that was not recorded.
 
     values: of all flags. The flags that say where the rows are come together or not at all, and --max_eval_samples for
-    the evaluation splits only. ValueError if the recorded files are gone.
+    the evaluation splits only. UserError if the recorded files are gone.
     """
     record = read_record(folder)
     recorded = set(comma_words(record.get("dataset_name", "")))
+    for word in recorded & record.get(FUNCTIONS, {}).keys() if "dataset_name" not in given else ():
+        if word not in DATASET_VALS.get(record["benchmark"], {}):
+            raise UserError(
+                f"{Path(folder) / TASK_RECORD}: DATASET_VALS (constants.py) has no task {record['benchmark']}/{word}, "
+                f"whose functions were {', '.join(record[FUNCTIONS][word].values())}. Put its entry there, or call "
+                "evaluate_t5.main where it is defined"
+            )
     names = set(comma_words(values["dataset_name"])) if "dataset_name" in given else set()
     other_benchmark = "benchmark" in given and values["benchmark"] != record.get("benchmark")
     if other_benchmark or not (recorded == {"all"} or names <= recorded):
@@ -97,12 +142,12 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
         left_out.add("data_dir")  # of the tasks beside the pairs
     if values["split"] or values["do_predict"]:
         left_out.add("max_eval_samples")
-    flags = {name: value for name, value in record.items() if name not in left_out}
+    flags = {name: record[name] for name in _FLAGS if name in record and name not in left_out}
     for flag, place in [(name, path) for name in _PATHS for path in as_list(flags.get(name) or [])]:
         if not Path(place).exists() and not compressed(Path(place)) and not set("*?[") & set(place):
-            raise ValueError(
-                f"{Path(folder) / TASK_RECORD}: the rows were read from --{flag} {place}, which is gone: "
-                f"say with --{flag} where they are"
+            raise UserError(
+                f"{Path(folder) / TASK_RECORD}: the rows were read from --{flag} {place}, which is gone. "
+                f"Say with --{flag} where they are"
             )
     return flags
 

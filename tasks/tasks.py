@@ -1,15 +1,16 @@
 """The tasks that a user named, from their entries to the numbers of an evaluation.
 
-tasks = Tasks([Task(name, entry, task_args) for name, entry in check_tasks(task_args).items()])
-tasks.load(tokenizer, training_args)            # rows and their tokens, or a stream of them
-T5Trainer(train_dataset=tasks.train, eval_dataset=tasks.validation, evaluation_tasks=tasks.judged, ...)
+tasks = Tasks.of_flags(task_args)               # entries and metrics; nothing is read
+data = TaskData(tasks, tokenizer, training_args)   # rows and their tokens, or a stream of them
+T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tasks=data.judged, ...)
 """
 
 import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,85 +18,122 @@ import numpy as np
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from arguments.own_pairs import OWN
-from arguments.task import CORRUPTED_SHARE, TaskArguments
-from arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
-from common.cached_folders import cached
+from arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
+from arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
 from common.command_line import refuse
 from common.errors import UserError
 from common.processes import print_once
+from common.whole_folders import cached
 from corpora.blocks import Corpus
 from corpora.examples import row_lengths
+from corpora.files import say_once
 from corpora.streams import StreamDataset, one_by_one
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, unknown_in_rows
 from model_t5 import flops_per_sequence
 from tasks import examples, registry
-from tasks.metrics.scoring import ERROR_METRICS, PERCENT_METRICS, check_metrics
+from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
 from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus, row_splitter
-from tasks.task_records import task_record
+from tasks.task_records import FUNCTIONS, NUMBERS, task_record
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
 class Task:
-    """One task: its entry in DATASET_VALS, the flags for it, and what was read of it. ValueError for a wrong entry.
+    """One task of those that the flags name: its entry in DATASET_VALS and the flags for it. UserError for a wrong
+    entry.
 
-    rows: {split: raw rows}; data: {split: their tokens}; examples: {split: number of rows before any limit}.
+    is_one_of_several: whether the names of its metrics begin with its own. recorded: fields of the entry that only
+    task.json knows, of a model that is evaluated. functions: {field: where its function comes from}.
     """
 
-    corpus: Corpus | None = None  # of the training rows, if they are streamed
-    tokenizer: PreTrainedTokenizerBase | None = None
-    is_one_of_several = False
-
-    def __init__(self, name: str, entry: dict, args: TaskArguments):
+    def __init__(
+        self, name: str, entry: dict, args: TaskArguments, is_one_of_several: bool = False, recorded: dict | None = None
+    ):
         entry = completed(args) if name == OWN else translated(name, entry)
+        self.functions = registry.functions_of(entry)
+        entry = registry.plain_entry(entry) | (recorded or {})
         registry.check_entry(name, entry)
         check_metrics(name, entry)
         benchmark, slash, _ = name.rpartition("/")  # of a task of another benchmark
-        self.name, self.entry = name.replace("/", "_"), entry
+        self.name, self.entry, self.is_one_of_several = name.replace("/", "_"), entry, is_one_of_several
         self.args = dataclasses.replace(args, benchmark=benchmark) if slash else args
-        self.rows, self.data, self.examples = {}, {}, {}
 
-    def open_stream(self) -> None:
-        """Finds the training rows of `--streaming`, without reading any."""
-        self.corpus = open_corpus(self.name, self.entry, self.args)
+    def open_stream(self) -> Corpus:
+        """The training rows of `--streaming`, of which none is read yet."""
+        return open_corpus(self.name, self.entry, self.args)
 
-    def read(self, splits: list[str]) -> None:
-        """Reads all rows of the splits; of a streamed text without validation file its first documents are held out.
-        UserError if a condition of --skip_rows_where leaves out no row of them."""
+    def read(self, splits: list[str], corpus: Corpus | None = None) -> dict[str, list[dict]]:
+        """{split: all its rows}; of a streamed text without validation file the first documents are held out.
+        UserError if a condition of --skip_rows_where leaves out no row.
+
+        corpus: of the training rows, if they are streamed, which then begins behind them.
+        """
         holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
-        if holds_out and self.corpus is None:
-            self.open_stream()
-        skipped = Counter()
+        if holds_out and corpus is None:
+            corpus = self.open_stream()
+        rows, skipped = {}, Counter()
         for split in splits:
             left_out = Counter()
             if holds_out and split in registry.eval_splits(self.entry):
-                self.rows[split] = held_out_rows(self.name, self.entry, self.args, self.corpus)
+                rows[split] = held_out_rows(self.name, self.entry, self.args, corpus)
             else:
-                self.rows[split] = load_rows(self.name, self.entry, self.args, split, left_out)
+                rows[split] = load_rows(self.name, self.entry, self.args, split, left_out)
             for (column, value), count in left_out.items() if self.name == OWN else ():
-                print_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
+                say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
             skipped.update(left_out)
         unmet = next((condition for condition, count in skipped.items() if not count), None)
-        if unmet and self.name == OWN and "train" in splits:
+        if unmet and self.name == OWN and "train" in splits and len(splits) > 1:
             column, value = unmet
             raise UserError(f"--skip_rows_where {column}={value}: no row has this value. Give one that the column has.")
+        return rows
 
-    def tokenise(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Tokenises the rows that were read, limited to --max_train_samples and --max_eval_samples."""
-        self.tokenizer = tokenizer
-        for split, rows in self.rows.items():
+    def label(self, split: str) -> str:
+        """What the names of a split's metrics begin with, after "eval_": "", "cola", "validation_matched" or
+        "mnli_validation_matched"."""
+        task = [self.name] if self.is_one_of_several else []
+        part = [split] if [split] != registry.eval_splits(self.entry) else []
+        return "_".join(task + part)
+
+
+class LoadedTask(Task):
+    """A task with its rows and their tokens.
+
+    rows: {split: rows, limited to --max_train_samples and --max_eval_samples}; data: {split: their tokens}; examples:
+    {split: number of rows before any limit}. corpus: of the training rows, if they are streamed. The entry of a task of
+    numbers gets their step and range from the training rows, or from the others where those are not read.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        rows: dict[str, list[dict]],
+        tokenizer: PreTrainedTokenizerBase,
+        corpus: Corpus | None = None,
+    ):
+        self.name, self.args, self.is_one_of_several = task.name, task.args, task.is_one_of_several
+        self.functions, self.tokenizer, self.corpus = task.functions, tokenizer, corpus
+        self.entry, self.numbers_from = task.entry, "as its entry says"
+        target = self.entry["target"]
+        if self.entry["target_type"] == "number" and "numbers" not in self.entry:
+            known = [split for split in ("train", *rows) if split in rows and target in rows[split][0]]
+            if known:
+                self.numbers_from = f"from the {known[0]} rows"
+                numbers = registry.found_numbers(row[target] for row in rows[known[0]])
+                self.entry = self.entry | {"numbers": numbers}
+        self.rows, self.data = {}, {}
+        self.examples = {split: len(found) for split, found in rows.items()}
+        for split, found in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            self.examples[split] = len(rows)
-            rows = self.rows[split] = examples.without_end_tokens(
-                self.entry, tokenizer, rows[:limit], self._place(split)
+            of_split = self.rows[split] = examples.without_end_tokens(
+                self.entry, tokenizer, found[:limit], self._place(split)
             )
             self.data[split] = self._tokens(split)
-            if self.entry["target_type"] == "class" and self.entry["target"] in rows[0]:
-                used = {registry.target_text(self.name, self.entry, row) for row in rows}
+            if self.entry["target_type"] == "class" and self.entry["target"] in of_split[0]:
+                used = {registry.target_text(self.name, self.entry, row) for row in of_split}
                 missing = [label for label in self.entry["labels"] if label not in used]
                 if missing:
                     first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
@@ -125,14 +163,24 @@ class Task:
         import datasets
 
         entry, args, rows = self.entry, self.args, self.rows[split]
+        lengths = examples.max_lengths(entry, split)
+        tokenize = examples.build_tokenize_function(self.name, entry, self.tokenizer, *lengths)
+        if "tokenize" in entry:  # no key holds what its function does
+            made = tokenize({column: [row[column] for row in rows] for column in rows[0]})
+            data = datasets.Dataset.from_dict(made)
+            data._fingerprint = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:24]
+            return data
         columns = [column for column in (*entry["inputs"].values(), entry["target"]) if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
-        lengths = examples.max_lengths(entry, split)
         # None stands for a removed field: keys, and so the fingerprints in run.json, stay those of earlier runs.
         texts = [*(entry.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         kinds = ({type(item) for value in column for item in registry.as_list(value)} for column in values.values())
-        decisive += ["as texts"] * any(len(of_column) > 1 for of_column in kinds)  # earlier caches have 1.0 for 1
+        if any(len(of_column) > 1 for of_column in kinds):  # earlier caches have 1.0 for 1
+            decisive.append("as texts")
+        step = entry.get("numbers", {}).get("step")
+        if step not in (None, 0.2):  # earlier caches have STS-B's step
+            decisive.append(step)
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
         def build(folder: Path) -> None:
@@ -141,7 +189,7 @@ class Task:
             if entry["target"] in written:
                 written[entry["target"]] = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
             tokenised = datasets.Dataset.from_dict(written).map(
-                examples.build_tokenize_function(self.name, entry, self.tokenizer, *lengths),
+                tokenize,
                 batched=True,
                 num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,
                 remove_columns=columns,
@@ -160,13 +208,13 @@ class Task:
         folder = cached(cache, f"task-{self.name}-{split}", key, build, args.overwrite_cache)
         return datasets.load_from_disk(folder / "rows")
 
-    def stream(self, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments) -> StreamDataset:
+    def stream(self, args: T5TrainingArguments) -> StreamDataset:
         """Batches of training rows: lists of {"input_ids", "attention_mask", "labels"}, cut and with one EOS."""
         lengths = examples.max_lengths(self.entry, "train")
-        tokenize = examples.build_tokenize_function(self.name, self.entry, tokenizer, *lengths)
+        tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, *lengths)
 
         def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
-            rows = examples.without_end_tokens(self.entry, tokenizer, rows)
+            rows = examples.without_end_tokens(self.entry, self.tokenizer, rows)
             return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
         units = one_by_one(row_splitter(self.name, self.entry, self.args, corpus=self.corpus))
@@ -179,26 +227,36 @@ class Task:
         labels = examples.class_label_ids(self.entry, self.tokenizer)
         length = examples.answer_length(self.entry, labels)
         generated = with_generate or labels is None
-        compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, self.rows[split])
+        rows = self.rows[split]
+        if self.entry["target"] in rows[0]:
+            try_metrics(self.name, self.entry, *examples.references_of(self.entry, rows))
+        compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, rows)
         return examples.EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
 
-    def label(self, split: str) -> str:
-        """What the names of a split's metrics begin with, after "eval_": "", "cola", "validation_matched" or
-        "mnli_validation_matched"."""
-        return "_".join([self.name] * self.is_one_of_several + [split] * ([split] != registry.eval_splits(self.entry)))
+
+def count_unknown(tasks: Iterable[LoadedTask], name: Callable[[Task, str], str]) -> Unknown:
+    """The <unk> in all rows; name: how a split of a task is called in the plan."""
+    found = [
+        unknown_in_rows(task.tokenizer, {name(task, split): rows for split, rows in task.data.items()})
+        for task in tasks
+    ]
+    shares = {split: share for unknown in found for split, share in unknown.shares.items()}
+    rows = {split: count for unknown in found for split, count in unknown.rows.items()}
+    return Unknown(shares, rows)
 
 
 class Tasks:
-    """One task or several, to be trained as a mixture. Iterating gives each Task.
-
-    After `load`: `train`, a table of tokenised rows, a Mixture or a stream; `validation`, the data set or data sets by
-    name; `judged`, {name: EvaluationTask}, in the same order; `unknown`, the <unk> in all rows.
-    """
+    """The task or the mixture of tasks that the flags name, with its metrics; TaskData has the rows. Iterating gives
+    each Task."""
 
     def __init__(self, tasks: list[Task]):
         self.tasks, self.args = tasks, tasks[0].args
-        for task in tasks:
-            task.is_one_of_several |= len(tasks) > 1  # evaluate_t5.py may have skipped others
+
+    @classmethod
+    def of_flags(cls, args: TaskArguments) -> "Tasks":
+        """The tasks that the flags name, checked."""
+        entries = check_tasks(args)
+        return cls([Task(name, entry, args, len(entries) > 1) for name, entry in entries.items()])
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)
@@ -206,75 +264,137 @@ class Tasks:
     def __len__(self) -> int:
         return len(self.tasks)
 
-    # ------------------------------------------------------------ flags
     @property
     def main_metric(self) -> str:
         """The metric that chooses the best checkpoint, without "eval_"."""
-        return "average" if len(self) > 1 else registry.main_metric(self.tasks[0].entry)
+        return registry.main_metric(self.tasks[0].entry) if len(self) == 1 else "average"
 
     @property
-    def metric_names(self) -> list[str]:
-        """All metrics of an evaluation, without "eval_"."""
-        if len(self) == 1:
-            return registry.metric_names(self.tasks[0].entry)
-        return [f"{task.name}_{metric}" for task in self for metric in registry.metric_names(task.entry)] + ["average"]
+    def metric_names(self) -> dict[str, str]:
+        """{name of each number of an evaluation, without "eval_": the metric that it is}."""
+        names = {}
+        for task in self:
+            own = registry.metric_names(task.entry)
+            names |= {f"{task.name}_{name}" if len(self) > 1 else name: metric for name, metric in own.items()}
+        return names | ({"average": "average"} if self.averages else {})
 
     @property
-    def most_tokens(self) -> tuple[int, int]:
-        """Tokens that a source and a target may have, of all tasks."""
-        source = max(task.entry["max_source_length"] for task in self)
-        return source, max(task.entry["max_target_length"] for task in self)
+    def averages(self) -> bool:
+        """Whether the mean of the tasks' main metrics says something: they are several, all of them better in the same
+        direction."""
+        return len(self) > 1 and len({is_greater_better(task.entry["metrics"][0]) for task in self}) == 1
 
-    def complete(self, args: FineTuningArguments) -> None:
-        """Sets the training flags that follow from the tasks. ValueError for those that exclude several tasks."""
+    def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:
+        """Tokens that a source and a target may have, of all tasks. tokenizer: None where it is still to be trained;
+        labels then count as long as the entry allows."""
+        lengths = [task.entry["max_target_length"] for task in self]
+        if tokenizer is not None:
+            labels = [examples.class_label_ids(task.entry, tokenizer) for task in self]
+            lengths = [examples.answer_length(task.entry, ids) for task, ids in zip(self, labels, strict=True)]
+        return max(task.entry["max_source_length"] for task in self), max(lengths)
+
+    def flags(self, args: FineTuningArguments) -> dict:
+        """The training flags that follow from the tasks: which metric chooses the best checkpoint, and which way it is
+        better. UserError for flags that exclude several tasks, and for a metric of which the direction is unknown."""
         if len(self) > 1 and self.args.streaming:
-            raise ValueError(f"--streaming needs one task, and --dataset_name names {len(self)}")
+            raise UserError(f"--streaming needs one task, and --dataset_name names {len(self)}. Name one of them")
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
-        if len(self) == 1 and self.tasks[0].entry["target_type"] != "class":
-            args.predict_with_generate = True  # only class labels can be scored without generating
-        if not args.chose_metric:
-            args.metric_for_best_model = f"eval_{self.main_metric}"
-            args.greater_is_better = args.greater_is_better or "greater_is_better" not in args.given
-        if args.metric_for_best_model.endswith(ERROR_METRICS):
-            args.greater_is_better = False
-
-    def show_own_entry(self) -> None:
-        """Prints the entry made of own pairs' flags, to be pasted into constants.py."""
-        for entry in (task.entry for task in self if task.name == OWN):
-            print_once(
-                f"your pairs as an entry of constants.py, which may replace the flags:\n"
-                f"{as_source(name_of(self.args), entry)}\n"
+        metric = args.metric_for_best_model if args.chose_metric else self.main_metric
+        if metric == "average" and not self.averages:
+            names = ", ".join(task.entry["metrics"][0] for task in self)
+            raise UserError(
+                f"--dataset_name {self.args.dataset_name}: the main metrics {names} have no common mean, since they "
+                "are not better in the same direction. Choose one of the evaluation's with --metric_for_best_model"
             )
+        check_best_metric(metric, list(self.metric_names))
+        metric = metric.removeprefix("eval_")
+        greater = args.greater_is_better
+        if "greater_is_better" not in args.given:
+            is_mean = metric == "average"  # whose parts are all better in the same direction
+            greater = is_greater_better(self.tasks[0].entry["metrics"][0] if is_mean else self.metric_names[metric])
+        if greater is None:
+            raise UserError(
+                f"--metric_for_best_model {metric}: nothing says which way this metric is better. Give "
+                "--greater_is_better true or --greater_is_better false"
+            )
+        # Only class labels can be scored without generating.
+        generates = len(self) == 1 and self.tasks[0].entry["target_type"] != "class"
+        return {
+            "predict_with_generate": args.predict_with_generate or generates,
+            "metric_for_best_model": args.metric_for_best_model if args.chose_metric else f"eval_{metric}",
+            "greater_is_better": greater,
+        }
 
-    # ------------------------------------------------------------ data
-    def load(self, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments) -> None:
-        """Reads and tokenises what is trained and evaluated on; with --streaming, training rows are only found."""
-        self.training_args, self.batch = args, global_batch_size(args)
-        for task in self:  # all are read before the long work
-            if self.args.streaming:
-                task.open_stream()
-            task.read([*["train"] * (not self.args.streaming), *registry.eval_splits(task.entry)])
+    def training_texts(self) -> list[str]:
+        """The sources and targets of all training rows, from which a tokenizer is trained where none is named."""
+        if self.args.streaming:
+            raise UserError(
+                "--streaming: a model from scratch needs a tokenizer, and the rows are not read beforehand. Train one "
+                "with create_tokenizer.py and give it as --tokenizer_name"
+            )
+        texts = []
         for task in self:
-            task.tokenise(tokenizer)
-        self.tokenizer, self.unknown = tokenizer, self.count_unknown(self._name)
+            for row in task.read(["train"])["train"][: self.args.max_train_samples]:
+                texts.append(registry.source_text(task.entry, row))
+                texts += registry.reference_texts(task.name, task.entry, row)
+        return texts
+
+    @property
+    def summarise(self) -> Callable[[dict], dict] | None:
+        """Of several tasks: the function of all metrics that gives the mean of the main ones as "eval_average".
+        Percentages (bleu) are divided by 100, so that each task weighs the same."""
+        names = {f"eval_{task.name}_{registry.main_metric(task.entry)}": task.entry["metrics"][0] for task in self}
+
+        def average(metrics: dict[str, float]) -> dict[str, float]:
+            shares = [metrics[name] / scale_of(metric) for name, metric in names.items()]
+            return {"eval_average": float(np.mean(shares))}
+
+        return average if self.averages else None
+
+
+class TaskData:
+    """The rows of the tasks, read and tokenised; with --streaming, training rows are only found.
+
+    train: a table of tokenised rows, a Mixture or a stream. validation: the data set, or the data sets by name. judged:
+    {name: EvaluationTask}, in the same order. unknown: the <unk> in all rows.
+    """
+
+    tokens_per_example = None  # rows have different lengths
+
+    def __init__(self, tasks: Tasks, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments):
+        self.names, self.args, self.training_args, self.tokenizer = tasks, tasks.args, args, tokenizer
+        read = []  # all are read before the long work
+        for task in tasks:
+            if task.name == OWN:
+                length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, tokenizer))
+                entry = as_source(name_of(self.args), task.entry | {"max_target_length": length})
+                print_once(f"your pairs as an entry of constants.py, which may replace the flags:\n{entry}\n")
+            corpus, splits = None, registry.eval_splits(task.entry)
+            if self.args.streaming:
+                corpus = task.open_stream()
+            else:
+                splits = ["train", *splits]
+            read.append((task, task.read(splits, corpus), corpus))
+        self.tasks = [LoadedTask(task, rows, tokenizer, corpus) for task, rows, corpus in read]
+        self.unknown = count_unknown(self.tasks, self._name)
         self.empty = self._by_name(
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )
         self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
-        for task in self:
+        for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
-        self.train = self._training_data(args)
-        places = {task.label(split): (task, split) for task in self for split in registry.eval_splits(task.entry)}
+        self.train = self._training_data()
+        places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
         self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
         data = {name: task.data[split] for name, (task, split) in places.items()}
         self.validation = data if len(data) > 1 else next(iter(data.values()))
 
-    def _training_data(self, args: T5TrainingArguments) -> "Dataset | Mixture | StreamDataset":
-        first = self.tasks[0]
+    def _training_data(self) -> "Dataset | Mixture | StreamDataset":
+        args, first = self.training_args, self.tasks[0]
         if first.corpus is not None:
-            return first.stream(self.tokenizer, args)
-        parts, share = {task.name: task.data["train"] for task in self}, 0.0
+            return first.stream(args)
+        parts, share = {task.name: task.data["train"] for task in self.tasks}, 0.0
         sizes = [len(rows) for rows in parts.values()]
         rates, cap = [1.0], max(sizes)
         if len(parts) > 1:
@@ -283,7 +403,8 @@ class Tasks:
         if self.args.span_corruption_file:
             share = self.args.span_corruption_share or CORRUPTED_SHARE
             with args.main_process_first(desc="tokenising the text"):
-                parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, self.most_tokens[0], args.seed)
+                longest, _ = self.names.most_tokens(self.tokenizer)
+                parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, longest, args.seed)
             rates = [*rates, sum(rates) * share / (1 - share)]
         rows = sum(min(size, cap) for size in sizes)
         return Mixture(parts, rates, round(rows / (1 - share))) if len(parts) > 1 else parts[first.name]
@@ -293,43 +414,17 @@ class Tasks:
         if self.args.streaming and checkpoint:
             self.train.resume(checkpoint)
 
-    # ------------------------------------------------------------ evaluation
     @property
     def generation_length(self) -> int:
         """Tokens that `generate` may write in answer to any of them, without its start token."""
         return max(task.max_length for task in self.judged.values()) - 1
 
-    @property
-    def summarise(self) -> Callable[[dict], dict] | None:
-        """Of several tasks: the function of all metrics that gives the mean of the main ones as "eval_average".
-        Percentages (bleu) are divided by 100, so that each task weighs the same."""
-        names = [f"eval_{task.name}_{registry.main_metric(task.entry)}" for task in self]
-        scales = [100 if name.endswith(PERCENT_METRICS) else 1 for name in names]
-
-        def average(metrics: dict[str, float]) -> dict[str, float]:
-            shares = [metrics[name] / scale for name, scale in zip(names, scales, strict=True)]
-            return {"eval_average": float(np.mean(shares))}
-
-        return average if len(self) > 1 else None
-
     # ------------------------------------------------------------ for the plan and run.json
     def _name(self, task: Task, split: str) -> str:
-        return f"{task.name}/{split}" if len(self) > 1 else split
+        return f"{task.name}/{split}" if len(self.tasks) > 1 else split
 
-    def _by_name(self, values: Callable[[Task], dict]) -> dict:
-        return {self._name(task, split): value for task in self for split, value in values(task).items()}
-
-    def count_unknown(self, name: Callable[[Task, str], str]) -> Unknown:
-        """The <unk> in all rows; name: how a split of a task is called in the plan."""
-        found = [
-            unknown_in_rows(task.tokenizer, {name(task, split): rows for split, rows in task.data.items()})
-            for task in self
-        ]
-        shares = {split: share for unknown in found for split, share in unknown.shares.items()}
-        rows = {split: count for unknown in found for split, count in unknown.rows.items()}
-        return Unknown(shares, rows)
-
-    tokens_per_example = None  # rows have different lengths
+    def _by_name(self, values: Callable[[LoadedTask], dict]) -> dict:
+        return {self._name(task, split): value for task in self.tasks for split, value in values(task).items()}
 
     @property
     def documents(self) -> dict[str, int]:
@@ -339,7 +434,10 @@ class Tasks:
     @property
     def steps_per_epoch(self) -> int | None:
         """Optimizer steps in a pass over the training rows; None for a stream, whose length is unknown."""
-        return None if self.args.streaming else -(-getattr(self.train, "rows_per_epoch", len(self.train)) // self.batch)
+        if self.args.streaming:
+            return None
+        rows = getattr(self.train, "rows_per_epoch", len(self.train))
+        return -(-rows // global_batch_size(self.training_args))
 
     def flops_per_sequence(self, config: PretrainedConfig, source_length: int, target_length: int) -> int:
         """Floating-point operations of a training row of these lengths."""
@@ -360,25 +458,32 @@ class Tasks:
             f"{count:,} of {len(data[name]):,} {name} sources are trained on" for name, count in self.known.items()
         ]
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
-        if len(self) == 1:
-            scored = "teacher-forced scoring (the label that greedy decoding would write)"
-            metrics = ", ".join(self.tasks[0].entry["metrics"])
-            metrics += f" from {'generated texts' if self.training_args.predict_with_generate else scored}"
-        else:
-            metrics = "; ".join(f"{task.name} {', '.join(task.entry['metrics'])}" for task in self)
-            metrics += "; the mean of each task's first metric chooses the best checkpoint"
         return {
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
             "known": "; ".join(known) or None,
             "empty": ", ".join(empty) or None,
             "cut": "; ".join(f"{text} ({name})" for name, text in self._by_name(self._cut).items()) or None,
+            "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
-            "metrics": metrics,
+            "metrics": self._metrics(),
         }
 
-    def _cut(self, task: Task) -> dict[str, str]:
+    def _metrics(self) -> str:
+        """ "f1 (of the class equivalent), accuracy from generated texts; largest f1 is best"."""
+        args = self.training_args
+        scored = "teacher-forced scoring (the label that greedy decoding would write)"
+        told = [", ".join(map(partial(_described, task.entry), task.entry["metrics"])) for task in self.tasks]
+        if len(self.tasks) == 1:
+            told[0] += f" from {'generated texts' if args.predict_with_generate else scored}"
+        else:
+            told = [f"{task.name} {text}" for task, text in zip(self.tasks, told, strict=True)]
+        best = args.metric_for_best_model.removeprefix("eval_")
+        best = "mean of each task's first metric" if best == "average" else best
+        return "; ".join([*told, f"{'largest' if args.greater_is_better else 'smallest'} {best} is best"])
+
+    def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: the share of its rows that are cut}: "12% of the sources at 512 tokens". It includes the few rows
         that have exactly the maximum length. Training rows of a stream are not known."""
         found = {}
@@ -393,5 +498,26 @@ class Tasks:
     def record(self) -> dict:
         """The content of task.json, from which evaluate_t5.py repeats the numbers."""
         generates = any(task.predict_with_generate for task in self.judged.values())
-        holds_out = any(task.entry.get("held_out") for task in self)
-        return task_record(self.args, self.training_args, generates=generates, holds_out=holds_out)
+        holds_out = any(task.entry.get("held_out") for task in self.tasks)
+        flags = task_record(self.args, self.training_args, generates=generates, holds_out=holds_out)
+        numbers = {task.name: task.entry["numbers"] for task in self.tasks if "numbers" in task.entry}
+        functions = {task.name: task.functions for task in self.tasks if task.functions}
+        return flags | ({NUMBERS: numbers} if numbers else {}) | ({FUNCTIONS: functions} if functions else {})
+
+
+def _described(entry: dict, metric: str) -> str:
+    """ "f1 (of the class equivalent)"; other metrics by their name alone."""
+    of_one_class = Path(metric).stem in ("f1", "precision", "recall") and registry.positive_label(entry)
+    return f"{metric} (of the class {registry.positive_label(entry)})" if of_one_class else metric
+
+
+def _described_numbers(task: LoadedTask) -> str | None:
+    """ "step 0.01 between 0.02 and 0.98, from the train rows" of a task of numbers."""
+    if (numbers := task.entry.get("numbers")) is None:
+        return None
+    least, most = (registry.number_text(numbers[end], None) for end in ("least", "most"))
+    worst = f"counts as {numbers['unreadable']:g}" if "unreadable" in numbers else "counts as the worst of them"
+    return (
+        f"{task.name} rounded to {registry.number_text(numbers['step'], None)}, between {least} and {most} "
+        f"({task.numbers_from}); an answer that is no number {worst}"
+    )

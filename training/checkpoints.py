@@ -4,94 +4,73 @@
     checkpoint-40/           the same after manifest and fsync: it appears by one rename
 
 A process killed at any moment leaves either no checkpoint-40 or a whole one. If a disk damages it afterwards, the
-manifest (common/manifests.py) shows that when a run resumes: the damaged checkpoint is named and skipped.
+manifest (common/whole_folders.py) shows that when a run resumes: the damaged checkpoint is named and skipped.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
 import pkgutil
+import random
 import re
-import shutil
 import socket
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_pt_utils import safe_globals
 
-from arguments.training import T5TrainingArguments
-from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
+from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
 from common.command_line import RESUME_NEWEST, check_folder
-from common.manifests import MANIFEST, fsync, write_manifest
+from common.errors import UserError
 from common.processes import check_alike, is_first_process, print_once
-from common.reports import is_secret, read_json
+from common.reports import first_line, is_secret, read_json
+from common.whole_folders import MANIFEST, SAVING, checkpoints_of, damage, discard, newest_whole_checkpoint, step_of
 from constants import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
-SAVING = "_saving"  # below --output_dir; the underscore keeps it out of what is pushed to the Hub
+NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint
 GIVEN_UP = "_given_up-"  # beginning of the name of a checkpoint that the run has resumed before
-RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
+RUN_FILES = (
+    "metrics.jsonl",
+    "all_results.json",
+    "run.json",
+    "loss.png",
+    "predictions.jsonl",
+    "trackers.json",
+    "samples.md",
+    "README.md",
+)
 
 
-# ---------------------------------------------------------------- writing
-def publish(aside: Path, final: Path) -> None:
-    """Makes the finished folder `aside` visible as `final`: manifest, fsync of every file, one rename.
-
-    An earlier `final` is replaced; a crash in between leaves one of the two whole.
-    """
-    write_manifest(aside)
-    if final.exists():
-        discard(final)
-    aside.rename(final)
-    with contextlib.suppress(OSError):  # another program writes there
-        aside.parent.rmdir()
-    fsync(final.parent)
-
-
-def discard(checkpoint: Path) -> None:
-    """Deletes a checkpoint; a half-deleted one is never visible as a checkpoint."""
-    grave = checkpoint.parent / SAVING / f"deleted-{checkpoint.name}"
-    shutil.rmtree(grave, ignore_errors=True)
-    grave.parent.mkdir(exist_ok=True)
-    checkpoint.rename(grave)
-    shutil.rmtree(grave, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        grave.parent.rmdir()
-
-
+# ---------------------------------------------------------------- deleting
 def rotate(newest: Path, keep: int | None, best: str | None) -> None:
     """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The one just written and the best always
-    stay. Those of later steps, before which the run has resumed, are damaged or given up, and a next resume would take
-    them for its newest: they are deleted, or where all are kept renamed."""
+    stay."""
     checkpoints = checkpoints_of(newest.parent)
-    place = checkpoints.index(newest)
-    for later in checkpoints[place + 1 :]:
-        kept = later.with_name(f"{GIVEN_UP}{later.name}")
-        what = "deleted" if keep else f"now called {kept.name}"
-        print_once(f"{later} is {what}: the run has resumed before it, and {newest.name} is now its newest")
-        if keep:
-            discard(later)
-        else:
-            shutil.rmtree(kept, ignore_errors=True)
-            later.rename(kept)
-    earlier = [c for c in checkpoints[:place] if not best or c != Path(best)]
-    surplus = max(0, place + 1 - keep) if keep else 0
+    earlier = [c for c in checkpoints if c != newest and (not best or c != Path(best))]
+    surplus = max(0, len(checkpoints) - keep) if keep else 0
     for checkpoint in earlier[:surplus]:
         discard(checkpoint)
 
 
 # ---------------------------------------------------------------- resuming
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:
-    """The checkpoint to resume from, or None. ValueError unless `--output_dir` is empty, resumed or overwritten, and
+    """The checkpoint to resume from, or None. UserError unless `--output_dir` is empty, resumed or overwritten, and
     the checkpoint is complete.
 
-    A job that SLURM or torchrun restarted resumes from its newest whole checkpoint, or starts from step 0 if there is
-    none yet. Rank 0 decides for all, and locks the folder if it exists. Nothing is deleted yet: see `old_files`.
+    A job that SLURM or torchrun restarted resumes from the newest whole checkpoint of its `--output_dir`; if there is
+    none yet, from the one that `--resume_from_checkpoint` names, or from step 0. Rank 0 decides for all, and locks the
+    folder if it exists. Nothing is deleted yet: see `old_files`.
     """
     checkpoint = wrong = probe = None
     if is_first_process():
@@ -106,7 +85,7 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
             wrong = str(error)
     checkpoint, wrong, name = broadcast_object_list([checkpoint, wrong, probe and Path(probe.name).name])
     if wrong is not None:
-        raise ValueError(wrong)
+        raise UserError(wrong)
     if name:
         with probe or contextlib.nullcontext():  # which deletes the file when all have looked
             _check_shared(Path(args.output_dir).absolute(), name)
@@ -124,12 +103,12 @@ def _probe(args: T5TrainingArguments) -> IO | None:
 
 
 def _check_shared(folder: Path, name: str) -> None:
-    """ValueError, on every process, unless all find the file of `_probe` in the folder or above it. Each saves its part
+    """UserError, on every process, unless all find the file of `_probe` in the folder or above it. Each saves its part
     of a checkpoint there, and reads all of it to resume and to end with the best model."""
     found = any((place / name).exists() for place in (folder, *folder.parents))
     told = gather_object([None if found else socket.gethostname()])
     if blind := sorted({host for host in told if host}):
-        raise ValueError(
+        raise UserError(
             f"--output_dir {folder} on {', '.join(blind)} is not the folder that the first process has: "
             "every process saves its part of a checkpoint there, so name a folder on a disk that all "
             "nodes share (without one: --save_strategy no)"
@@ -137,24 +116,24 @@ def _check_shared(folder: Path, name: str) -> None:
 
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
-    folder = Path(args.output_dir)
-    checkpoint = args.resume_from_checkpoint
-    if checkpoint and checkpoint not in ("false", "False"):
+    folder, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
+    if was_restarted():  # the command is that of the first start: what the job has saved since then comes first
+        newest = newest_whole_checkpoint(folder)
+        if newest is not None or checkpoint in NOT_RESUMED:
+            print_once(f"restarted: {f'resuming from {newest}' if newest else 'no checkpoint yet, from step 0'}")
+            return str(newest) if newest else None
+    if checkpoint not in NOT_RESUMED:
         if checkpoint in (RESUME_NEWEST, "true", "True"):
             checkpoint = newest_whole_checkpoint(folder)
             if checkpoint is None:
-                raise ValueError(f"--resume_from_checkpoint: there is no whole checkpoint-* folder in {folder}")
+                raise UserError(f"--resume_from_checkpoint: there is no whole checkpoint-* folder in {folder}")
         elif not Path(checkpoint).is_dir():
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: no such folder")
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: no such folder")
         elif reason := damage(Path(checkpoint)):
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
         return str(checkpoint)
-    if was_restarted():
-        checkpoint = newest_whole_checkpoint(folder)
-        print_once(f"restarted: {f'resuming from {checkpoint}' if checkpoint else 'no checkpoint yet, from step 0'}")
-        return str(checkpoint) if checkpoint else None
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
-        raise ValueError(
+        raise UserError(
             f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
             "--overwrite_output_dir, or name another folder"
         )
@@ -162,30 +141,34 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
 
 
 def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None:
-    """ValueError unless a checkpoint holds the states of optimizer and schedule, and reading them is safe."""
+    """UserError unless a checkpoint holds the states of optimizer and schedule, and all that a resume reads can be
+    read, without running code of its author."""
     if checkpoint is None:
         return
-    flag, folder = "--resume_from_checkpoint", Path(checkpoint)
+    folder = Path(checkpoint)
     if not (folder / MANIFEST).is_file():
-        print_once(f"{folder} has no {MANIFEST}: its files cannot be checked")
-    if args.deepspeed:
-        saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
-        if saved_by not in (0, args.world_size):
-            raise ValueError(
-                f"{flag} {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
-                f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
-                f"--model_name_or_path {checkpoint}"
-            )
-        if not args.trust_checkpoint:
-            check_deepspeed_files(flag, folder)
+        print_once(f"{folder} has no {MANIFEST}: that its files are whole cannot be checked")
+    saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
+    if args.deepspeed and saved_by not in (0, args.world_size):
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
+            f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
+            f"--model_name_or_path {checkpoint}"
+        )
     needed = ["global_step*"] if args.deepspeed else ["optimizer.*", "scheduler.pt"]
     missing = [name for name in needed if not any(folder.glob(name))]
     if missing:
-        raise ValueError(
-            f"{flag} {checkpoint}: it has no {' and no '.join(missing)} (saved with --save_only_model or "
-            "another launcher?), without which optimizer and schedule would restart: take only "
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: it has no {' and no '.join(missing)} (saved with "
+            "--save_only_model or another launcher?), without which optimizer and schedule would restart: take only "
             f"the weights with --model_name_or_path {checkpoint}"
         )
+    readers = dict(_READERS)
+    if args.deepspeed and not args.trust_checkpoint:
+        readers["global_step*/**/*.pt"] = _tensors
+    for pattern, read in readers.items():
+        for path in sorted(folder.glob(pattern)):
+            _check_readable(path, read, f"take only the weights with --model_name_or_path {checkpoint}")
 
 
 # Classes that DeepSpeed puts beside the tensors; they hold numbers.
@@ -197,30 +180,68 @@ _OF_DEEPSPEED = (
 )
 
 
-def check_deepspeed_files(flag: str, folder: Path) -> None:
-    """ValueError if DeepSpeed's files below a folder hold more than tensors and plain values: a pickle can run any code
-    of its author. transformers and accelerate check their own files; DeepSpeed's engine does not."""
-    harmless = list(map(pkgutil.resolve_name, _OF_DEEPSPEED))
-    for path in sorted(folder.rglob("*.pt")):
-        try:
-            with torch.serialization.safe_globals(harmless):
-                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except pickle.UnpicklingError as error:
-            called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
-            raise ValueError(
-                f"{flag} {path}: reading it would call {called[1] if called else 'something unknown'}, "
-                "which can be any code of its author; give --trust_checkpoint if that is you, or someone "
-                "you trust"
-            ) from None
+def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> None:
+    """UserError if reading a file of a checkpoint fails, or would call what its author has put there: a pickle can run
+    any code. transformers refuses that too, in a traceback; DeepSpeed's engine reads everything."""
+    try:
+        read(path)
+    except Exception as error:  # damaged bytes can make a reader raise anything
+        called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and called:
+            if path.parent.name.startswith("global_step"):
+                advice = "give --trust_checkpoint if that is you, or someone you trust"
+            problem = f"reading it would call {called[1]}, which can be any code of its author"
+        else:
+            problem = "it is damaged"
+            if not isinstance(error, pickle.UnpicklingError):  # in which torch advises to read it unsafely
+                problem += f" ({type(error).__name__}: {first_line(error)})"
+        raise UserError(f"--resume_from_checkpoint {path}: {problem}; {advice}") from None
+
+
+def _tensors(path: Path) -> Any:
+    """The content of a file of torch.save, if it holds only tensors, plain values and random states."""
+    harmless = list(map(pkgutil.resolve_name, _OF_DEEPSPEED)) if path.parent.name.startswith("global_step") else []
+    with safe_globals(), torch.serialization.safe_globals(harmless):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def _optimizer(path: Path) -> None:
+    state = _tensors(path)
+    _ = state["state"].keys(), [group["params"] for group in state["param_groups"]]
+
+
+def _random_numbers(path: Path) -> None:
+    state = _tensors(path)
+    random.Random().setstate(state["python"])
+    np.random.RandomState().set_state(state["numpy"])
+    torch.Generator().set_state(state["cpu"])
+
+
+def _losses(path: Path) -> None:
+    state = read_json(path)
+    _ = float(state["running_loss"]), float(state["total_loss"]), int(state["last_logged_step"])
+    _ = state.get("owed_evaluation") is None or state["owed_evaluation"]["save_was_due"]
+
+
+# What a resume reads, and how it is seen that it can.
+_READERS: dict[str, Callable[[Path], object]] = {
+    "trainer_state.json": TrainerState.load_from_json,
+    "loss_state_*.json": _losses,
+    "optimizer.*": _optimizer,
+    "scheduler.pt": lambda path: _tensors(path).keys(),
+    "scaler.pt": lambda path: _tensors(path).keys(),
+    "rng_state*.pth": _random_numbers,
+    "pytorch_model*.bin": _tensors,
+}
 
 
 def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
-    """ValueError unless a checkpoint's optimizer was saved as this run will read it. It is checked late, since
+    """UserError unless a checkpoint's optimizer was saved as this run will read it. It is checked late, since
     accelerate decides whether FSDP2 is used."""
     name = "optimizer.bin" if has_fsdp else "optimizer.pt"
     if checkpoint and not (Path(checkpoint) / name).is_file():
         now, before = ("with", "without") if has_fsdp else ("without", "with")
-        raise ValueError(
+        raise UserError(
             f"--resume_from_checkpoint {checkpoint}: it has no {name}: saved {before} FSDP, it cannot be "
             f"resumed {now} it: take only the weights with --model_name_or_path {checkpoint}"
         )
@@ -235,45 +256,93 @@ def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
     found = [folder / SAVING]
     if checkpoint is None:
         found += [*folder.glob("checkpoint-*"), *folder.glob(f"{GIVEN_UP}*")]
-        found += (folder / name for name in (*RUN_FILES.split(), TASK_RECORD))
+        found += (folder / name for name in (*RUN_FILES, TASK_RECORD))
         found += (folder / "tensorboard").rglob("*.tfevents.*")  # a second run's curves would be drawn over the first
-    return [path for path in found if path.exists()]
+    return [path for path in found if path.exists() or path.is_symlink()]
 
 
-def delete(old: list[Path]) -> None:
-    """Deletes what `old_files` found."""
-    for path in old:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=path.name == SAVING)
-        else:
-            path.unlink(missing_ok=True)
+def give_up_later(output_dir: Path, checkpoint: str) -> None:
+    """Renames the checkpoints of an output folder that are later than the one from which a run resumes: damaged ones,
+    and those that the user goes back before. Otherwise the next resume would take them for the newest."""
+    resumed, step = Path(checkpoint).resolve(), read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
+    for later in checkpoints_of(output_dir):
+        if step_of(later) >= step and later.resolve() != resumed:
+            kept = next(path for n in itertools.count(1) if not (path := _given_up(later, n)).exists())
+            print_once(f"{later} is now called {kept.name}: the run resumes before it")
+            later.rename(kept)
+
+
+def _given_up(checkpoint: Path, number: int) -> Path:
+    return checkpoint.with_name(f"{GIVEN_UP}{f'{number}-' if number > 1 else ''}{checkpoint.name}")
 
 
 # Fields of the configuration that decide the shapes of the weights, and what the weights mean.
 _SHAPE = (
-    "model_type d_model d_kv d_ff num_heads num_layers num_decoder_layers vocab_size feed_forward_proj "
-    "relative_attention_num_buckets relative_attention_max_distance tie_word_embeddings "
-    "hidden_size head_dim intermediate_size num_attention_heads num_key_value_heads num_hidden_layers layer_types "
-    "sliding_window"
-).split()
+    "model_type",
+    "d_model",
+    "d_kv",
+    "d_ff",
+    "num_heads",
+    "num_layers",
+    "num_decoder_layers",
+    "vocab_size",
+    "feed_forward_proj",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+    "tie_word_embeddings",
+    "hidden_size",
+    "head_dim",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "layer_types",
+    "sliding_window",
+)
 # Flags that decide what the optimizer's state belongs to, which examples follow, and how they are corrupted.
 _DECISIVE = (
-    "optim lora_rank train_only seed data_seed objective input_seq_length noise_density mean_noise_span_length packing "
-    "eos_between_documents mixing mixing_cap mixing_temperature train_sampling_strategy length_buckets"
-).split()
-# Those that decide which part of a text is trained on: its fingerprint covers all of it, a task's its training rows.
+    "optim",
+    "lora_rank",
+    "train_only",
+    "seed",
+    "data_seed",
+    "objective",
+    "input_seq_length",
+    "noise_density",
+    "mean_noise_span_length",
+    "packing",
+    "eos_between_documents",
+    "mixing",
+    "mixing_cap",
+    "mixing_temperature",
+    "train_sampling_strategy",
+    "length_buckets",
+)
+# Flags that decide which part of a text is trained on. (A text's fingerprint covers all of it, but a task's covers only
+# its training rows.)
 _DECIDES_PART = (
-    "text_column input_ids_column max_train_samples validation_split_percentage validation_split_count"
-).split()
-# Flags that may differ between nodes: where files are, and what only the first process does.
+    "text_column",
+    "input_ids_column",
+    "max_train_samples",
+    "validation_split_percentage",
+    "validation_split_count",
+)
+# Flags that may differ between nodes: where files are, and what only the first process uses.
 _OF_A_NODE = (
-    "local_rank output_dir overwrite_output_dir overwrite_cache resume_from_checkpoint report_to disable_tqdm "
-    "dataloader_num_workers preprocessing_num_workers"
-).split()
+    "local_rank",
+    "output_dir",
+    "overwrite_output_dir",
+    "overwrite_cache",
+    "resume_from_checkpoint",
+    "report_to",
+    "disable_tqdm",
+    "dataloader_num_workers",
+    "preprocessing_num_workers",
+)
 
 
 def check_same_flags(*groups: object) -> None:
-    """ValueError, on every process, unless all were started with the same flags. The path of a file may differ between
+    """UserError, on every process, unless all were started with the same flags. The path of a file may differ between
     nodes."""
     values = {name: value for group in groups for name, value in vars(group).items()}
     given = [name for group in groups for name in getattr(group, "given", ())]
@@ -286,7 +355,7 @@ def check_same_flags(*groups: object) -> None:
 def check_resumed(
     checkpoint: str | None, config: PretrainedConfig, fingerprints: dict[str, str], *groups: object
 ) -> None:
-    """ValueError unless all processes have the same data, and a run of this model, data and flags can resume from the
+    """UserError unless all processes have the same data, and a run of this model, data and flags can resume from the
     checkpoint.
 
     config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. Only what
@@ -300,9 +369,11 @@ def check_resumed(
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
     if flags:
         flags = {"lora_rank": None, "train_only": None} | flags  # which earlier commits lack
-    decisive = _DECISIVE + _DECIDES_PART * ("objective" in now)  # a flag of text
+    decisive = _DECISIVE
+    if "objective" in now:  # pre-training
+        decisive += _DECIDES_PART
     if now.get("length_buckets"):  # each micro-batch is of one bucket
-        decisive = [*decisive, "per_device_train_batch_size"]
+        decisive += ("per_device_train_batch_size",)
     keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]
     compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
     if saved:
@@ -314,7 +385,7 @@ def check_resumed(
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
     for what, before, found in compared:
         if before != found:
-            raise ValueError(
+            raise UserError(
                 f"--resume_from_checkpoint {checkpoint}: {what}: {before} in its run, {found} now: resume "
                 "with the flags and files of its run, or take only the weights with --model_name_or_path "
                 f"{checkpoint}"
@@ -331,6 +402,22 @@ def _flat(config: dict) -> dict:
 def run_of(checkpoint: str | None) -> dict:
     """The run.json beside a checkpoint; {} without a checkpoint, or where there is no such file."""
     return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
+
+
+def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int) -> list[str]:
+    """Lines on what a resumed run of `steps` steps does otherwise than the run of the checkpoint: its length, schedule
+    and warm-up, by which another learning rate follows, and its sequences per step, by which other examples follow."""
+    if checkpoint is None:
+        return []
+    state, run = read_json(Path(checkpoint) / "trainer_state.json"), run_of(checkpoint)
+    now = {"steps": steps, "schedule": str(args.lr_scheduler_type), "warm-up steps": warmup_of(vars(args), steps)}
+    now["sequences per step"] = global_batch_size(args)
+    before = {"steps": state["max_steps"], "sequences per step": run.get("sequences_per_step")}
+    if "lr_scheduler_type" in run.get("arguments", {}):
+        before["schedule"] = run["arguments"]["lr_scheduler_type"]
+        before["warm-up steps"] = warmup_of(run["arguments"], state["max_steps"])
+    changed = [name for name, value in now.items() if before.get(name) not in (None, value)]
+    return [f"{name}: {now[name]} from here on, {before[name]} before" for name in changed]
 
 
 def _recorded(path: Path) -> dict:

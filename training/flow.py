@@ -1,10 +1,12 @@
 """Callbacks that decide when T5Trainer logs, evaluates, saves and ends, and what a resumed run restores."""
 
+import math
 from pathlib import Path
 
 from torch._inductor.codecache import cache_dir
 from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.processes import finish_process_group, print_once
@@ -24,17 +26,24 @@ class ResumeCallback(TrainerCallback):
         those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves, and
         the metric by which the best checkpoint is compared."""
         self.trainer.restore_loss_state()
-        resumed = self.trainer._resumed_from
+        resumed, handler = self.trainer._resumed_from, self.trainer.callback_handler
+        if resumed and not state.stateful_callbacks:
+            print_once(f"{resumed} was saved by transformers before 4.41: the patience of early stopping begins anew")
+            exported = [c for c in (*handler.callbacks, self.trainer.control) if isinstance(c, ExportableState)]
+            state.stateful_callbacks = {type(each).__name__: each.state() for each in exported}
         if resumed:
             _take_steps_of_flags(self.trainer.args, state)
             key, lines = best_metric_key(self.trainer.args), state.log_history
             values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
             state.best_metric = values[0] if values else None
         if resumed and self.trainer.asked_options:
+            groups = self.trainer.optimizer.param_groups
+            before = groups[0]["lr"]
             restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
-        best = resumed and Path(resumed).with_name(f"checkpoint-{state.best_global_step}")
-        if best and best.is_dir():
-            state.best_model_checkpoint = str(best)
+            if not math.isclose(before, groups[0]["lr"], rel_tol=1e-6):
+                print_once(f"learning rate: {groups[0]['lr']:.4g} from here on, {before:.4g} before")
+        if resumed:
+            self.trainer._find_best(Path(resumed).parent)
         checkpoint_blocks_only(self.trainer.model)
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:

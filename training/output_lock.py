@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from arguments.training import T5TrainingArguments
 from common.errors import UserError
-from common.processes import is_first_process, print_once
+from common.processes import is_first_process, lonely_task, print_once
 
 LOCK = ".lock"
 _held: dict[Path, FileLock] = {}  # {folder: its lock}
@@ -35,7 +35,7 @@ def lock_output_dir(args: T5TrainingArguments) -> None:
     except Timeout:
         raise UserError(
             f"--output_dir {folder}: another run writes there ({_holder(path)}). Wait for it, or name another "
-            f"folder; if it surely ended, delete {path}"
+            f"folder; if it surely ended, delete {path}{lonely_task()}"
         ) from None
     except OSError as error:
         print_once(f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there")

@@ -5,39 +5,55 @@ requeues such a job, and its next start resumes from the newest whole checkpoint
 """
 
 import atexit
-import multiprocessing
+import multiprocessing.context
+import multiprocessing.queues
 import os
 import signal
+import statistics
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from common.processes import print_once
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Seconds reserved before the job's time limit for writing the checkpoint, in addition to twice the longest step.
+# Seconds reserved before the job's time limit for writing the checkpoint, in addition to three usual steps.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
 
-class PreemptionCallback(TrainerCallback):
-    """Saves and stops at the end of the step in which a signal came, or when the job's time runs out. Within an
-    evaluation, which may take longer than the job still has, it saves at once, and again at the end of the next step.
+class EvaluationStopped(Exception):
+    """A signal came, or the job's time ran out, within an evaluation: the run saves what it was before it, and ends."""
 
-    `reason` is then a sentence, before that None. Further signals change nothing, but a second Ctrl-C ends the run at
-    once. All ranks stop at the same step, whichever got the signal: they exchange it at every step by an all-reduce
-    over gloo, which takes well below a millisecond and does not wait for the GPU.
+
+class PreemptionCallback(TrainerCallback):
+    """Stops a run at the end of the step or within the evaluation in which a signal came, or when the job's time runs
+    out. An evaluation may take longer than the job still has: the run that resumes makes it.
+
+    `reason` is then a sentence, before that None, and `save_was_due` whether the run would have saved at this step
+    anyway. Further signals change nothing, but a second Ctrl-C ends the run at once. All ranks stop at the same place,
+    whichever got the signal: they exchange it at every step by an all-reduce over gloo, which takes well below a
+    millisecond and does not wait for the GPU.
     """
 
     def __init__(self, trainer: Trainer):
-        self.trainer, self.reason, self._saved_at = trainer, None, 0
+        self.trainer, self.reason, self.save_was_due = trainer, None, False
         self._received, self._handlers, self._group = None, {}, None
-        self._longest_step, self._step_began = 0.0, None
+        self._steps, self._step_began = deque(maxlen=16), None  # seconds of the latest steps
+        self._launcher = launcher_above()
         self._end_time = float(os.environ.get("SLURM_JOB_END_TIME") or "inf")
 
     def on_train_begin(self, args: TrainingArguments, *_, **__) -> None:
+        if self._end_time <= time.time():
+            print_once("SLURM_JOB_END_TIME is past already: the run does not stop by it")
+            self._end_time = float("inf")
         if args.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
@@ -53,26 +69,34 @@ class PreemptionCallback(TrainerCallback):
         self._step_began = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
-        name = self._asked_by()
-        if name and state.global_step < state.max_steps:
-            control.should_save = args.save_strategy != "no"
-            saved = "saved and stopped" if control.should_save else "stopped without a checkpoint (--save_strategy no)"
-            self.reason = f"{name}: {saved} after step {state.global_step:,} of {state.max_steps:,}"
-            control.should_training_stop = self.trainer.is_leaving = True
+        self._steps.append(time.monotonic() - self._step_began)
+        if state.global_step < state.max_steps and (name := self._asked_by()):
+            self.save_was_due, control.should_save = control.should_save, args.save_strategy != "no"
+            self._stop(name, args, state)
+            control.should_training_stop = True
 
-    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        step, saves = state.global_step, args.save_strategy != "no" and self.trainer.is_in_train
-        if not saves or self.reason or step in (0, self._saved_at, state.max_steps) or not (name := self._asked_by()):
-            return
-        self._saved_at, self.trainer.is_leaving = step, True
-        self.trainer._save_checkpoint(self.trainer.model_wrapped, trial=None)
-        print_once(f"{name}: saved after step {step:,}, in its evaluation")
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        if self.trainer.is_in_train and state.global_step and (name := self._asked_by()):
+            self.save_was_due = control.should_save
+            self._stop(name, args, state, ", in its evaluation")
+            raise EvaluationStopped
+
+    def _stop(self, name: str, args: TrainingArguments, state: TrainerState, where: str = "") -> None:
+        if args.save_strategy == "no":
+            done, advice = "stopped without a checkpoint (--save_strategy no)", ""
+        else:
+            done, advice = "saved and stopped", "; resume with the same command and --resume_from_checkpoint"
+        step = f"after step {state.global_step:,} of {state.max_steps:,}"
+        self.reason = f"{name}: {done} {step}{where}{advice} (output: {args.output_dir})"
+        self.trainer.is_leaving = True
 
     def _asked_by(self) -> str | None:
         """The signal that any rank received, or how soon the job ends; None if there is no reason to stop."""
+        if self._launcher != launcher_above():
+            self._received = self._received or signal.SIGTERM
         left = self._end_time - time.time()
-        out_of_time = left < TIME_LIMIT_MARGIN + 2 * self._longest_step
+        usual = statistics.median([*self._steps][1:] or [0.0])  # the first one of all compiles
+        out_of_time = left < TIME_LIMIT_MARGIN + 3 * usual
         number, out_of_time = self.largest(int(self._received or 0), int(out_of_time))
         if not number and not out_of_time:
             return None
@@ -91,19 +115,60 @@ class PreemptionCallback(TrainerCallback):
         self._handlers = {}
 
 
-def outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
-    """Initialises a data worker that ignores SIGNALS. SLURM sends them to every process of a job, and a rank without
-    its data workers could not finish the step after which it saves."""
+def launcher_above() -> tuple[int, ...] | None:
+    """Under `deepspeed` on Linux: the ids of the process that started this one, and of the command above it. That
+    command forwards no signal: it ends, and its child and the training processes would go on. None elsewhere."""
+    parent = os.getppid()
+    try:
+        # "pid (name) state parent ...", and the name may hold spaces
+        above = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return None
+    return (parent, int(above)) if "CROSS_RANK" in os.environ else None
+
+
+class DataWorker(multiprocessing.context.ForkProcess):
+    """A data worker of a training."""
+
+
+class DataWorkers(multiprocessing.context.ForkContext):
+    """Where the data loaders of a training get their workers from. They are forked, which Python 3.14 does not do by
+    default: so they share model and corpus, which would otherwise be pickled for each."""
+
+    Process = DataWorker
+
+
+def with_own_workers(loader: DataLoader) -> DataLoader:
+    """Gives a data loader workers that ignore SIGNALS, if it has any. SLURM sends them to every process of a job, and a
+    rank without its data workers could not finish the step after which it saves."""
+    if loader.num_workers:
+        loader.worker_init_fn = partial(_outlive_signals, loader.worker_init_fn)
+        loader.multiprocessing_context = DataWorkers()
+    return loader
+
+
+def _outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_without_batch)  # type: ignore[attr-defined]
     if initialise is not None:
         initialise(worker)
+
+
+def _end_without_batch(error: Exception, _batch: object) -> None:
+    """Ends a data worker that cannot hand over a batch, so that torch raises an error in the run. Python only prints
+    the error, and the run waits for the batch for ever."""
+    advice = "give --dataloader_num_workers 0, or this machine or container more of it (docker run --shm-size 8g)"
+    print(f"error: a data worker has no shared memory or no open file left ({error}): {advice}", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 @atexit.register
 def _kill_workers() -> None:
     """Kills the data workers that an error has left: Python's exit would send them SIGTERM and wait forever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
-    for worker in multiprocessing.active_children():
-        if worker.daemon:
-            worker.kill()
+    left = [worker for worker in multiprocessing.active_children() if isinstance(worker, DataWorker)]
+    if left:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
+    for worker in left:
+        worker.kill()

@@ -1,7 +1,6 @@
 """The order of rows in training and evaluation: the same for any number of ranks and data workers."""
 
 from collections.abc import Generator, Iterator
-from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 from arguments.training import global_batch_size
 from corpora.examples import EpochSampler, row_lengths
 from training.batching import BucketCollator, FilledRows, PackingCollator
-from training.preemption import outlive_signals
+from training.preemption import with_own_workers
 
 
 class RowOrderTrainer(Seq2SeqTrainer):
@@ -26,8 +25,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         """Overrides Trainer to use collators for training only, and rows that fill the last batch of all ranks. A
         stream has its own loader, since it is split over the ranks already."""
         if hasattr(self.train_dataset, "loader"):
-            workers = partial(outlive_signals, None)
-            return self.train_dataset.loader(self.data_collator, self.args, worker_init_fn=workers)
+            return with_own_workers(self.train_dataset.loader(self.data_collator, self.args))
         for_evaluation = self.data_collator
         self.data_collator = self.train_collator or for_evaluation
         rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
@@ -40,17 +38,15 @@ class RowOrderTrainer(Seq2SeqTrainer):
 
     def _get_dataloader(self, *args, is_training: bool = False, **kwargs):
         """Overrides Trainer to start data workers that ignore the signals at which the run saves and stops, and to keep
-        them between epochs of training only, not for every evaluation set. They are forked, which Python 3.14 does not
-        do by default: so they share model and corpus, which would otherwise be pickled for each."""
+        them between epochs of training only, not for every evaluation set."""
         workers, asked = self.args.dataloader_num_workers, self.args.dataloader_persistent_workers
         self.args.dataloader_persistent_workers = bool(asked and is_training and workers)
         try:
             loader = super()._get_dataloader(*args, is_training=is_training, **kwargs)
         finally:
             self.args.dataloader_persistent_workers = asked
-        for part in {loader, getattr(loader, "base_dataloader", loader)} if workers else ():
-            part.worker_init_fn = partial(outlive_signals, part.worker_init_fn)
-            part.multiprocessing_context = "fork"
+        for part in {loader, getattr(loader, "base_dataloader", loader)}:
+            with_own_workers(part)
         return loader
 
     def end_data_workers(self) -> None:
@@ -65,6 +61,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
                 part._iterator = None
 
     def _get_train_sampler(self, train_dataset=None):
+        """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if hasattr(dataset, "order"):
             return dataset.order
@@ -84,6 +81,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return EpochSampler(len(dataset), seed)
 
     def _get_eval_sampler(self, eval_dataset):
+        """Overrides Trainer to put rows of similar length into one batch; `evaluation_loop` restores their order."""
         if not _has_rows(eval_dataset):
             return SequentialSampler(eval_dataset)
         # Rows of similar length need little padding; the longest come first, so that memory fails at once or never.

@@ -16,13 +16,14 @@ from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
-from common.manifests import is_disk_full, share
+from common.errors import UserError
 from common.processes import is_first_process, print_once
 from common.reports import write_json
+from common.whole_folders import SAVING, is_disk_full, publish, share
 from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
 from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
-from training.checkpoints import SAVING, load_loss_state, publish, rotate, save_loss_state
+from training.checkpoints import load_loss_state, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
 
 
@@ -30,6 +31,8 @@ class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves, resumes and uploads."""
 
     is_leaving = False  # told to stop: set by PreemptionCallback
+    owed_evaluation: dict | None = None  # {"save_was_due"}: the checkpoint is from before an evaluation that was due
+    _saved_step: int | None = None  # the step of the last checkpoint in --output_dir
     _is_saving = False  # while a checkpoint is being written aside
     _put_off: Exception | None = None  # error of a full disk, kept until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
@@ -69,15 +72,20 @@ class SavingTrainer(RowOrderTrainer):
         return None
 
     def _get_output_dir(self, trial):
+        """Overrides Trainer to write a checkpoint aside, since Trainer takes no other folder for it."""
         folder = super()._get_output_dir(trial)
         return str(Path(folder) / SAVING) if self._is_saving else folder
 
     def _save_checkpoint(self, model, trial):
         """Overrides Trainer to write into `_saving/` and rename the checkpoint when it is whole. If the disk is full, a
-        line says so and the training continues: the last whole checkpoint is kept, and the next save tries again."""
+        line says so and the training continues: the last whole checkpoint is kept, and the next save tries again. A
+        step that is saved already is not written again."""
         output_dir = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
         aside, final = output_dir / SAVING / name, output_dir / name
+        if self._saved_step == self.state.global_step:
+            self._find_best(output_dir)
+            return
         if self.args.should_save:
             shutil.rmtree(output_dir / SAVING, ignore_errors=True)
             aside.mkdir(parents=True)
@@ -86,13 +94,11 @@ class SavingTrainer(RowOrderTrainer):
         if self._is_disk_full(self._write_checkpoint, model, trial, aside):
             self.state.best_model_checkpoint = earlier_best  # Trainer may have named one that is gone
             return
-        best = output_dir / f"checkpoint-{self.state.best_global_step}"
-        if self.state.best_global_step and (best == final or best.is_dir()):
-            # On all ranks, since all load it in the end. Trainer looked for it where the new one was being written.
-            self.state.best_model_checkpoint = str(best)
+        self._find_best(output_dir, final)
         if self._is_disk_full(self._publish, aside, final):
             self.state.best_model_checkpoint = earlier_best
             return
+        self._saved_step = self.state.global_step
         # A run that is told to stop may have seconds left: the one that resumes it uploads, and deletes.
         if self.args.should_save and not (self.is_leaving and self.args.push_to_hub):
             self._finish_current_push()  # of the previous checkpoint, which may be deleted now
@@ -100,6 +106,13 @@ class SavingTrainer(RowOrderTrainer):
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
         self.accelerator.wait_for_everyone()
+
+    def _find_best(self, folder: Path, being_saved: Path | None = None) -> None:
+        """Names the best checkpoint in this folder, if it is there or being saved: on all ranks, since all load it in
+        the end. Trainer looks for it where a new one is being written."""
+        best = folder / f"checkpoint-{self.state.best_global_step}"
+        if self.state.best_global_step and (best == being_saved or best.is_dir()):
+            self.state.best_model_checkpoint = str(best)
 
     def _write_checkpoint(self, model, trial, aside: Path) -> None:
         self._is_saving, self._put_off = True, None
@@ -110,15 +123,15 @@ class SavingTrainer(RowOrderTrainer):
         if self._put_off:
             raise self._put_off
         losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
-        losses["last_logged_step"] = self._globalstep_last_logged
+        losses |= {"last_logged_step": self._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
         save_loss_state(aside, self.args.process_index, losses)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
 
     @contextlib.contextmanager
     def _full_disk_put_off(self) -> Iterator[None]:
-        """Keeps the error of a full disk until the end of `_write_checkpoint`. Within it the ranks wait for each other:
-        one that left would never be there."""
+        """Keeps the error of a full disk until the end of `_write_checkpoint`. A rank that raised it early would leave
+        the others waiting in a collective call."""
         try:
             yield
         except Exception as error:
@@ -163,7 +176,7 @@ class SavingTrainer(RowOrderTrainer):
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         if missing:
             with exit_on_user_error():
-                raise ValueError(
+                raise UserError(
                     f"the checkpoint lacks {len(missing)} of the model's tensors: {missing[:3]}; another "
                     "version of transformers may have named them otherwise when it was saved"
                 )
@@ -179,18 +192,25 @@ class SavingTrainer(RowOrderTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self):
+        """Overrides Trainer for FSDP2 and LoRA, as `_load_from_checkpoint` does."""
         if self.is_deepspeed_enabled or not (self.is_fsdp_enabled or has_low_rank(self.model)):
             super()._load_best_model()
         else:
             self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def restore_loss_state(self) -> None:
-        """Restores the losses that the resumed run had not yet logged."""
-        folder = self._resumed_from and Path(self._resumed_from)
-        if folder and (state := load_loss_state(folder, self.args.process_index, self.args.world_size)):
+        """Restores what Trainer does not: the losses that the resumed run had not yet logged, and the evaluation that
+        it owes."""
+        if not self._resumed_from:
+            return
+        folder = Path(self._resumed_from)
+        if folder.resolve() == Path(self.args.output_dir).resolve() / f"checkpoint-{self.state.global_step}":
+            self._saved_step = self.state.global_step
+        if state := load_loss_state(folder, self.args.process_index, self.args.world_size):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = state["last_logged_step"]
+            self.owed_evaluation = state.get("owed_evaluation")  # earlier commits owed none
 
     # ------------------------------------------------------------ to the Hub
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

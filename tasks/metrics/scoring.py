@@ -1,6 +1,6 @@
 """Metrics of tasks by their names, computed on texts, or on the class indices and numbers that texts stand for.
 
-    generated ids [N, T] --decode, strip--> texts [N] --values_of_texts--> values [N] --METRICS--> a float
+    generated ids [N, T] --decode, strip--> texts [N] --value_of_text--> values [N] --METRICS--> a float
 
 Labels that teacher forcing found by their tokens are texts too (answer_texts of tasks/examples.py). `METRICS` need no
 network; any other name goes to `evaluate.load`. N: examples, T: tokens, padded.
@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from common.command_line import did_you_mean
+from common.errors import UserError
+from constants import GREATER_IS_BETTER, PERCENT_METRICS, SMALLER_IS_BETTER
 from tasks.metrics import answers, general
-from tasks.registry import as_list, format_number_target, value_of_text, values_of_texts
+from tasks.registry import INVALID, as_list, number_text, positive_label, value_of_text
 
 logger = logging.getLogger(__name__)
+TRIED_ROWS = 8  # on which metrics of others are tried before training
 
 
 def _by_name(*metrics: Callable) -> dict[str, Callable]:
@@ -44,10 +47,20 @@ _TEXT_METRICS = _by_name(
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS
 # These take a third argument: for each example the values of the entry's `metric_columns`.
 _IN_CONTEXT = ("question_exact_match", "referent_accuracy")
-PERCENT_METRICS = ("bleu",)  # 0..100, all others 0..1
-ERROR_METRICS = ("diacritic_error_rate",)  # lower is better; for all others higher
 # {target_type: metrics that a task may name}: every target is a text, but not every target is a class or a number.
 _FITTING = {"class": _CLASS_METRICS | _TEXT_METRICS, "number": _NUMBER_METRICS | _TEXT_METRICS, "text": _TEXT_METRICS}
+
+
+def is_greater_better(metric: str) -> bool | None:
+    """Whether larger values of a metric are better: "f1" -> True, "wer" and "my/folder/wer" -> False; None for a metric
+    that constants.py does not know."""
+    name = Path(metric).stem
+    return True if name in GREATER_IS_BETTER else False if name in SMALLER_IS_BETTER else None
+
+
+def scale_of(metric: str) -> int:
+    """The best value of a metric, 100 or 1."""
+    return 100 if Path(metric).stem in PERCENT_METRICS else 1
 
 
 # ---------------------------------------------------------------- metrics by name
@@ -62,25 +75,52 @@ def _load_evaluate(name: str) -> Any:
 
 
 def check_metrics(task_name: str, task: dict) -> None:
-    """ValueError, before any training, if a metric of the task is unknown or does not fit its targets."""
+    """UserError, before any training, if a metric of the task is unknown or does not fit its targets."""
+    kind, functions = task["target_type"], task.get("metric_functions", {})
     for name in task["metrics"]:
-        where, fitting = f"Task {task_name!r}, metric {name!r}:", _FITTING[task["target_type"]]
+        where, fitting = f"Task {task_name!r}, metric {name!r}:", _FITTING[kind]
+        if name in functions:
+            continue
         if name not in METRICS:
             _load_evaluate.cache_clear()  # a notebook's next run may have changed it
             try:
-                _load_evaluate(name)
+                module = _load_evaluate(name)
             except Exception as error:  # whatever a user's module or `evaluate` raises
-                raise ValueError(
+                raise UserError(
                     f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and "
                     "what `evaluate.load` takes (a folder, a Hub name), which failed with "
                     f"{type(error).__name__}: {error}"
                 ) from error
+            if _reads(module, kind) is None:
+                raise UserError(
+                    f"{where} takes {module.features}, and this task has a {kind} for each row. Name another metric, "
+                    "or give {name: function of predictions and references}"
+                )
         elif name not in fitting:
-            raise ValueError(f"{where} not for target_type {task['target_type']!r}; possible are {', '.join(fitting)}.")
+            raise UserError(f"{where} not for target_type {kind!r}. Possible are {', '.join(fitting)}")
         elif name == "f1" and len(task["labels"]) != 2:
-            raise ValueError(f"{where} needs two labels, not {task['labels']}; 'f1_macro' takes any number.")
+            raise UserError(f"{where} needs two labels, not {task['labels']}. 'f1_macro' takes any number")
         elif name in _IN_CONTEXT and not task.get("metric_columns"):
-            raise ValueError(f"{where} needs the entry's `metric_columns`: {METRICS[name].__doc__}")
+            raise UserError(f"{where} needs the entry's `metric_columns`. It is the {METRICS[name].__doc__}")
+
+
+def _reads(module: Any, kind: str) -> tuple[str, str] | None:
+    """What an `evaluate` module takes of a task, by its `features`: (predictions, references), each "values", "texts"
+    or "lists" (of texts); None if nothing fits. A class is read as its index where the module takes numbers."""
+    found = []
+    for features in as_list(module.features):
+        if not {"predictions", "references"} <= features.keys():
+            continue
+        sides = []
+        for feature in (features["predictions"], features["references"]):
+            inner = getattr(feature, "feature", feature)  # of a list
+            dtype = getattr(inner, "dtype", None)
+            is_text, is_list = dtype in ("string", "large_string"), inner is not feature
+            sides.append(("lists" if is_list else "texts") if is_text else None if is_list or not dtype else "values")
+        found.append(tuple(sides))
+    wanted = [("texts", "lists"), ("texts", "texts")]
+    wanted = wanted if kind == "text" else [("values", "values"), *wanted]
+    return next((sides for sides in wanted if sides in found), None)
 
 
 # ---------------------------------------------------------------- the scores of a task
@@ -96,38 +136,80 @@ def score_predictions(
     values of the entry's `metric_columns`, if it has any. Numbers are compared with the file's own, as GLUE does; only
     metrics of texts see the rounded text that training writes.
     """
-    predictions, references = predicted_texts, target_texts
-    if task["target_type"] != "text":
-        predictions, references = values_of_texts(task, predicted_texts), values_of_texts(task, target_texts)
-    if task["target_type"] == "number":
-        target_texts = list(map(format_number_target, references))
+    kind, values, gold = task["target_type"], None, None
+    if kind != "text":
+        found = [value_of_text(task, text) for text in predicted_texts]
+        gold = [value_of_text(task, text) for text in target_texts]
+        values = [INVALID if value is None else value for value in found]
+    if kind == "number":
+        values = _with_worst(task, found, gold)
+        target_texts = [number_text(value, task.get("numbers", {}).get("step")) for value in gold]
     target_lists = list(map(as_list, target_texts))
+    several = max(map(len, target_lists)) > 1
+    references = target_lists if several else [text for (text,) in target_lists]
+    positive_last = values, gold
+    if kind == "class" and positive_label(task) == task["labels"][0]:  # metrics take class 1 of two for the positive
+        positive_last = [[value if value == INVALID else 1 - value for value in side] for side in (values, gold)]
 
     scores: dict[str, float] = {}
     for name in task["metrics"]:
-        if name not in METRICS:
-            results = _load_evaluate(name).compute(predictions=predictions, references=references)
-            scores |= _evaluate_scores(name, results)
-            continue
-        pair = (predicted_texts, target_lists) if name in _TEXT_METRICS else (predictions, references)
-        scores[name] = METRICS[name](*pair, context) if name in _IN_CONTEXT else METRICS[name](*pair)
-    if task["target_type"] != "text":
-        scores["invalid_outputs"] = sum(value_of_text(task, text) is None for text in predicted_texts)
+        if name in task.get("metric_functions", {}):
+            pair = (predicted_texts, references) if kind == "text" else (values, gold)
+            scores[name] = float(task["metric_functions"][name](*pair))
+        elif name not in METRICS:
+            module = _load_evaluate(name)
+            sides = _reads(module, kind)
+            if sides == ("texts", "texts") and several:
+                raise UserError(f"metric {name}: takes one reference for each row, and some rows have several")
+            of_side = {"lists": target_lists, "texts": references, "values": positive_last[1]}
+            predictions = predicted_texts if sides[0] == "texts" else positive_last[0]
+            scores |= _evaluate_scores(name, module.compute(predictions=predictions, references=of_side[sides[1]]))
+        else:
+            pair = (predicted_texts, target_lists) if name in _TEXT_METRICS else (values, gold)
+            pair = positive_last if name == "f1" else pair
+            scores[name] = METRICS[name](*pair, context) if name in _IN_CONTEXT else METRICS[name](*pair)
+    for key, value in scores.items():
+        if not math.isfinite(value):  # see general._zero_where_undefined
+            scores[key] = math.inf if is_greater_better(key) is False else 0.0
+            logger.warning("Metric %s is %s; it is reported as %s.", key, value, scores[key])
+    if kind != "text":
+        scores["invalid_outputs"] = sum(value is None for value in found)
     return scores
+
+
+def _with_worst(task: dict, found: list[float | None], gold: list[float]) -> list[float]:
+    """Numbers, with the worst possible answer in place of None: the entry's `unreadable`, else the end of the range
+    that is farther from the row's own number: [None, None], [1, 4] of numbers between 0 and 5 -> [5, 0]."""
+    known = task.get("numbers") or {"least": min(gold), "most": max(gold)}
+    least, most = known["least"], known["most"]
+    worst = [known.get("unreadable", most if value - least <= most - value else least) for value in gold]
+    return [worst[row] if value is None else value for row, value in enumerate(found)]
 
 
 def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
     """The main number of an `evaluate` module under the name that the task gives it, the others under `name_key`.
 
-    "my/squad", {"exact_match": 0.5, "f1": nan, "ids": [..]} -> {"my/squad": 0.5, "my/squad_f1": 0.0}, and a warning
+    "my/squad", {"exact_match": 0.5, "f1": 0.7, "ids": [..]} -> {"my/squad": 0.5, "my/squad_f1": 0.7}
     """
     found = {key: float(value) for key, value in results.items() if isinstance(value, numbers.Real)}
     if not found:
-        raise ValueError(f"Metric {name!r} returned no single number, but {results}.")
+        raise UserError(f"metric {name}: returned no single number, but {results}. Name another metric")
     main = Path(name).stem if Path(name).stem in found else next(iter(found))
-    scores = {name: found.pop(main)} | {f"{name}_{key}": value for key, value in found.items()}
-    for key, value in scores.items():
-        if not math.isfinite(value):  # see general._zero_where_undefined
-            logger.warning("Metric %s is %s; it is reported as 0.0.", key, value)
-            scores[key] = 0.0
-    return scores
+    return {name: found.pop(main)} | {f"{name}_{key}": value for key, value in found.items()}
+
+
+def try_metrics(task_name: str, task: dict, target_texts: list, context: list[tuple] | None) -> None:
+    """UserError, before any training, if the metrics that are not ours fail on the references of a split."""
+    if set(task["metrics"]) <= METRICS.keys() - task.get("metric_functions", {}).keys():
+        return
+    longest = max(range(len(target_texts)), key=lambda row: len(as_list(target_texts[row])))
+    rows = sorted({*range(min(TRIED_ROWS, len(target_texts))), longest})  # one with the most references too
+    texts = [target_texts[row] for row in rows]
+    try:
+        score_predictions(task, [as_list(text)[0] for text in texts], texts, context and [context[r] for r in rows])
+    except Exception as error:  # whatever a user's function or module raises
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"Task {task_name!r}, metrics {', '.join(task['metrics'])}: they fail on the first rows of its evaluation. "
+            f"{reason}"
+        ) from error

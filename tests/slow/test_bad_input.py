@@ -30,7 +30,7 @@ from warm_python import warm_python
 import constants
 import fine_tune_t5
 import pre_train_t5
-from common.cached_folders import cached
+from common.whole_folders import cached
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
 

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -26,8 +25,8 @@ import benchmark_t5
 from arguments.model import ModelArguments
 from arguments.text import PreTrainingDataArguments
 from arguments.training import PreTrainingArguments
-from benchmarks import inputs, material, measure, plan, scripts, step, trainers
-from benchmarks.material import bare_tokenizer, benchmark_config, full_name, random_batches
+from benchmarks import inputs, measure, plan, scripts, step, trainers
+from benchmarks.measure import bare_tokenizer, benchmark_config, full_name, random_batches
 from common.command_line import parse_arguments
 from constants import HARDWARE_PEAKS, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
@@ -85,7 +84,6 @@ class BenchmarkTest(parameterized.TestCase):
         self.enter_context(mock.patch.dict(MODEL_SHAPES, {"tiny": TINY}))
         self.enter_context(mock.patch.dict(measure.MATRIX, cpu=64))
         self.enter_context(mock.patch.object(measure, "gc"))  # rungs this small leave little to be freed
-        self.enter_context(mock.patch.object(inputs, "SECONDS", 0.1))
         measure.peak_flops.cache_clear()
 
     def run_main(self, *argv: str) -> tuple[dict, str]:
@@ -93,7 +91,7 @@ class BenchmarkTest(parameterized.TestCase):
         draw = benchmark_t5.draw
 
         def draw_last(args: Namespace, results: dict) -> None:
-            if args.command not in benchmark_t5.SUITES or len(results) == len(benchmark_t5.parts_of(args)):
+            if args.command != "gpu" or len(results) == len(benchmark_t5.parts_of(args)):
                 draw(args, results)
 
         last_picture = mock.patch.object(benchmark_t5, "draw", draw_last)
@@ -195,66 +193,45 @@ class CommandsTest(BenchmarkTest):
         found, _ = self.run_main("tokenise", *flags, "--train_file", str(self.folder / "text.txt"))
         self.assertAlmostEqual(found["megabytes"], 0.032)
 
-    def test_load(self):
-        flags = ["--gigabytes", "0.002", "0.004", "--batch", "8", "--source_length", "64", "--workers", "1"]
-        with mock.patch.object(tempfile, "tempdir", str(self.folder)):
-            found, _ = self.run_main("load", *flags)
-        for row, size in zip(found["rows"], (0.002, 0.004), strict=True):
-            self.assertEqual(row["sequences"], int(size * 1e9) // 2 // 70)  # 70 raw tokens give a source of 64
-            self.assertGreater(row["sequences_per_second"], 0)
-            self.assertGreater(row["private_gib"], 0.01)
-        self.assertEmpty(list(self.folder.iterdir()))
-
-    def test_evaluate(self):
-        flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "1"]
-        found, _ = self.run_main("evaluate", *flags)
-        rates = {row["name"]: row["sequences_per_second"] for row in found["rows"]}
-        self.assertEqual(list(rates), ["run_glue_like", "generate", "ours"])
-        self.assertAlmostEqual(found["ratio"], rates["ours"] / max(rates["generate"], rates["run_glue_like"]))
-
     def test_evaluation_lengths_are_skewed_as_stated(self):
-        lengths = [len(source) for source in material.random_sources(20_000, 128, 4096)]
+        lengths = [len(source) for source in measure.random_sources(20_000, 128, 4096)]
         self.assertBetween(np.median(lengths), 35, 37)  # 0.28 * 128
         self.assertBetween(np.mean(lengths), 39, 42)  # times exp(0.5 ** 2 / 2), less what is cut off at 128
         self.assertEqual((min(lengths), max(lengths)), (8, 128))
 
     def test_the_peer_pads_every_row_to_the_limit(self):
         rows = [{"input_ids": [5] * n, "labels": [6, 1]} for n in (3, 9)]
-        ours, peer = material.padded(rows), material.padded(rows, source_length=32)
+        ours, peer = measure.padded(rows), measure.padded(rows, source_length=32)
         self.assertEqual([tuple(b["input_ids"].shape) for b in (ours, peer)], [(2, 16), (2, 32)])
         self.assertEqual(peer["attention_mask"].sum(1).tolist(), [3, 9])
         self.assertEqual(ours["labels"].tolist(), [[6, 1] + [-100] * 6] * 2)
 
-    def test_fine_tune_trains_the_same_rows_in_every_way(self):
+    def test_a_classifier_trains_and_scores_the_same_rows_in_every_way(self):
         flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "1"]
-        found, _ = self.run_main("fine_tune", *flags)
+        found, printed = self.run_main("classifier", *flags)
         rows = {row["name"]: row for row in found["rows"]}
-        self.assertEqual(list(rows), ["run_glue_like", "by_length", "buckets", "packing", "t5_fused"])
+        trained = ["run_glue_like", "by_length", "buckets", "packing", "t5_fused"]
+        self.assertEqual(list(rows), [*trained, "generated_padded", "generated", "scored"])
         rates = {name: row["sequences_per_second"] for name, row in rows.items()}
-        best, strongest = max(list(rates.values())[2:]), max(rates["run_glue_like"], rates["by_length"])
-        self.assertEqual(rates[found["strongest_peer"]], strongest)
-        self.assertAlmostEqual(found["ratio"], best / strongest)
-        for row in rows.values():  # dropout and the rows' order in an epoch leave nothing but noise between them
-            self.assertAlmostEqual(row["ratio"], row["sequences_per_second"] / strongest)
-            self.assertAlmostEqual(row["training_loss"], rows["run_glue_like"]["training_loss"], delta=0.3)
+        groups = {"training": (trained[:2], trained[2:]), "evaluation": (["generated_padded", "generated"], ["scored"])}
+        for part, (peers, ours) in groups.items():
+            strongest = max(peers, key=rates.__getitem__)
+            self.assertEqual(found["strongest_peer"][part], strongest)
+            self.assertAlmostEqual(found["ratio"][part], max(rates[name] for name in ours) / rates[strongest])
+        for name in trained:  # dropout and the rows' order in an epoch leave nothing but noise between them
+            self.assertAlmostEqual(rows[name]["training_loss"], rows["run_glue_like"]["training_loss"], delta=0.3)
+        self.assertRegex(printed, r"strongest peer: training \w+, evaluation \w+")
 
     def test_a_way_to_fine_tune_that_fails_leaves_the_others(self):
         broken = dataclasses.replace(trainers.FINE_TUNING["buckets"], attention="none")
         with mock.patch.dict(trainers.FINE_TUNING, buckets=broken):
             flags = ["--examples", "8", "--batch", "4", "--source_length", "16", "--rounds", "1"]
-            found = trainers.measure_fine_tune(arguments("fine_tune", *flags))
+            found = trainers.measure_classifier(arguments("classifier", *flags))
         rows = {row["name"]: row for row in found["rows"]}
         self.assertIn("none", rows["buckets"]["error"])
         self.assertGreater(rows["t5_fused"]["sequences_per_second"], 0)
-        strongest = rows[found["strongest_peer"]]["sequences_per_second"]
+        strongest = rows[found["strongest_peer"]["training"]]["sequences_per_second"]
         self.assertAlmostEqual(rows["packing"]["ratio"], rows["packing"]["sequences_per_second"] / strongest)
-
-    def test_generate(self):
-        flags = ["--batch", "2", "--source_length", "10", "--new_tokens", "4", "--rounds", "2"]
-        found, _ = self.run_main("generate", *flags)
-        dynamic, static = found["rows"]
-        self.assertAlmostEqual(dynamic["tokens_per_second"], 2 * 4 / np.median(dynamic["seconds"]))
-        self.assertAlmostEqual(found["ratio"], static["tokens_per_second"] / dynamic["tokens_per_second"])
 
     def test_plan(self):
         found, printed = self.run_main("plan", "--model", "xl", "--nodes", "8", "--gpus", "8")
@@ -264,41 +241,25 @@ class CommandsTest(BenchmarkTest):
         found, _ = self.run_main("plan", "--optim", "muon")
         self.assertEqual([row["name"] for row in found["rows"] if "error" not in row], ["DDP", "DDP + checkpointing"])
 
-    def test_all_goes_on_after_a_failure_and_keeps_what_it_has(self):
-        output = self.folder / "all.json"
-        flags = [
-            "--batch",
-            "2",
-            "--source_length",
-            "20",
-            "--rounds",
-            "1",
-            "--steps",
-            "1",
-            "--rows",
-            "plain",
-            "--minutes",
-            "30",
-        ]
-        flags += ["--gigabytes", "0.002", "--workers", "0", "--megabytes", "0.02"]
-        flags += ["--examples", "8", "--new_tokens", "3", "--output", str(output)]
-        written = []
+    def test_gpu_goes_on_after_a_failure_and_stops_when_the_time_is_up(self):
+        output, written = self.folder / "gpu.json", []
 
-        def fail(*_):
+        def fail(_: Namespace) -> dict:
             written.append(json.loads(output.read_text()))
             raise RuntimeError("CUDA error: an illegal memory access")
 
-        evaluate = dataclasses.replace(benchmark_t5.PARTS["evaluate"], measure=fail)
-        with mock.patch.dict(benchmark_t5.PARTS, evaluate=evaluate):
-            found, printed = self.run_main("all", *flags)
-        parts = ["collator", "tokenise", "load", "attention", "evaluate", "generate", "step", "trainer", "fine_tune"]
-        self.assertEqual(list(found["results"]), parts)
-        self.assertEqual(found["results"]["evaluate"]["error"], "RuntimeError: CUDA error: an illegal memory access")
-        self.assertEqual([name for name in parts if "error" in found["results"][name]], ["evaluate"])
-        self.assertIn("CUDA error", printed)
-        self.assertEqual(list(written[0]["results"]), parts[:4], "what was measured before is already on the disk")
+        broken = dataclasses.replace(benchmark_t5.PARTS["step"], measure=fail)
+        suite = mock.patch.object(benchmark_t5, "SUITE", {"collator": 1.0, "step": 1.0, "plan": 1.0, "parity": 0.0})
+        with mock.patch.dict(benchmark_t5.PARTS, step=broken), suite:
+            flags = ["--batch", "2", "--source_length", "20", "--rounds", "1", "--rows", "plain"]
+            found, printed = self.run_main("gpu", *flags, "--output", str(output))
+        errors = {name: part["error"] for name, part in found["results"].items() if "error" in part}
+        failed = "RuntimeError: CUDA error: an illegal memory access"
+        self.assertEqual(errors, {"step": failed, "parity": "not available: the time (--minutes) was up"})
+        self.assertIn(failed, printed)
+        self.assertIn("rows", written[0]["results"]["collator"], "what was measured before is already on the disk")
+        self.assertLen(found["results"]["plan"]["rows"], 8)
         self.assertEqual(json.loads(output.read_text())["results"], found["results"])
-        self.assertGreater(output.with_suffix(".png").stat().st_size, 10_000)
 
     def test_gpu_checks_the_kernels_climbs_the_ladder_and_trains(self):
         output, started, seen = self.folder / "gpu.json", [], []
@@ -318,12 +279,12 @@ class CommandsTest(BenchmarkTest):
 
         flags = ["--batch", "2", "--source_length", "20", "--rounds", "1", "--steps", "1", "--rows", "plain,muon"]
         flags += ["--examples", "8", "--device", "cpu", "--output", str(output)]
-        shares = {"parity": 1.0, "step": 0.35, "step tiny": 0.55, "trainer": 0.7, "fine_tune": 0.75, "pre_train": 1.0}
-        suite = mock.patch.dict(benchmark_t5.SUITES, gpu=shares)
+        shares = {"parity": 1.0, "step": 0.35, "step tiny": 0.55, "trainer": 0.7, "classifier": 0.75, "pre_train": 1.0}
+        suite = mock.patch.object(benchmark_t5, "SUITE", shares)
         with suite, mock.patch.object(scripts, "run_script", made_up):
             found, printed = self.run_main("gpu", *flags, "--train_file", "my text.txt")
         results = found["results"]
-        self.assertEqual(list(results), ["parity", "step", "step tiny", "trainer", "fine_tune", "pre_train"])
+        self.assertEqual(list(results), ["parity", "step", "step tiny", "trainer", "classifier", "pre_train"])
         self.assertEqual(
             {name: part.get("error") for name, part in results.items() if "error" in part},
             {"parity": "2 of 65 are wrong"},
@@ -346,7 +307,7 @@ class CommandsTest(BenchmarkTest):
         self.assertGreater(steps, 1000, "as many as the rest of 25 minutes allows")
         parse_arguments([ModelArguments, PreTrainingDataArguments, PreTrainingArguments], words)
         self.assertContainsSubset(["versions", "git", "hardware", "results"], json.loads(output.read_text()))
-        self.assertIn("---- step tiny (", output.with_suffix(".log").read_text())
+        self.assertIn("---- step tiny (", printed)
         for picture in (output.with_suffix(".png"), self.folder / "gpu" / "pre_train.png"):
             self.assertGreater(picture.stat().st_size, 10_000)
         self.assertRegex(printed, r"tiny +--config_name tiny .* 200\.0")
@@ -368,13 +329,6 @@ class CommandsTest(BenchmarkTest):
         self.assertTrue(output.is_file())
         self.assertFalse(output.with_suffix(".png").exists())
 
-    def test_all_stops_when_the_time_is_up(self):
-        slow = dataclasses.replace(benchmark_t5.PARTS["collator"], measure=lambda _: time.sleep(0.1) or {"rows": []})
-        with mock.patch.dict(benchmark_t5.PARTS, collator=slow):
-            found, _ = self.run_main("all", "--minutes", "0.001")
-        errors = [part.get("error") for part in found["results"].values()]
-        self.assertEqual(errors, [None] + ["not available: the time (--minutes) was up"] * 8)
-
     def test_needs_neither_data_nor_tracking_packages(self):
         """As on a GPU machine that has torch and transformers: the real command, with the others hidden."""
         hiding = f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED!r}))"
@@ -388,17 +342,13 @@ class CommandsTest(BenchmarkTest):
 
 class FlagsTest(BenchmarkTest):
     @parameterized.parameters(
-        (["stp"], "stp: must be one of all, gpu, .*did you mean step"),
-        ([], "a command: must be one of all, gpu, collator"),
+        (["stp"], "stp: must be one of gpu, .*did you mean step"),
+        ([], "a command: must be one of gpu, collator"),
         (["step", "--rows", "plain,fusion"], "--rows fusion: no such row; there are plain, dropout_0, compile"),
         (["step", "--model", "huge"], r"--model huge: neither a shape \(tiny, mini, small, base, large, xl, xxl\)"),
         (["step", "--batch", "0"], "--batch 0: must be at least 1"),
         (["step", "--bath", "4"], "--bath: .*did you mean --batch"),
-        (["all", "--minutes", "-1"], "--minutes -1.0: must be above 0"),
-        (["load", "--gigabytes", "nan"], "--gigabytes nan: must be above 0"),
-        (["load", "--gigabytes", "9000000"], "--gigabytes 9e.06: .* has .* GB free"),
-        (["load", "--gigabytes", "0.00001"], "--gigabytes 1e-05: has fewer sequences than --batch 128"),
-        (["load", "--workers", "-2"], "--workers -2: must be at least 0"),
+        (["gpu", "--minutes", "-1"], "--minutes -1.0: must be above 0"),
         (["collator", "--source_length", "2"], "--source_length 2: must be at least 3"),
         (["collator", "--nanot5", "."], r"--nanot5 \.: has no nanoT5/utils/copied_utils.py; name a checkout"),
         (["gpu", "--model", "vast"], r"--model vast: neither a shape"),
@@ -480,7 +430,7 @@ class LadderTest(BenchmarkTest):
         def broken(self, count):  # noqa: ARG001
             raise ArithmeticError("the loss became nan at step 4")
 
-        with mock.patch.object(material, "new_model", side_effect=measure.NotAvailableError("no such kernel")):
+        with mock.patch.object(measure, "new_model", side_effect=measure.NotAvailableError("no such kernel")):
             rows = self.measured("plain")
         self.assertEqual(rows["plain"]["error"], "not available: no such kernel")
         with mock.patch.object(step.TrainingStep, "run", broken):
@@ -616,14 +566,6 @@ class PartsTest(BenchmarkTest):
         text = measure.table(rows)
         self.assertEqual(text, "name  ratio  mfu\none   1.25   50.0%\nx     10.00\nsecond: it broke")
         self.assertEqual(measure.table(rows[1:2]), "second: it broke")
-
-    def test_private_memory(self):
-        before = inputs.private_memory(["self"])
-        block = np.ones(128 * 2**20, dtype=np.uint8)
-        grown = inputs.private_memory(["self"]) - before
-        self.assertBetween(grown / block.nbytes, 0.9, 1.5)
-        with self.assertRaisesRegex(measure.NotAvailableError, "the memory of process 0 cannot be read"):
-            inputs.private_memory([0])
 
     def test_plan_is_consistent(self):
         hardware = HARDWARE_PEAKS["H200"]

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -28,26 +29,34 @@ import torch
 import torture
 from absl.testing import absltest, parameterized
 from safetensors.torch import load_file, save_file
+from transformers.trainer_callback import TrainerControl, TrainerState
 from warm_python import warm_python
 
 import pre_train_t5
 import trainer_t5
 from arguments.training import FineTuningArguments, PreTrainingArguments
-from common import manifests
-from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
+from common import whole_folders
 from common.command_line import RESUME_NEWEST
-from common.manifests import is_disk_full
 from common.reports import read_metrics
+from common.whole_folders import (
+    SAVING,
+    checkpoints_of,
+    damage,
+    discard,
+    is_disk_full,
+    newest_whole_checkpoint,
+    publish,
+    remove,
+    step_of,
+)
 from constants import PREEMPTED_EXIT_CODE
 from corpora.examples import ChunkDataset
-from training import checkpoints, preemption
+from training import preemption
 from training.checkpoints import (
-    SAVING,
-    delete,
+    give_up_later,
     load_loss_state,
     old_files,
     prepare_output_dir,
-    publish,
     rotate,
     save_loss_state,
 )
@@ -91,10 +100,10 @@ class TestCase(parameterized.TestCase):
         """A published checkpoint with a file in a subfolder, as DeepSpeed's have."""
         aside = self.folder / folder / SAVING / f"checkpoint-{step}"
         (aside / "global_step").mkdir(parents=True)
-        (aside / "trainer_state.json").write_text("{}")
+        TrainerState(global_step=step).save_to_json(aside / "trainer_state.json")
         (aside / "model.safetensors").write_text(text * 100)
         for state in ("optimizer.pt", "scheduler.pt"):
-            (aside / state).write_text(f"{state} of {step}")
+            torch.save({"state": {}, "param_groups": []}, aside / state)
         (aside / "global_step" / "shard_0.pt").write_text(f"shard of {step}")
         final = self.folder / folder / f"checkpoint-{step}"
         publish(aside, final)
@@ -147,7 +156,8 @@ class WholeCheckpointTest(TestCase):
     def test_order_is_by_step(self):
         for step in (100, 20, 3):
             self.checkpoint(step)
-        (self.folder / "out" / "checkpoint-best").mkdir()
+        for name in ("checkpoint-best", "checkpoint-²", "checkpoint-3-copy"):
+            (self.folder / "out" / name).mkdir()
         self.assertEqual(
             [c.name for c in checkpoints_of(self.folder / "out")], [f"checkpoint-{n}" for n in (3, 20, 100)]
         )
@@ -155,7 +165,7 @@ class WholeCheckpointTest(TestCase):
     @parameterized.parameters("fsync", "rename")
     def test_a_crash_while_publishing_leaves_no_checkpoint(self, where):
         self.checkpoint(5)
-        target = mock.patch.object(manifests, "fsync", side_effect=OSError("crash"))
+        target = mock.patch.object(whole_folders, "fsync", side_effect=OSError("crash"))
         if where == "rename":
             target = mock.patch.object(Path, "rename", side_effect=OSError("crash"))
         with target, self.assertRaisesRegex(OSError, "crash"):
@@ -165,8 +175,18 @@ class WholeCheckpointTest(TestCase):
     def test_a_crash_while_deleting_leaves_no_half(self):
         final = self.checkpoint(5)
         with mock.patch.object(shutil, "rmtree"):  # killed before anything was deleted
-            checkpoints.discard(final)
+            discard(final)
         self.assertEmpty(checkpoints_of(self.folder / "out"))
+
+    def test_there_is_a_whole_checkpoint_while_an_older_one_of_its_step_is_deleted(self):
+        final, deleted = self.checkpoint(5), []
+
+        def look(*_, **__):
+            deleted.append(damage(final))
+
+        with mock.patch.object(shutil, "rmtree", look):
+            self.checkpoint(5, "others!")
+        self.assertEqual(deleted, [None])
 
     def test_the_same_step_again_replaces(self):
         self.checkpoint(5)
@@ -181,17 +201,25 @@ class WholeCheckpointTest(TestCase):
         (4, 1, 2, [2, 4]),
         (4, 2, 1, [1, 4]),
         (4, 9, 1, [1, 2, 3, 4]),
-        # Resumed before a later checkpoint, which is damaged or given up:
-        (3, None, None, [1, 2, 3]),
-        (2, 1, None, [2]),
-        (3, 2, 1, [1, 3]),
     )
     def test_rotation(self, newest, keep, best, left):
         paths = {step: self.checkpoint(step) for step in (1, 2, 3, 4)}
         rotate(paths[newest], keep, best and str(paths[best]))
         self.assertEqual([int(c.name.split("-")[1]) for c in checkpoints_of(self.folder / "out")], left)
-        given_up = [] if keep else [f"_given_up-checkpoint-{step}" for step in range(newest + 1, 5)]
-        self.assertEqual([path.name for path in (self.folder / "out").glob("_given_up*")], given_up)
+
+    @parameterized.parameters("out", "other")
+    def test_later_checkpoints_are_kept_under_another_name(self, resumed_from):
+        """A resume goes back before them, and they were deleted."""
+        for folder in ("out", "other"):
+            for step in (2, 4, 30):
+                self.checkpoint(step, folder=folder)
+        give_up_later(self.folder / "out", str(self.folder / resumed_from / "checkpoint-4"))
+        left = {"out": [2, 4], "other": [2]}[resumed_from]
+        self.assertEqual([step_of(c) for c in checkpoints_of(self.folder / "out")], left)
+        self.assertIn("_given_up-checkpoint-30", [path.name for path in (self.folder / "out").iterdir()])
+        self.checkpoint(30)
+        give_up_later(self.folder / "out", str(self.folder / resumed_from / "checkpoint-4"))
+        self.assertLen([*(self.folder / "out").glob("_given_up-*checkpoint-30")], 2)
 
     def test_a_full_disk_is_recognised(self):
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -210,6 +238,77 @@ class WholeCheckpointTest(TestCase):
         for ranks in (1, 3):  # their number has changed: what is logged is the mean
             self.assertEqual(load_loss_state(self.folder, 0, ranks)["running_loss"], 2.0)
         self.assertIsNone(load_loss_state(self.folder / "nothing", 0, 1))
+
+
+class PreemptionTest(parameterized.TestCase):
+    def stops_after(self, seconds: list[float], left: float = math.inf, **environment: str) -> int | None:
+        """The step after which a run of steps of so many seconds stops, `left` seconds before its job ends."""
+        environment = {"SLURM_JOB_END_TIME": str(1000.0 + left)} if left < math.inf else environment
+        args = SimpleNamespace(world_size=1, save_strategy="steps", output_dir="out")
+        with mock.patch.dict(os.environ, environment), mock.patch.object(preemption, "time") as clock:
+            clock.time.return_value, clock.monotonic.return_value = 1000.0, 0.0
+            callback = preemption.PreemptionCallback(trainer=mock.Mock())
+            callback.on_train_begin(args)
+            self.addCleanup(callback.on_train_end)
+            for step, each in enumerate(seconds, start=1):
+                control = TrainerControl()
+                callback.on_step_begin()
+                clock.monotonic.return_value += each
+                clock.time.return_value += each
+                callback.on_step_end(args, TrainerState(global_step=step, max_steps=99), control)
+                if control.should_training_stop:
+                    return step
+        return None
+
+    def test_the_first_steps_compilation_does_not_end_a_short_job(self):
+        margin = preemption.TIME_LIMIT_MARGIN
+        self.assertIsNone(self.stops_after([200.0] + [1.0] * 20, left=margin + 300))
+        self.assertEqual(self.stops_after([200.0] + [20.0] * 20, left=margin + 300), 4)  # 40 s are left, and 60 needed
+
+    def test_a_time_limit_that_is_past_is_ignored(self):
+        """Of an old shell, or raised since: the run stopped after its first step."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.assertIsNone(self.stops_after([1.0] * 5, left=-50))
+        self.assertIn("SLURM_JOB_END_TIME is past already", printed.getvalue())
+
+    @absltest.skipUnless(sys.platform == "linux", "elsewhere the end of a launcher is not noticed")
+    def test_the_end_of_the_deepspeed_command_stops_the_run(self):
+        """It forwards no signal: its own child and the training processes went on."""
+        above = [(5, 7), (5, 7), (5, 1), (5, 1)]
+        with mock.patch.object(preemption, "launcher_above", lambda: above.pop(0)):
+            self.assertEqual(self.stops_after([1.0] * 5), 2)
+
+    def test_the_command_above_a_launcher_is_found(self):
+        program = (
+            "import os, subprocess, sys; print(os.getpid(), flush=True); subprocess.run([sys.executable, '-c', {!r}])"
+        )
+        child = "from training.preemption import launcher_above as a; print(a(), flush=True); input(); print(a())"
+        top = program.format(program.format(child))
+        environment = os.environ | {"CROSS_RANK": "0", "PYTHONPATH": str(torture.ROOT)}
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.Popen([sys.executable, "-c", top], **pipes)
+        first, second = int(process.stdout.readline()), int(process.stdout.readline())
+        self.assertEqual(process.stdout.readline(), f"({second}, {first})\n")
+        process.kill()
+        process.wait()
+        process.stdin.write("\n")
+        process.stdin.close()
+        self.assertNotIn(str(first), process.stdout.readline())
+        process.stdout.close()
+
+    def test_an_import_leaves_other_daemon_processes_of_a_notebook_alone(self):
+        """They were killed at its end, before they could answer the SIGTERM that Python sends them."""
+        program = (
+            "import multiprocessing, signal, sys, time, training.preemption\n"
+            "def work(ready):\n"
+            "    signal.signal(signal.SIGTERM, lambda *_: (print('told', flush=True), sys.exit()))\n"
+            "    ready.set()\n"
+            "    signal.pause()\n"
+            "fork = multiprocessing.get_context('fork'); ready = fork.Event()\n"
+            "fork.Process(target=work, args=[ready], daemon=True).start(); ready.wait()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], cwd=torture.ROOT, capture_output=True, text=True)
+        self.assertEqual((done.stdout, done.returncode), ("told\n", 0), done.stderr)
 
 
 class OutputDirTest(TestCase):
@@ -244,6 +343,13 @@ class OutputDirTest(TestCase):
             self.write(f"out/{name}")
         args = self.training(overwrite_output_dir=True)
         self.assertIsNone(prepare_output_dir(args))
+        (self.folder / "elsewhere" / "checkpoint-6").mkdir(parents=True)
+        (self.folder / "out" / "checkpoint-6").symlink_to(self.folder / "elsewhere" / "checkpoint-6")
+
+        def delete(paths: list[Path]) -> None:
+            for path in paths:
+                remove(path)
+
         with mock.patch.dict(os.environ, RANK="1"):
             delete(old_files(args, None))
         delete(old_files(args, str(self.folder / "out/checkpoint-5")))
@@ -254,6 +360,8 @@ class OutputDirTest(TestCase):
             p.relative_to(self.folder / "out").as_posix() for p in (self.folder / "out").rglob("*") if p.is_file()
         )
         self.assertEqual(left, [".lock", "notes.txt", "sub/metrics.jsonl"])
+        self.assertFalse((self.folder / "out" / "checkpoint-6").is_symlink())
+        self.assertTrue((self.folder / "elsewhere" / "checkpoint-6").is_dir(), "what a link points to is not ours")
 
     def test_resuming(self):
         named, newest = str(self.checkpoint(5)), str(self.checkpoint(10))
@@ -285,6 +393,16 @@ class OutputDirTest(TestCase):
             found, text = self.printed(prepare_output_dir, self.training(overwrite_output_dir=True))
             self.assertEqual(found, str(newest), "the command line of the first start must not delete the checkpoints")
             self.assertRegex(text, "resuming from .*checkpoint-7")
+
+    def test_a_restarted_job_goes_on_from_its_own_checkpoint_before_the_one_named(self):
+        """The command of the first start named a checkpoint of another run, to which every restart went back."""
+        named = str(self.checkpoint(4, folder="old"))
+        args = self.training(resume_from_checkpoint=named)
+        with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"):
+            self.assertEqual(prepare_output_dir(args), named, "nothing of its own yet")
+            newest = str(self.checkpoint(45))
+            self.assertEqual(prepare_output_dir(args), newest)
+        self.assertEqual(prepare_output_dir(args), named, "started by the user")
 
 
 class RunTest(TestCase):
@@ -426,6 +544,33 @@ class RunTest(TestCase):
         for words in ("--logging_steps 2 ", "--eval_steps 4 ", "--save_steps 5 "):
             self.assertEqual(said.count(f"{words}from here on"), 1, said)
 
+    def test_what_follows_from_other_steps_is_said(self):
+        """The rate jumped without a line."""
+        flags = (
+            "--lr_scheduler_type",
+            "cosine",
+            "--learning_rate",
+            "0.02",
+            "--logging_steps",
+            "1",
+            "--eval_steps",
+            "99",
+        )
+        self.run_to_end("--max_steps", "6", *flags)
+        size = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "1")
+        found = self.run_to_end("--max_steps", "12", *flags, *size, "--resume_from_checkpoint")
+        said = (self.folder / "log").read_text()
+        for line in (
+            "steps: 12 from here on, 6 before",
+            "warm-up steps: 2 from here on, 1 before",  # an eighth of them
+            "sequences per step: 3 from here on, 8 before",
+        ):
+            self.assertEqual(said.count(line), 1, said)
+        rate = next(line["learning_rate"] for line in found["metrics"] if line["step"] == 7)
+        self.assertRegex(said, f"learning rate: {rate:.4g} from here on, [0-9.e-]+ before")
+        self.run_to_end("--max_steps", "12", *flags, *size, "--resume_from_checkpoint")
+        self.assertEqual((self.folder / "log").read_text().count(" from here on"), said.count(" from here on"))
+
     def test_another_metric_measures_the_best_checkpoint_so_far(self):
         """The accuracy of 7 or 14 steps is below any loss, which would never be the best."""
         self.run_to_end("--num_train_epochs", "2", "--metric_for_best_model", "token_accuracy", script="fine_tune")
@@ -467,50 +612,77 @@ class RunTest(TestCase):
         with stopped_at(stop):
             self.run_to_end(*flags, script="fine_tune", code=PREEMPTED_EXIT_CODE)
         lines = read_metrics(self.folder / "out" / "metrics.jsonl")
-        self.assertEqual([line["step"] for line in lines if "eval_loss" in line], [7, 14][: stop // 7])
+        evaluated = [line["step"] for line in lines if "eval_loss" in line]
+        self.assertEqual(evaluated, [7], "that of step 14 is owed where the run stops there")
         whole = self.whole(*flags, script="fine_tune")
         self.assert_equal_runs(whole, self.run_to_end(*flags, "--resume_from_checkpoint", script="fine_tune"))
         again = self.run_to_end(*flags, "--resume_from_checkpoint", script="fine_tune")
         self.assert_equal_runs(whole, again)
 
-    @parameterized.parameters(("pre_train", 7, "--max_steps", "9"), ("fine_tune", 14))
-    def test_a_stop_where_an_evaluation_is_due_saves_before_it_too(self, script, stop, *flags):
-        """It may take longer than the job still has: here it never ends."""
-        evaluate = trainer_t5.T5Trainer.evaluate
+    @parameterized.named_parameters(
+        ("by_steps", "pre_train", 7, "--max_steps", "9"),
+        ("by_epochs", "fine_tune", 14),
+        ("best", "fine_tune", 7, "--save_strategy", "best"),
+        ("patience", "pre_train", 6, *torture.KINDS["early_stopping"].flags.split()),
+        ("not_saved_there", "pre_train", 7, *torture.KINDS["early_stopping"].flags.split(), "--save_steps", "14"),
+    )
+    def test_an_evaluation_that_a_stop_leaves_out_is_made_by_the_resumed_run(self, script, stop, *flags):
+        """It was never made: it lacked in metrics.jsonl, and the best model and the patience were others."""
+        if "14" in flags:
+            flags = torture.changed([*flags], "--eval_steps", "7")
+        with stopped_at(stop):
+            self.run_to_end(*flags, script=script, code=PREEMPTED_EXIT_CODE)
+        lines = read_metrics(self.folder / "out" / "metrics.jsonl")
+        self.assertEmpty([line for line in lines if line["step"] == stop and "eval_loss" in line])
+        self.assert_equal_runs(
+            self.whole(*flags, script=script), self.run_to_end(*flags, "--resume_from_checkpoint", script=script)
+        )
+
+    @parameterized.named_parameters(
+        ("by_steps", "pre_train", 7, 2, "--max_steps", "9"),
+        ("by_epochs", "fine_tune", 14, 2),
+        ("last_step", "pre_train", 14, 2, "--max_steps", "14"),
+        ("second_data_set", "mixture", 9, 25),
+        ("patience", "pre_train", 6, 2, *torture.KINDS["early_stopping"].flags.split()),
+    )
+    def test_an_evaluation_within_which_a_run_stops_is_made_by_the_resumed_run(self, script, stop, batch, *flags):
+        """The run is killed in it twice, and once more while it has written the evaluation but no checkpoint."""
+        flags, plain, step = (*flags, "--per_device_eval_batch_size", "2"), trainer_t5.T5Trainer.prediction_step, []
+        train = trainer_t5.T5Trainer.training_step
+
+        def told(trainer, *args, **kwargs):
+            if trainer.state.global_step == stop and trainer.is_in_train:
+                step.append(stop)
+                trainer.preemption._received = signal.SIGTERM if len(step) == batch else None
+            return plain(trainer, *args, **kwargs)
 
         def killed(trainer, *args, **kwargs):
             if trainer.state.global_step == stop:
                 os._exit(9)
-            return evaluate(trainer, *args, **kwargs)
+            return train(trainer, *args, **kwargs)
 
-        with stopped_at(stop), mock.patch.object(trainer_t5.T5Trainer, "evaluate", killed):
-            self.run_to_end(*flags, script=script, code=9)
-        self.assertEqual(newest_whole_checkpoint(self.folder / "out").name, f"checkpoint-{stop}")
-        self.run_to_end(*flags, "--resume_from_checkpoint", script=script)
+        with mock.patch.object(trainer_t5.T5Trainer, "prediction_step", told):
+            self.run_to_end(*flags, script=script, code=PREEMPTED_EXIT_CODE)
+            self.run_to_end(*flags, "--resume_from_checkpoint", script=script, code=PREEMPTED_EXIT_CODE)
+        said = (self.folder / "log").read_text()
+        self.assertEqual(said.count(f"after step {stop} of"), 2, said[-2000:])
+        self.assertIn("in its evaluation", said)
+        if "--max_steps" not in flags or stop != 14:
+            with mock.patch.object(trainer_t5.T5Trainer, "training_step", killed):
+                self.run_to_end(*flags, "--resume_from_checkpoint", script=script, code=9)
+        self.assert_equal_runs(
+            self.whole(*flags, script=script), self.run_to_end(*flags, "--resume_from_checkpoint", script=script)
+        )
 
-    @parameterized.parameters(("pre_train", 7, "--max_steps", "9"), ("fine_tune", 14))
-    def test_a_signal_within_an_evaluation_saves_at_once(self, script, stop, *flags):
-        """The evaluation may take longer than the job still has: here the job ends in its second batch."""
-        plain, batches = trainer_t5.T5Trainer.prediction_step, []
+    def test_evaluations_do_not_change_the_training(self):
+        """They drew from the random numbers of dropout."""
+        often = self.run_to_end("--max_steps", "9", "--eval_steps", "2", output="often")
+        never = self.run_to_end("--max_steps", "9", "--eval_strategy", "no", output="never")
+        self.assertEqual(often["weights"], never["weights"])
 
-        def killed(trainer, *args, **kwargs):
-            if trainer.state.global_step == stop:
-                batches.append(stop)
-                if len(batches) == 2:
-                    os._exit(9)
-                trainer.preemption._received = signal.SIGTERM
-            return plain(trainer, *args, **kwargs)
-
-        with mock.patch.object(trainer_t5.T5Trainer, "prediction_step", killed):
-            self.run_to_end(*flags, "--per_device_eval_batch_size", "2", script=script, code=9)
-        self.assertEqual(newest_whole_checkpoint(self.folder / "out").name, f"checkpoint-{stop}")
-        self.assertIn(f"SIGTERM: saved after step {stop}, in its evaluation", (self.folder / "log").read_text())
-        self.run_to_end(*flags, "--resume_from_checkpoint", script=script)
-
-    @parameterized.parameters("0", "1")
-    def test_a_signal_within_an_evaluation_stops_at_the_next_step(self, workers):
-        """It comes to all processes of a job, to the evaluation's data workers too."""
-        plain = trainer_t5.T5Trainer.prediction_step
+    def test_the_evaluations_data_workers_do_not_lose_the_checkpoint(self):
+        """A signal comes to all processes of a job."""
+        plain, flags = trainer_t5.T5Trainer.prediction_step, ("--dataloader_num_workers", "1")
 
         def told(trainer, *args, **kwargs):
             trainer.preemption._received = signal.SIGTERM if trainer.state.global_step == 7 else None
@@ -519,18 +691,10 @@ class RunTest(TestCase):
             return plain(trainer, *args, **kwargs)
 
         with mock.patch.object(trainer_t5.T5Trainer, "prediction_step", told):
-            self.run_to_end(
-                "--per_device_eval_batch_size",
-                "2",
-                "--dataloader_num_workers",
-                workers,
-                script="fine_tune",
-                code=PREEMPTED_EXIT_CODE,
-            )
-        self.assertIn("SIGTERM: saved and stopped after step 8 of 21", (self.folder / "log").read_text())
-        whole = self.whole("--per_device_eval_batch_size", "2", script="fine_tune")
-        flags = ("--per_device_eval_batch_size", "2", "--resume_from_checkpoint")
-        self.assert_equal_runs(whole, self.run_to_end(*flags, script="fine_tune"))
+            self.run_to_end(*flags, script="fine_tune", code=PREEMPTED_EXIT_CODE)
+        self.assertIn("SIGTERM: saved and stopped after step 7 of 21", (self.folder / "log").read_text())
+        whole = self.whole(script="fine_tune")
+        self.assert_equal_runs(whole, self.run_to_end(*flags, "--resume_from_checkpoint", script="fine_tune"))
 
     def test_epochs_that_are_added_to_a_finished_run_have_their_own_losses(self):
         flags = (*BY_STEPS, "--logging_strategy", "epoch", "--lr_scheduler_type", "constant", "--warmup_steps", "0")

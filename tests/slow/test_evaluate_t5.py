@@ -16,11 +16,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
-from helpers import run_main
+from helpers import run_main, sentences
+from test_export_checkpoint import SHAPE, workspace
+from test_export_checkpoint import TestCase as TextFolders
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from warm_python import warm_python
 
 import evaluate_t5
+import pre_train_t5
 from arguments.task import TaskArguments
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -378,7 +381,7 @@ class EvaluateTest(parameterized.TestCase):
 
     def test_a_model_without_a_record_needs_a_task(self):
         error = run_main(evaluate_t5.main, "--model_name_or_path", str(self.model), "--use_cpu", code=2)[2]
-        self.assertRegex(error, "--model_name_or_path .*: has no task.json .*name a task, such as --task glue/sst2")
+        self.assertRegex(error, "--model_name_or_path .*: has no task.json .*Name a task, such as --task glue/sst2")
 
     def test_folder_in_use_is_refused_or_overwritten(self):
         _, folder, _ = self.run_script()
@@ -391,3 +394,68 @@ class EvaluateTest(parameterized.TestCase):
     def test_folder_of_the_model_is_refused(self):
         for folder in (self.model, self.model.parent):
             self.fails_with("holds the model", "--overwrite_output_dir", task="cola", model=None, folder=folder)
+
+
+class TextTest(TextFolders):
+    """A pre-trained folder is scored as its own run scored it."""
+
+    def setUp(self):
+        super().setUp()
+        lines = sentences(400, seed=7)
+        self.texts = {"a": self.folder / "a.txt", "b": self.folder / "b.txt", "held": self.folder / "held.txt"}
+        for number, path in enumerate(self.texts.values()):
+            path.write_text("\n".join(lines[100 * number : 100 * number + 140]) + "\n")
+
+    def train(self, *more) -> dict:
+        shape = ",".join(f"{key}={value}" for key, value in SHAPE.items())
+        flags = f"--tokenizer_name {workspace() / 'tokenizer'} --config_name tiny --config_overrides {shape}"
+        flags += " --input_seq_length 48 --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --max_steps 2"
+        flags += " --eval_steps 2 --logging_steps 1 --report_to none --disable_tqdm true --preprocessing_num_workers 1"
+        flags += f" --output_dir {self.out} --data_cache_dir {self.folder / 'cache'} --num_samples 0"
+        return run_main(pre_train_t5.main, *flags.split(), *more)[0]
+
+    def score(self, *more, code=None):
+        flags = f"--model_name_or_path {self.out} --data_cache_dir {self.folder / 'cache'} --disable_tqdm true"
+        return run_main(evaluate_t5.main, *flags.split(), *more, code=code)
+
+    @parameterized.parameters(
+        ("--train_file A --validation_split_percentage 20", "--train_file A"),
+        ("--train_file A --validation_split_count 40 --max_train_samples 120 --noise_density 0.3", "--train_file A"),
+        ("--train_file A --validation_file HELD --objective ul2", "--validation_file HELD"),
+        ("--train_file A --validation_file HELD --packing documents", "--train_file B --validation_file HELD"),
+        ("--train_file A:0.7 B:0.3 --validation_split_percentage 20", "--train_file A:0.7 B:0.3"),
+        ("--train_file A --streaming --max_eval_samples 4", "--train_file A"),
+    )
+    def test_the_numbers_of_the_run(self, flags, text):
+        flags, text = (self.named(words) for words in (flags, text))
+        wanted = {name: value for name, value in self.train(*flags).items() if name.startswith("eval_")}
+        found, printed, _ = self.score(*text)
+        self.assertIn("eval_bits_per_byte", found)
+        for name in wanted.keys() - {"eval_runtime"}:
+            if not name.endswith(("_per_second", "_time")):
+                self.assertAlmostEqual(found[name], wanted[name], delta=1e-6 * abs(wanted[name]), msg=name)
+        written = json.loads((self.out / "eval_text" / "all_results.json").read_text())
+        self.assertEqual(written["eval_loss"], found["eval_loss"])
+        self.assertRegex(printed, "text +[0-9,]+ held-out documents, [0-9,]+ rows of ")
+
+    def named(self, words: str) -> list[str]:
+        for name, path in self.texts.items():
+            words = words.replace(f" {name.upper()}", f" {path}")
+        return words.split()
+
+    def test_other_text_and_none(self):
+        self.train(*self.named("--train_file A"))
+        numbers = [
+            self.score(f"--{split}_file", self.texts[name], "--overwrite_output_dir")[0]["eval_loss"]
+            for split, name in (("validation", "held"), ("validation", "b"), ("train", "a"))
+        ]
+        self.assertLen(set(numbers), 3)
+        _, _, error = self.score(code=2)
+        self.assertRegex(error, "is pre-trained. Give text to score it on .--validation_file, --train_file, ")
+        _, _, error = self.score("--train_file", self.texts["a"], "--do_predict", code=2)
+        self.assertRegex(error, "--do_predict True: has no effect on text")
+        _, _, error = self.score("--validation_file", self.folder / "none.txt", code=2)
+        self.assertRegex(error, "--validation_file .*none.txt: no such file")
+        (self.folder / "short.txt").write_text("Bada.\n")
+        _, _, error = self.score("--validation_file", self.folder / "short.txt", "--overwrite_output_dir", code=2)
+        self.assertRegex(error, "gives? no|gives 0 chunks")

@@ -24,13 +24,13 @@ import yaml
 import zoo
 from absl.testing import parameterized
 from fake_hub import FakeHub
-from helpers import run_main, sentences
+from helpers import run_main, sentences, small_disk
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 
 import export_checkpoint
 import pre_train_t5
-from common.checkpoint_folders import checkpoints_of
+from common.whole_folders import checkpoints_of
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model, load_model
 from publishing import exports, hub_uploads
@@ -111,7 +111,7 @@ class HuggingFaceTest(TestCase):
         run_folder = self.folder / "run"
         for step in (2, 4, 6):
             shutil.copytree(workspace() / "whole", run_folder / f"checkpoint-{step}")
-            (run_folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+            TrainerState(global_step=step).save_to_json(run_folder / f"checkpoint-{step}" / "trainer_state.json")
         weights = run_folder / "checkpoint-6" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:900])
         _, printed, _ = self.export(run_folder)
@@ -121,6 +121,25 @@ class HuggingFaceTest(TestCase):
     def test_an_export_that_fails_leaves_nothing(self):
         with mock.patch("export_checkpoint.model_card", side_effect=ValueError("the disk is full")):
             self.export(workspace() / "whole", code=2)
+        self.assertEmpty(list(self.folder.iterdir()))
+
+    def test_entries_that_name_code_stay_behind(self):
+        source = shutil.copytree(workspace() / "whole", self.folder / "source")
+        entries = {"trust_remote_code": True, "custom_pipelines": {"own": {"impl": "own.P"}}}
+        entries |= {"auto_map": {"AutoModelForSeq2SeqLM": "own.M", "AutoTokenizer": ["own.T", None]}}
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+            (source / name).write_text(json.dumps(json.loads((source / name).read_text()) | entries))
+        self.export(source, "--formats", "huggingface", "encoder", "sentence_transformers")
+        for path in self.out.rglob("*.json"):
+            self.assertNoCommonElements(re.findall(r"\w+", path.read_text()), entries, path.name)
+        self.assertLen(list(self.out.rglob("config.json")), 4)
+
+    @parameterized.parameters(400, 10_000)  # before the weights, or within them
+    def test_a_full_disk_is_named_and_leaves_nothing(self, largest):
+        source = workspace() / "whole"
+        with small_disk(largest):
+            _, _, error = self.export(source, code=2)
+        self.assertRegex(error.splitlines()[-1], "error: --output_dir .*out: no room on the disk .*Free some space, or")
         self.assertEmpty(list(self.folder.iterdir()))
 
     def test_an_earlier_export_is_replaced_as_a_whole(self):
@@ -167,7 +186,9 @@ class EnginesTest(TestCase):
         (source / "generation_config.json").write_text(json.dumps(settings))
         found, _, _ = self.export(source, "--formats", "ctranslate2")
         self.assertNotIn("search", found["ctranslate2"], "decoded greedily")
-        (source / "task.json").write_text(json.dumps({"benchmark": "mine", "generation_num_beams": 3}))
+        (source / "task.json").write_text(
+            json.dumps({"benchmark": "mine", "dataset_name": "own", "generation_num_beams": 3})
+        )
         found, printed, _ = self.export(source, "--formats", "ctranslate2", "--overwrite_output_dir")
         search = {"beam_size": 3, "length_penalty": 0.5, "patience": patience}
         self.assertEqual(found["ctranslate2"]["search"], search)

@@ -23,7 +23,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from warm_python import warm_python
 
-from common.checkpoint_folders import checkpoints_of, damage
+from common.whole_folders import checkpoints_of, damage
 from constants import DEFAULT_OPTIMIZER, PREEMPTED_EXIT_CODE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,13 +136,15 @@ class LauncherTest(parameterized.TestCase):
         self.assertEqual(resumed.count("-- done --"), 1)
         self.assert_same_run(out, alone, "resumed")
 
-    def test_an_optimizer_whose_state_is_offloaded_is_that_of_the_flags(self):
-        config = json.loads((ROOT / "zero_stage2_config.json").read_text())
-        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        (self.folder / "offload.json").write_text(json.dumps(config))
-        out = self.folder / "offloaded"
-        self.launch("torchrun", "ddp", "pre_train", out, "--deepspeed", str(self.folder / "offload.json"))
-        self.assert_same_run(out, self.one_process("pre_train"), "offloaded")
+    def test_a_short_file_of_deepspeed_leaves_optimizer_and_clipping_to_the_flags(self):
+        config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+        (self.folder / "short.json").write_text(json.dumps(config))
+        clipped = ["--max_grad_norm", "0.05"]
+        alone, out, log = self.folder / "clipped_alone", self.folder / "clipped", self.folder / "log"
+        started = torture.start("pre_train", [*self.flags("pre_train", 1), *clipped, "--output_dir", str(alone)], log)
+        self.assertEqual(torture.exit_code(started), 0, log.read_text()[-2000:])
+        self.launch("torchrun", "ddp", "pre_train", out, *clipped, "--deepspeed", str(self.folder / "short.json"))
+        self.assert_same_run(out, alone, "clipped")
 
     def test_fsdp_that_is_not_in_force_is_said(self):
         config = ["--config_file", str(ROOT / "launch" / "fsdp2.yaml"), "--num_processes", "2", "--main_process_port"]
@@ -192,6 +194,20 @@ class LauncherTest(parameterized.TestCase):
         )
         self.assertEqual(done.returncode == 0, ends_well, done.stderr[-2000:])
         return done.stdout + done.stderr
+
+    def test_the_others_wait_longer_than_the_process_group_does(self):
+        """Tokenising for half an hour ended all ranks."""
+        program = (
+            "import datetime, time, torch.distributed as dist\nfrom common.processes import first_of_node_first\n"
+            "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=0.5))\n"
+            "with first_of_node_first():\n    time.sleep(1.5 * (dist.get_rank() == 0))\n    print('worked')\n"
+            "dist.destroy_process_group()"
+        )
+        (self.folder / "waits.py").write_text(program)
+        command = [*launcher_command("torchrun"), str(self.folder / "waits.py")]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        self.assertEqual((done.returncode, done.stdout.count("worked")), (0, 2), done.stderr[-2000:])
 
     def test_a_rank_that_dies_takes_the_run_down_with_its_own_error(self):
         began = time.monotonic()

@@ -17,12 +17,14 @@ from unittest import mock
 import torture
 from absl.testing import absltest, parameterized
 from helpers import run_main
+from torch.utils.data import DataLoader
 
 import fine_tune_t5
 import pre_train_t5
-from common.checkpoint_folders import checkpoints_of, damage
+from common.whole_folders import checkpoints_of, damage
 from runs import trackers
 from training import saving
+from training.preemption import with_own_workers
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -109,6 +111,12 @@ pre_train_t5.main(sys.argv[1:])
         done = subprocess.run(command, cwd=root, timeout=120, capture_output=True, text=True)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("MemoryError: out of memory", done.stderr)
+
+    def test_a_worker_that_cannot_hand_over_a_batch_ends_the_run(self):
+        """With a full /dev/shm, Python only printed the worker's error, and the run waited for ever."""
+        loader = DataLoader([1, 2], num_workers=1, collate_fn=lambda rows: lambda: rows)  # a lambda cannot be sent
+        with self.assertRaisesRegex(RuntimeError, "DataLoader worker .* exited unexpectedly"):
+            list(with_own_workers(loader))
 
     def test_workers_are_forked_whatever_python_does_by_itself(self):
         """Python 3.14 starts processes by a server, which needs everything pickled: the model, and a corpus as a copy

@@ -355,6 +355,24 @@ class FlagsTest(TestCase):
             self.assertLen(tasks, 1)
         self.assertFalse((self.folder / "dry").exists())
 
+    def test_a_token_goes_to_the_run_and_into_no_file(self):
+        commands = []
+
+        def execute(command: list[str], log: Path) -> int:
+            commands.append(command)
+            log.write_text("no luck\n")
+            return 1
+
+        more = ("--hub_token", "hf_SECRET")
+        self.assertNotIn("hf_SECRET", run_main(report_glue.main, *self.argv("secret", "--dry_run", more=more))[1])
+        with self.assertRaises(SystemExit):
+            self.run_report("secret", more=more, execute=execute)
+        self.assertIn("hf_SECRET", commands[0])
+        self.assertNotIn("hf_SECRET", self.printed.getvalue())
+        files = [path for path in (self.folder / "secret").rglob("*") if path.is_file()]
+        self.assertIn("seed_1.json", {path.name for path in files})
+        self.assertEmpty([path for path in files if "hf_SECRET" in path.read_text()])
+
     def test_nothing_finished_is_said(self):
         _, printed, _ = run_main(report_glue.main, *self.argv("empty", "--report_only"))
         self.assertIn("no run is finished yet", printed)

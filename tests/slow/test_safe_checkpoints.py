@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import signal
 import stat
 import tempfile
@@ -14,17 +15,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import torch
 from absl.testing import absltest, parameterized
 from helpers import run_main
+from transformers.trainer_callback import TrainerState
 
 import pre_train_t5
 from arguments.training import FineTuningArguments
-from common.cached_folders import cached
+from common import whole_folders
 from common.command_line import parse_arguments
 from common.errors import UserError
-from common.manifests import difference, file_digests, is_disk_full, write_manifest
 from common.reports import read_metrics, side_file
+from common.whole_folders import cached, difference, file_digests, is_disk_full, publish, write_manifest
 from corpora import sources
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
@@ -33,7 +36,7 @@ from model_t5 import build_config
 from runs.callbacks import MetricsFileCallback
 from runs.trackers import TensorBoardTracker
 from search.sweep_files import read_sweep
-from training.checkpoints import check_optimizer_state, check_saved_state, prepare_output_dir, publish
+from training.checkpoints import check_optimizer_state, check_saved_state, prepare_output_dir
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 ROOT = Path(__file__).parents[2]
@@ -93,9 +96,77 @@ class StateTest(TestCase):
     def checkpoint(self, *names: str) -> str:
         folder = self.folder / "out" / "checkpoint-5"
         folder.mkdir(parents=True)
-        for name in ("trainer_state.json", *names):
-            (folder / name).write_text("{}")
+        TrainerState(global_step=5).save_to_json(folder / "trainer_state.json")
+        for name in names:
+            if name.startswith("optimizer"):
+                torch.save(torch.optim.SGD([torch.zeros(1)]).state_dict(), folder / name)
+            elif name == "manifest.json":
+                (folder / name).write_text("{}")
+            else:
+                torch.save({"last_epoch": 5}, folder / name)
         return str(folder)
+
+    def random_numbers(self) -> dict:
+        return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
+
+    def test_random_numbers_are_read_as_transformers_saved_them(self):
+        checkpoint = self.checkpoint("optimizer.pt", "scheduler.pt")
+        torch.save(self.random_numbers(), Path(checkpoint) / "rng_state.pth")
+        check_saved_state(self.training(), checkpoint)
+
+    @parameterized.product(
+        name=("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "loss_state_0.json"),
+        how=("cut", "emptied", "noise", "list", "types", "bomb"),
+    )
+    def test_a_damaged_file_is_named_in_one_line(self, name, how):
+        """Without a manifest they were tracebacks, one of which advised weights_only=False."""
+        checkpoint = self.checkpoint("optimizer.pt", "scheduler.pt", "scaler.pt")
+        path = Path(checkpoint) / name
+        torch.save(self.random_numbers(), Path(checkpoint) / "rng_state.pth")
+        if how in ("list", "types", "bomb"):
+            content = {"list": [1], "types": {"state": 3, "param_groups": 4, "python": 5}, "bomb": Bomb(self.crater)}[
+                how
+            ]
+            if name in ("scheduler.pt", "scaler.pt") and how == "types":
+                content = 7
+            torch.save({"x": content} if how == "bomb" else content, path)
+        else:
+            data = path.read_bytes() if path.exists() else b'{"running_loss": 1.5}'
+            path.write_bytes({"cut": data[: len(data) // 2], "emptied": b"", "noise": os.urandom(200)}[how])
+        with self.assertRaises(UserError) as caught:
+            check_saved_state(self.training(), checkpoint)
+        said = str(caught.exception)
+        self.assertStartsWith(said, f"--resume_from_checkpoint {path}: ")
+        self.assertNotIn("weights_only", said)
+        self.assertNotIn("\n", said)
+        if how == "bomb" and name != "loss_state_0.json":
+            self.assertIn("posix.mkdir, which can be any code of its author", said)
+        self.assertFalse(self.crater.exists())
+
+    @parameterized.parameters(
+        ("[]", "cannot be read"),
+        ("{}", "cannot be read"),
+        ('{"global_step": 5', "cannot be read"),
+        ('{"global_step": "5", "max_steps": 9, "log_history": []}', "a global_step of the wrong type"),
+        ('{"global_step": 5, "max_steps": 9, "log_history": [{"loss": 1}]}', "cannot be read"),
+        ('{"global_step": 5, "max_steps": 9, "log_history": [{"step": null}]}', "a log_history of the wrong type"),
+        ('{"global_step": 5, "max_steps": 9, "log_history": [], "best_metric": "x"}', "a best_metric of the wrong"),
+        ('{"global_step": 5, "max_steps": 9, "log_history": [], "stateful_callbacks": 1}', "a stateful_callbacks of"),
+    )
+    def test_a_damaged_state_of_the_trainer(self, text, message):
+        checkpoint = self.checkpoint("optimizer.pt", "scheduler.pt")
+        (Path(checkpoint) / "trainer_state.json").write_text(text)
+        with self.assertRaisesRegex(
+            UserError, f"checkpoint-5: not a whole checkpoint: its trainer_state.json .*{message}"
+        ):
+            prepare_output_dir(self.training(resume_from_checkpoint=checkpoint))
+
+    def test_a_field_of_a_newer_transformers_is_named(self):
+        checkpoint = self.checkpoint("optimizer.pt", "scheduler.pt")
+        state = Path(checkpoint) / "trainer_state.json"
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"newer": 1}))
+        with self.assertRaisesRegex(UserError, "trainer_state.json: .*unexpected keyword argument 'newer'"):
+            check_saved_state(self.training(), checkpoint)
 
     @parameterized.parameters(
         ((), "no optimizer.\\* and no scheduler.pt"),
@@ -235,6 +306,32 @@ class PermissionsTest(TestCase):
         (folder / "a").touch()
         write_manifest(folder)
         self.assertTrue(folder.stat().st_mode & stat.S_ISGID)
+
+
+class WeakFileSystemTest(TestCase):
+    """CIFS, shared folders of virtual machines and gcsfuse: the first checkpoint ended the run."""
+
+    @parameterized.parameters(("os.fsync", errno.EINVAL), ("os.chmod", errno.EPERM), ("os.fsync", errno.ENOTSUP))
+    def test_what_it_lacks_is_said_once(self, function, number):
+        def refuse(*_, **__):
+            raise OSError(number, os.strerror(number))
+
+        whole_folders._say.cache_clear()
+        with mock.patch(function, refuse), contextlib.redirect_stdout(io.StringIO()) as printed:
+            for step in (1, 2):
+                aside = self.folder / "_saving" / f"checkpoint-{step}"
+                aside.mkdir(parents=True)
+                (aside / "model.safetensors").write_text("weights")
+                publish(aside, self.folder / f"checkpoint-{step}")
+                self.assertIsNone(difference(self.folder / f"checkpoint-{step}"))
+        self.assertEqual(printed.getvalue().count(os.strerror(number)), 1, printed.getvalue())
+
+    @parameterized.parameters(("os.fsync", errno.EIO), ("os.fsync", errno.ENOSPC), ("os.chmod", errno.EROFS))
+    def test_what_failed_is_an_error(self, function, number):
+        (self.folder / "a").write_text("a")
+        refuse = mock.patch(function, side_effect=OSError(number, os.strerror(number)))
+        with refuse, self.assertRaisesRegex(OSError, os.strerror(number)):
+            write_manifest(self.folder)
 
 
 class FullDiskTest(TestCase):

@@ -7,16 +7,18 @@ from unittest import mock
 
 import torch
 from absl.testing import parameterized
-from helpers import run_main
+from helpers import run_main, sentences
 from test_export_checkpoint import SHAPE, TestCase, workspace
 from tokenizers.processors import TemplateProcessing
-from transformers import TrainerState
+from transformers import ByT5Tokenizer, TrainerState
 
 import evaluate_t5
 import pre_train_t5
 from common.reports import markdown_table
 from corpora.token_files import split_off_documents
-from corpora.tokenizers import load_tokenizer
+from corpora.tokenizers import load_tokenizer, plain_encoder
+from create_tokenizer import add_tokens
+from data_collator_t5 import find_sentinel_ids
 from model_t5 import load_model
 from runs import samples
 
@@ -52,8 +54,11 @@ class ResumedTest(TestCase):
         callback.path = self.folder / samples.SAMPLES_FILE
         texts = [f"## Step {step}\n\n| ## Step one: [1]. | a | b |\n\n" for step in (2, 4)]
         callback.path.write_text("".join(texts))
-        callback.on_train_begin(None, TrainerState(global_step=2))
+        evaluated = [{"step": 2, "eval_loss": 1.0}]
+        callback.on_train_begin(None, TrainerState(global_step=2, log_history=evaluated))
         self.assertEqual(callback.path.read_text(), texts[0])
+        callback.on_train_begin(None, TrainerState(global_step=2))
+        self.assertEmpty(callback.path.read_text(), "the resumed run makes this evaluation")
 
 
 class PromptTest(TestCase):
@@ -129,6 +134,51 @@ class PromptTest(TestCase):
         argv += [] if "--model_name_or_path" in argv else ["--model_name_or_path", str(workspace() / "whole")]
         _, _, error = run_main(evaluate_t5.main, *argv, code=2)
         self.assertRegex(error, message)
+
+
+class GapsTest(parameterized.TestCase):
+    @parameterized.parameters("T5's", "with added tokens")
+    def test_a_prompt_has_the_ids_of_pre_training(self, kind):
+        """Any token of a text is masked, and the text around it given as a prompt."""
+        tokenizer = load_tokenizer(str(workspace() / "tokenizer"))
+        if kind != "T5's":
+            tokenizer, _ = add_tokens(tokenizer, ["\n", "{"])
+        sentinels, tried = find_sentinel_ids(tokenizer).tolist(), 0
+        encode, with_gaps = plain_encoder(tokenizer), samples.gap_encoder(tokenizer, sentinels)
+        for line in sentences(40, seed=3):
+            ids = list(encode([line])[0])
+            tokens = tokenizer.convert_ids_to_tokens(ids)
+            for place in range(len(tokens)):
+                before, token, after = "".join(tokens[:place]), tokens[place], "".join(tokens[place + 1 :])
+                if before.endswith("▁") or tokenizer.unk_token_id in ids:
+                    continue  # a space before the gap is taken for a part of what is masked
+                space = " " if token.startswith("▁") and place else ""
+                text = f"{before}{space}<extra_id_0>{after}".replace("▁", " ").strip()
+                wanted = [*ids[:place], sentinels[0], *ids[place + 1 :], tokenizer.eos_token_id]
+                self.assertEqual(with_gaps(text), wanted, text)
+                tried += 1
+        self.assertGreater(tried, 500)
+
+    def test_several_gaps_and_what_is_none(self):
+        tokenizer, _ = add_tokens(load_tokenizer(str(workspace() / "tokenizer")), ["{", "[NLU]"])
+        sentinels = find_sentinel_ids(tokenizer).tolist()
+        encode, with_gaps = plain_encoder(tokenizer), samples.gap_encoder(tokenizer, sentinels[:2])
+        ids = [[*encode([text])[0]] for text in ("bada", "kuli", "bada<extra_id_7> kuli")]
+        brace, mode, _ = tokenizer.convert_tokens_to_ids(["{", "[NLU]", "bada"])
+        one, two, *_ = sentinels
+        for line, wanted in (
+            ("bada <extra_id_0> <extra_id_1> kuli", [*ids[0], one, two, *ids[1]]),
+            ("<extra_id_1>{ kuli", [two, brace, *ids[1]]),
+            ("[NLU] bada <extra_id_0>", [mode, *ids[0], one]),
+            ("bada<extra_id_7> kuli <extra_id_0>", [*ids[2], one]),
+        ):
+            self.assertEqual(with_gaps(line), [*wanted, 1], line)
+
+    def test_bytes_keep_their_spaces(self):
+        tokenizer = ByT5Tokenizer()
+        with_gaps = samples.gap_encoder(tokenizer, [258, 257])
+        wanted = [[byte + 3 for byte in text.encode()] for text in ("é ", ".")]
+        self.assertEqual(with_gaps("é <extra_id_0>."), [*wanted[0], 258, *wanted[1], 1])
 
 
 class RunTest(TestCase):

@@ -250,7 +250,7 @@ class PreTrainTest(ScriptTest):
         words = argv_of(flags | dict(torch_compile_backend="aot_eager"))
         self.assertIn("--precompile: compiled in two steps and kept in", run_main(pre_train_t5.main, *words, code=0)[1])
         self.assertEmpty(list((self.folder / "run").glob("*")))
-        self.assert_refused("--precompile fills the cache of --torch_compile", pre_train_t5.main, **flags)
+        self.assert_refused("--precompile True: fills the cache of --torch_compile", pre_train_t5.main, **flags)
 
 
 # ---------------------------------------------------------------- fine-tuning

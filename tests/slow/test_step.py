@@ -3,8 +3,10 @@
 Hermetic; models of a few thousand weights in float64 on the CPU, and fake tensors for the real shape.
 """
 
+import contextlib
 import copy
 import functools
+import io
 import math
 import os
 import shutil
@@ -17,9 +19,11 @@ import test_packing as packed
 import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
+from filelock import FileLock
 from safetensors.torch import load_file
 from test_trainer_t5 import arguments, curve, make_trainer
 from torch._dynamo.utils import counters
+from torch._inductor.codecache import get_lock_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -32,7 +36,7 @@ from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model, flops_per_sequence, load_model
 from modeling.layers import checkpoint_blocks_only, use_bf16_residual
-from modeling.loss import chunked_loss_sum, compute_loss_in_forward, loss_sum
+from modeling.loss import chunked_loss_sum, compute_loss_in_forward, discard_damaged_kernels, loss_sum
 from modeling.segment_masks import enable_packing
 
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=3, num_layers=2, num_decoder_layers=2, dropout_rate=0.0)
@@ -199,6 +203,36 @@ class ParityTest(parameterized.TestCase):
             self.assertEqual(a.dtype, torch.float32)
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
+    @parameterized.parameters((True, False), (False, True))
+    def test_chunked_loss_makes_no_gradient_of_what_is_frozen(self, hidden_learns, weight_learns):
+        """The vocabulary is the largest size of all: no tensor [V, D] exists beside the frozen head."""
+        hidden = torch.randn(6, 4, requires_grad=hidden_learns)
+        weight = torch.randn(5000, 4, requires_grad=weight_learns)
+        labels, made = torch.arange(6), []
+
+        class Made(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ARG002
+                outputs = function(*args, **(kwargs or {}))
+                made.extend(t.shape for t in tree_leaves(outputs) if isinstance(t, torch.Tensor))
+                return outputs
+
+        with Made():
+            total = chunked_loss_sum(hidden, weight, labels, chunk=4)
+            total.backward()
+        self.assertEqual((5000, 4) in made, weight_learns)
+        learning = hidden if hidden_learns else weight
+        (expected,) = torch.autograd.grad(loss_sum(F.linear(hidden, weight), labels), learning)
+        torch.testing.assert_close(learning.grad, expected)
+
+    def test_after_an_error_in_the_forward_pass_logits_are_logits(self):
+        model, inputs = tiny(), batch()
+        sources = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        expected = model(**sources, decoder_input_ids=inputs["input_ids"]).logits
+        compute_loss_in_forward(model, chunk=4)
+        with mock.patch.object(model.decoder, "forward", side_effect=torch.OutOfMemoryError("out of memory")):
+            self.assertRaises(torch.OutOfMemoryError, model, **inputs)
+        self.assertTrue(torch.equal(model(**sources, decoder_input_ids=inputs["input_ids"]).logits, expected))
+
     def test_bf16_residual_stream(self):
         """Activations between layers are bfloat16 under autocast, and loss and gradients those of float32 within it."""
         inputs, model = batch(), tiny(torch.float32)
@@ -321,6 +355,28 @@ class CompileTest(parameterized.TestCase):
                 inputs = batch(source=source)
                 torch.testing.assert_close(model(**inputs).loss, plain_loss_and_gradients(model, inputs, 18.0)[0])
         self.assertEqual(counters["stats"]["unique_graphs"], 2)
+
+
+class DamagedCacheTest(absltest.TestCase):
+    def test_what_a_killed_run_left_is_removed_and_named(self):
+        """Whole files, and those that another process compiles right now, stay."""
+        library = Path(torch._C.__file__).read_bytes()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
+            contextlib.redirect_stdout(io.StringIO()) as said,
+        ):
+            files = {"empty.main.so": b"", "cut.main.o": library[: len(library) // 2], "whole.main.so": library}
+            files |= {"zeros.main.so": bytes(1000), "busy.main.so": b"", "code.main.cpp": b""}
+            (Path(folder) / "ab").mkdir()
+            for name, content in files.items():
+                (Path(folder) / "ab" / name).write_bytes(content)
+            with FileLock(Path(get_lock_dir()) / "busy.lock"):
+                discard_damaged_kernels()
+            left = {path.name for path in (Path(folder) / "ab").iterdir()}
+        self.assertEqual(left, {"whole.main.so", "busy.main.so", "code.main.cpp"})
+        for name in ("empty.main.so", "cut.main.o", "zeros.main.so"):
+            self.assertIn(f"torch.compile: {folder}/ab/{name} is damaged", said.getvalue())
 
 
 class CompiledTrainingTest(parameterized.TestCase):

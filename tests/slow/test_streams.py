@@ -30,7 +30,8 @@ from corpora import blocks, streams
 from corpora.blocks import FileCorpus, hub_corpora
 from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed
 from corpora.tokenizers import plain_encoder
-from tasks.tasks import Task
+from corpora.word_encoder import flat
+from tasks.tasks import LoadedTask, Task
 
 EXAMPLES = 1_500
 CHOOSER = random.Random(5)
@@ -397,8 +398,8 @@ class UnitsTest(TestCase):
         self.assertEqual([batch for batch, _ in itertools.islice(resumed, 35)], whole[25:])
 
     def test_packed_chunks_are_the_text_without_gap_or_padding(self):
-        encode = lambda texts: [np.array([*map(ord, text)], dtype=np.uint32) for text in texts]  # noqa: E731
-        units = packed(lambda row: row["text"], encode, 10, lambda ids, _: (10, ids), [7])
+        encode = lambda texts: flat([list(map(ord, text)) for text in texts])  # noqa: E731
+        units = packed(lambda row: row["text"], encode, 10, lambda ids, _: (10, ids), 7)
         rows = [([0, 0, place, 0], {"text": text}) for place, text in enumerate(TEXTS[:40] + ["", " "])]
         chunks = list(units(rows))
         tokens = [token for text in TEXTS[:40] for token in [*map(ord, text), 7]]
@@ -648,8 +649,7 @@ class ScriptTest(parameterized.TestCase):
             output_dir=str(self.folder / "out"), per_device_train_batch_size=8, max_steps=2, report_to="none"
         )
         streamed = Task("restore_diacritics", task, args)
-        streamed.open_stream()
-        stream = streamed.stream(tokenizer, training_args)
+        stream = LoadedTask(streamed, {}, tokenizer, streamed.open_stream()).stream(training_args)
         collator = fine_tune_t5.DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8)
         encode, seen = plain_encoder(tokenizer), set()
         texts = {

@@ -9,10 +9,12 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 from absl.testing import parameterized
 from helpers import run_main
@@ -21,7 +23,8 @@ import constants
 import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
-from common.manifests import MANIFEST
+import predict_t5
+from common.whole_folders import MANIFEST
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
 from publishing.hub_uploads import NOT_PUBLISHED
@@ -74,7 +77,7 @@ def workspace() -> Path:
         (folder / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in split))
     (folder / "data" / "books.txt").write_text("".join(f"{line}. {line} again.\n" for line in LINES))
     numbers = [" ".join(f"{chooser.uniform(0, 5):.1f}" for _ in range(9)) for _ in range(40)]
-    train_tokenizer([*LINES, *numbers, *TASKS], folder / "base", vocab_size=160)
+    train_tokenizer([*LINES, *numbers, *TASKS, "+ve -ve"], folder / "base", vocab_size=160)
     tokenizer = load_tokenizer(str(folder / "base"))
     torch.manual_seed(0)
     create_model(build_config("tiny", len(tokenizer), SHAPE)).save_pretrained(folder / "base")
@@ -91,6 +94,24 @@ def reported(results: dict) -> dict:
     """The metrics of an evaluation, without timings."""
     timings = ("_runtime", "_per_second", "_preparation_time")
     return {n: value for n, value in results.items() if n.startswith("eval_") and not n.endswith(timings)}
+
+
+# Takes plain strings, as `wer` of `evaluate` does: the share of words that are others at their place.
+WER = """
+import datasets
+import evaluate
+
+
+class Metric(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features({side: datasets.Value("string") for side in ("predictions", "references")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        pairs = [(p.split(), r.split()) for p, r in zip(predictions, references)]
+        wrong = sum(abs(len(p) - len(r)) + sum(a != b for a, b in zip(p, r)) for p, r in pairs)
+        return {"wer": wrong / sum(len(r) for _, r in pairs)}
+"""
 
 
 class TestCase(parameterized.TestCase):
@@ -110,8 +131,9 @@ class TestCase(parameterized.TestCase):
     def fine_tune(self, task: str, *more) -> dict:
         flags = f"--benchmark mine --dataset_name {task} --model_name_or_path base --output_dir {self.out} "
         flags += f"--data_cache_dir {workspace()}/cache --max_steps 40 --learning_rate 2e-2 --use_cpu true "
-        flags += "--eval_strategy steps --eval_steps 40 --save_strategy steps --save_steps 40 "
+        flags += "--eval_strategy steps --save_strategy steps "
         flags += "--per_device_train_batch_size 4 --disable_tqdm true --report_to none"
+        flags += "" if "--eval_steps" in more else " --eval_steps 40 --save_steps 40"
         data = [] if "--train_file" in more else ["--data_dir", "data"]
         results, self.printed = run(fine_tune_t5.main, *flags.split(), *data, *more)
         return reported(results)
@@ -172,12 +194,129 @@ class RepeatTest(TestCase):
     def test_files_that_are_gone(self):
         self.untrained(self.out, dataset_name="topic", data_dir=str(self.folder / "data"))
         _, printed = self.evaluate(code=2)
-        message = f"{self.out}/task.json: the rows were read from --data_dir {self.folder}/data, which is gone: say"
+        message = f"{self.out}/task.json: the rows were read from --data_dir {self.folder}/data, which is gone. Say"
         self.assertRegex(printed, f"error: {message} with --data_dir where they are\n$")
         self.assertIn("eval_accuracy", self.evaluate("--data_dir", workspace() / "data")[0])
-        (self.out / "task.json").write_text("{")
-        _, printed = self.evaluate(code=2)
-        self.assertRegex(printed, "task.json: no record of a task .*: delete it, and name the task with flags\n$")
+
+    @parameterized.parameters(
+        ("{", "not JSON"),
+        ("[]", "no record of a task, which has at least benchmark and dataset_name"),
+        ('{"benchmark": "mine"}', "no record of a task, which has at least benchmark and dataset_name"),
+        (dict(dataset_name=["topic"]), r"dataset_name \['topic'\]: must be str"),
+        (dict(max_source_length="many"), "max_source_length 'many': must be int . None"),
+        (dict(max_source_length=True), "max_source_length True: must be int . None"),
+        (dict(max_source_length=-5), "--max_source_length -5: must be at least 2"),
+        (dict(labels="a,b"), r"labels 'a,b': must be list\[str\]"),
+        (dict(labels=[1, 2]), r"labels \[1, 2\]: must be list\[str\]"),
+        (dict(generation_num_beams=[4]), r"generation_num_beams \[4\]: must be int"),
+        (dict(numbers={"topic": 3}), r"numbers \{'topic': 3\}: must be dict"),
+        (dict(target_type="classes"), "--target_type classes: must be one of class, number, text"),
+    )
+    def test_a_damaged_record_is_refused_by_name(self, change, message):
+        self.untrained(self.out, **{"dataset_name": "topic"} | (change if isinstance(change, dict) else {}))
+        if isinstance(change, str):
+            (self.out / "task.json").write_text(change)
+        (self.folder / "in.txt").write_text("a tree\n")
+        flags = ["--model_name_or_path", self.out, "--input_file", self.folder / "in.txt", "--use_cpu"]
+        for printed in (self.evaluate(code=2)[1], run(predict_t5.main, *flags, code=2)[1]):
+            self.assertRegex(printed, f"error: {self.out}/task.json: {message}.* and name the task with flags\n$")
+
+    def test_labels_that_begin_like_flags(self):
+        labels = ["+ve", "-ve"]
+        rows = [{"line": line, "label": labels["moon" in line]} for line in LINES]
+        (self.folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        own = dict(benchmark="own", dataset_name="pairs", source_column=["line"], target_column=["label"])
+        own |= dict(target_type="class", labels=labels, validation_file=[str(self.folder / "own.jsonl")])
+        self.untrained(self.out, **own)
+        record = json.loads((self.out / "task.json").read_text())
+        (self.out / "task.json").write_text(json.dumps(record | {"data_dir": None}))
+        found, _ = self.evaluate()
+        answers = (self.folder / "evaluation" / "predictions.jsonl").read_text().splitlines()
+        self.assertEqual([json.loads(line)["target"] for line in answers], [row["label"] for row in rows])
+        self.assertIn("eval_accuracy", found)
+
+    def test_step_and_range_of_numbers_are_those_of_the_training_rows(self):
+        self.fine_tune("score")
+        scores = [json.loads(line)["score"] for line in Path("data/train.jsonl").read_text().splitlines()]
+        record = json.loads((self.out / "task.json").read_text())
+        self.assertEqual(record["numbers"], {"score": dict(step=0.001, least=min(scores), most=max(scores))})
+        self.assertIn(f"score rounded to 0.001, between {min(scores)} and {max(scores)} (from the train", self.printed)
+        self.assertIn("largest pearson is best", self.printed)
+
+    def test_functions_of_an_entry_are_found_again(self):
+        def share(predictions, references):
+            return float(np.mean([text == other for text, other in zip(predictions, references, strict=True)]))
+
+        def ids(tokenizer, row):
+            texts = {"input_ids": row["text of inputs"], "labels": row["ending"]}
+            return {side: tokenizer(text)["input_ids"] for side, text in texts.items()}
+
+        entry = TASKS["ending"] | dict(inputs=lambda row: row["line"].upper(), metrics={"share": share, "rougeL": None})
+        self.enterContext(mock.patch.dict(constants.DATASET_VALS, mine={"shouted": entry | {"tokenize": ids}}))
+        flags = "--model_name_or_path base --benchmark mine --dataset_name shouted --use_cpu true".split()
+        _, printed = run(fine_tune_t5.main, *flags, "--data_dir", "data", "--output_dir", self.out, code=2)
+        self.assertIn("--metric_for_best_model share: nothing says which way", printed)
+        wanted = self.fine_tune("shouted", "--greater_is_better", "true")
+        self.assertIn("share, rougeL from generated texts; largest share is best", self.printed)
+        record = json.loads((self.out / "task.json").read_text())
+        self.assertEqual(record["functions"]["shouted"].keys(), {"inputs", "tokenize", "metrics share"})
+        self.assertRegex(record["functions"]["shouted"]["metrics share"], rf"^{__file__}, line \d+, .*share$")
+        found, _ = self.evaluate()
+        self.assert_same(found, wanted)
+        answers = (self.folder / "evaluation" / "predictions.jsonl").read_text().splitlines()
+        self.assertEqual(json.loads(answers[0])["source"], f"ending: {LINES[0].upper()}")
+        for entries, message in (
+            ({"shouted": entry}, "task shouted was trained with the tokenize of .*Give it the function again"),
+            ({}, r"DATASET_VALS .constants.py. has no task mine/shouted, whose functions were .*Put its entry there"),
+        ):
+            with mock.patch.dict(constants.DATASET_VALS, mine=entries):
+                self.assertRegex(self.evaluate(code=2)[1], message)
+
+    def test_an_own_metric_in_a_folder_and_the_smallest_value_is_best(self):
+        import evaluate
+
+        for cache in ("HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
+            self.enterContext(mock.patch.object(evaluate.config, cache, self.folder / cache))
+        self.enterContext(mock.patch.object(sys, "path", sys.path.copy()))  # `evaluate` adds its module cache
+        folder = self.folder / "wer"
+        folder.mkdir()
+        (folder / "wer.py").write_text(WER)
+        self.enterContext(
+            mock.patch.dict(constants.DATASET_VALS, mine={"ending": TASKS["ending"] | {"metrics": [str(folder)]}})
+        )
+        wanted = self.fine_tune("ending", "--eval_steps", "20", "--save_steps", "20")
+        self.assertIn(f"smallest {folder} is best", self.printed)
+        state = json.loads((self.out / "trainer_state.json").read_text())
+        values = [line[f"eval_{folder}"] for line in state["log_history"] if f"eval_{folder}" in line]
+        self.assertEqual(state["best_metric"], min(values))
+        self.assertEqual(wanted[f"eval_{folder}"], min(values))
+        self.assert_same(self.evaluate()[0], wanted)
+
+    def test_own_pairs_show_the_positive_class_and_the_length_of_the_labels(self):
+        labels = ["the moon stands by the river wall", "tree"]
+        rows = [{"line": line, "kind": labels["tree" in line]} for line in LINES]
+        path = self.folder / "own.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        flags = ["--train_file", path, "--validation_file", path, "--source_column", "line", "--target_column", "kind"]
+        flags += ["--target_type", "class", "--metrics", "f1,accuracy", "--positive_label", labels[0]]
+        flags += ["--model_name_or_path", "base", "--output_dir", self.out, "--max_steps", 2, "--use_cpu", "true"]
+        flags += ["--data_cache_dir", workspace() / "cache", "--report_to", "none", "--disable_tqdm", "true"]
+        results, printed = run(fine_tune_t5.main, *flags)
+        self.assertIn(f"f1 (of the class {labels[0]}), accuracy from teacher-forced scoring", printed)
+        self.assertIn("largest f1 is best", printed)
+        length = len(load_tokenizer("base")(labels[0])["input_ids"])
+        self.assertGreater(length, 8)
+        self.assertIn(f"max_target_length={length},", printed)
+        self.assert_same(self.evaluate()[0], reported(results))
+
+    def test_the_entry_of_another_toolkit(self):
+        entry = dict(prefix="topic", text_column_name="line", label_column_name="topic", labels={0: "tree", 1: "moon"})
+        entry |= dict(metric_names=["accuracy", "f1"], metric_to_optimize="f1", files=FILES)
+        self.enterContext(mock.patch.dict(constants.DATASET_VALS, mine={"theirs": entry}))
+        wanted = self.fine_tune("theirs")
+        self.assertIn("f1 (of the class moon), accuracy from teacher-forced scoring", self.printed)
+        self.assertIn("largest f1 is best", self.printed)
+        self.assert_same(self.evaluate()[0], wanted)
 
     def test_a_checkpoint_for_each_task(self):
         """Each is asked with the lengths of its own record, and those only."""

@@ -4,8 +4,9 @@ import contextlib
 import io
 import os
 import random
+import resource
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -98,3 +99,14 @@ def token_mean_loss(
     labels = labels.to(logits.device)
     total = loss_sum(logits, labels, label_smoothing)
     return total / (num_items_in_batch if num_items_in_batch is not None else labels.ne(IGNORE_INDEX).sum())
+
+
+@contextlib.contextmanager
+def small_disk(largest: int) -> Iterator[None]:
+    """Lets no file grow beyond this number of bytes, as `ulimit -f` does: a write fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

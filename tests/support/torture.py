@@ -2,11 +2,13 @@
 
     python tests/support/torture.py --kills 300 --output results/torture.json      (make torture)
     python tests/support/torture.py --kills 30 --only torchrun zero3 full_disks
+    python tests/support/torture.py --kills 60 --only told_pre_train told_fine_tune told_mixture told_early_stopping
 
 Every other kill aims at a moment in which a checkpoint is being written. Equal means: the same bytes in
 model.safetensors and the same numbers in metrics.jsonl, all_results.json and the last trainer_state.json, apart from
 times. Each run of one process is forked from this one, which has imported everything: otherwise each of hundreds of
-starts takes seconds. Of a run of two ranks all processes are killed at once, as when a node is lost.
+starts takes seconds. Of a run of two ranks all processes are killed at once, as when a node is lost. A run that is told
+gets SIGTERM first, and its evaluations may last longer than the ten seconds that it has until SIGKILL.
 
 Then the disk becomes full at each of the files that a run writes, each file of a checkpoint is damaged, and wrong flags
 and files are drawn (test_fuzz.py). The JSON counts the cases, how many ended as promised, and what the others did.
@@ -41,9 +43,10 @@ from warm_python import preload, warm_python
 
 import fine_tune_t5
 import pre_train_t5
-from common.checkpoint_folders import checkpoints_of, damage, newest_whole_checkpoint
+import trainer_t5
 from common.reports import read_metrics
-from training.checkpoints import SAVING
+from common.whole_folders import SAVING, checkpoints_of, damage, newest_whole_checkpoint
+from constants import PREEMPTED_EXIT_CODE
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 preload("wandb")  # its folders outlive a fork, which ends by os._exit
@@ -55,11 +58,13 @@ TIMES += ("total_flos",)  # under ZeRO-3, whose weights are in pieces, a resumed
 
 
 class Kind(NamedTuple):
-    """A run that is killed: a key of `material`, more flags, and the launcher of its two ranks."""
+    """A run that is killed: a key of `material`, more flags, and the launcher of its two ranks. is_told: by SIGTERM,
+    before it is killed."""
 
     script: str
     flags: str = ""
     launcher: str | None = None
+    is_told: bool = False
 
 
 # Too high a rate, so that the best evaluation is an early one.
@@ -77,6 +82,9 @@ KINDS |= {"fine_tune_torchrun": Kind("fine_tune", "--per_device_train_batch_size
 KINDS |= {
     f"zero{n}": Kind("pre_train", f"{_TWO} --deepspeed {ROOT}/zero_stage{n}_config.json", "deepspeed") for n in (2, 3)
 }
+_BATCHES = "--per_device_eval_batch_size 8"
+KINDS |= {f"told_{name}": Kind(name, _BATCHES, is_told=True) for name in ("pre_train", "fine_tune", "mixture")}
+KINDS["told_early_stopping"] = Kind("pre_train", f"{_STOPS} {_BATCHES}", is_told=True)
 
 
 def material(folder: Path) -> dict[str, list[str]]:
@@ -212,6 +220,32 @@ def processes_of(log: Path) -> list[int]:
     return found
 
 
+def slow_evaluations() -> None:
+    """Makes the evaluations of this process last longer than ten seconds: four for a batch."""
+    plain = trainer_t5.T5Trainer.prediction_step
+
+    def slow(trainer, *args, **kwargs):
+        time.sleep(4)
+        return plain(trainer, *args, **kwargs)
+
+    trainer_t5.T5Trainer.prediction_step = slow
+
+
+def stop_once(script: str, argv: list[str], output_dir: Path, log: Path, seconds: float, chooser: random.Random) -> int:
+    """Starts or resumes a run, sends SIGTERM at a random moment and, at another within ten seconds, SIGKILL, as SLURM
+    does. The evaluations of every other run, by chance, last longer than that. (exit code)."""
+    slow = chooser.random() < 0.5
+    words = [*argv, "--output_dir", str(output_dir), *going_on(output_dir)]
+    pid = start(script, words, log, prepare=slow_evaluations if slow else None)
+    moments = [chooser.uniform(0.02, 6 if slow else seconds), chooser.uniform(0, chooser.choice([0.5, 10]))]
+    for number, moment in zip((signal.SIGTERM, signal.SIGKILL), moments, strict=True):
+        deadline = time.monotonic() + moment
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        os.kill(pid, number)
+    return exit_code(pid)
+
+
 def kill_once(
     script: str,
     argv: list[str],
@@ -273,12 +307,15 @@ def torture(folder: Path, name: str, kills: int, seed: int, show=print, flags: t
             code = exit_code(
                 start(script, [*argv, "--output_dir", str(output_dir), *going_on(output_dir)], log, launcher)
             )
+        elif kind.is_told:
+            code = stop_once(script, argv, output_dir, log, seconds, chooser)
         else:
             aimed = counts["kills"] % 2 == 1
             code, writing = kill_once(script, argv, output_dir, log, seconds, aimed, chooser, launcher)
             counts["kills_while_saving"] += code == -signal.SIGKILL and writing
-        assert code in (0, -signal.SIGKILL), f"{name} ended with {code}:\n{log.read_text()[-2000:]}"
-        counts["kills"] += code == -signal.SIGKILL
+        expected_codes = (0, -signal.SIGKILL, -signal.SIGTERM, PREEMPTED_EXIT_CODE)[: 4 if kind.is_told else 2]
+        assert code in expected_codes, f"{name} ended with {code}:\n{log.read_text()[-2000:]}"
+        counts["kills"] += code != 0
         if code == 0:
             found = outcome(output_dir)
             for what in expected:

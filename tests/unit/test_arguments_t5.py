@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -109,7 +110,7 @@ class RecipeTest(TestCase):
         self.assertEqual((found, type(found)), (expected, type(expected)))
 
     @parameterized.named_parameters(
-        ("nothing_like_it", "qqqq: 3", "recipe .*, key qqqq: no such flag; see --help_all"),
+        ("nothing_like_it", "qqqq: 3", "recipe .*, key qqqq: no such flag; See --help_all"),
         ("double_key", "max_steps: 3\nseed: 1\nmax_steps: 4", "recipe .*: not valid YAML: key max_steps is set twice"),
         ("two_spellings", "max_steps: 3\nmax-steps: 4", "recipe .*, key max-steps: max_steps is set twice"),
         ("no_mapping", "- max_steps\n", "recipe .*: must be a mapping of flags to values, such as `max_steps: 1000`"),
@@ -117,7 +118,7 @@ class RecipeTest(TestCase):
         ("broken", "max_steps: [1\nseed: 2", "recipe .*: not valid YAML: [^\n]*line 2[^\n]*$"),
         ("tabs", "a:\n\t- b", "recipe .*: not valid YAML"),
         ("wrong_type", "max_steps: many", "argument --max_steps/--max-steps: invalid int value: 'many'"),
-        ("wrong_bool", "bf16: perhaps", "argument --bf16: Truthy value expected: got perhaps"),
+        ("wrong_bool", "bf16: perhaps", "argument --bf16: must be true or false, not .perhaps."),
     )
     def test_refused(self, recipe, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -159,15 +160,17 @@ class RecipeTest(TestCase):
         classes = PRE_TRAINING if path.name.startswith("pre_train") else FINE_TUNING
         if not path.name.startswith(("pre_train", "fine_tune")):
             self.skipTest("of another script")
-        with mock.patch("os.cpu_count", lambda: 2):
-            self.parse(path, classes=classes)
+        self.parse(path, classes=classes)
 
 
 class FlagsTest(TestCase):
     @parameterized.named_parameters(
         ("near", ["--learning_rat", "1"], "^--learning_rat: no such flag; did you mean --learning_rate"),
         ("prefix", ["--max_step=3"], "--max_step: no such flag; did you mean --max_steps or"),  # no silent abbreviation
-        ("far", ["--qqqq"], "--qqqq: no such flag; see --help_all"),
+        ("far", ["--qqqq"], "--qqqq: no such flag; See --help_all, and docs/coming_from.md"),
+        ("renamed", ["--group_by_length"], "did you mean --train_sampling_strategy.*docs/coming_from.md"),
+        ("share", ["--warmup_ratio", "0.1"], "did you mean --warmup_steps.*docs/coming_from.md"),
+        ("jupyter", ["-f", "/run/kernel-1.json"], "-f: is Jupyter's, .*call main.*docs/notebooks.md"),
         ("twice", ["--seed", "1", "--seed", "2"], "^--seed is set twice on the command line$"),
         ("two_spellings", ["--max-steps=1", "--max_steps", "2"], "--max_steps is set twice"),
         ("left_over", ["--seed", "1", "2"], "2: belongs to no flag"),
@@ -188,6 +191,13 @@ class FlagsTest(TestCase):
         self.assertTrue(self.parse(*none, classes=FINE_TUNING).load_best_model_at_end)
         self.assertFalse(self.parse(*none, "--no_load_best_model_at_end", classes=FINE_TUNING).load_best_model_at_end)
         self.assertFalse(self.parse(*none, "--load_best_model_at_end=0", classes=FINE_TUNING).load_best_model_at_end)
+
+    def test_null_and_lists_as_the_agent_of_wandb_writes_them(self):
+        words = ["--seed=None", "--train_file=['a.txt', 'b.txt']", "--max_eval_samples=None", "--warmup_steps=3"]
+        text, args = parse_arguments([PreTrainingDataArguments, PreTrainingArguments], words)
+        self.assertEqual((args.seed, args.warmup_steps, text.max_eval_samples), (42, 3, None))
+        self.assertEqual(text.train_file, ["a.txt", "b.txt"])
+        self.assertNotIn("seed", args.given)
 
     def test_values_that_are_no_texts(self):
         found = self.parse("--max_steps", 3, "--output_dir", Path("out"), "--learning_rate", 0.5)
@@ -210,6 +220,74 @@ class FlagsTest(TestCase):
     def test_lists_are_not_shared_between_parses(self):
         self.parse().report_to.append("changed")
         self.assertEqual(self.parse().report_to, ["wandb"])
+
+
+class EarlyAnswerTest(TestCase):
+    """--help and a wrong flag took ten seconds, in which torch and transformers were imported."""
+
+    def early(self, *argv: str) -> tuple[int | None, str]:
+        """(exit code or None, what is printed) of the light check alone."""
+        with (
+            mock.patch.object(sys, "argv", ["pre_train_t5.py", *argv]),
+            mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self.folder), COLUMNS="120"),
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.redirect_stderr(out),
+        ):
+            try:
+                command_line.answer_early("Trains.")
+            except SystemExit as stop:
+                return stop.code, out.getvalue()
+        return None, out.getvalue()
+
+    def start(self, *argv: str) -> str:
+        """What the script itself prints, which keeps the table."""
+        with (
+            mock.patch.object(sys, "argv", ["pre_train_t5.py", *argv]),
+            mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self.folder), COLUMNS="120"),
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.suppress(SystemExit),
+        ):
+            parse_arguments(PRE_TRAINING, about="Trains.")
+        return out.getvalue()
+
+    def test_the_second_start_answers_early(self):
+        self.assertEqual(self.early("--qqq"), (None, ""))
+        whole = self.start("--help_all")
+        self.assertEqual(self.early("--help_all"), (0, whole))
+        for argv, message in (
+            (["--learning_rat", "1"], "did you mean --learning_rate"),
+            (["--noise_density", "2"], "--noise_density 2.0: must be above 0 and below 1"),
+            (["--max_steps", "many"], "invalid int value"),
+            (["--bf16", "perhaps"], "must be true or false"),
+            ([self.write("r.yaml", "seed: 1\nsed: 2")], "key sed: no such flag"),
+        ):
+            code, text = self.early(*argv)
+            self.assertEqual(code, 2)
+            self.assertIn(message, text)
+        self.assertEqual(self.early("--max_steps", "3", "--learning_rate", "1e-3", "--bf16"), (None, ""))
+
+    def test_other_code_or_a_damaged_table_is_not_asked(self):
+        self.start("--help")
+        (file,) = self.folder.rglob("*.json")
+        table = json.loads(file.read_text())
+        for text in (json.dumps(table | {"key": "other"}), "{"):
+            file.write_text(text)
+            self.assertEqual(self.early("--qqq"), (None, ""))
+
+    def test_a_cache_that_cannot_be_written_costs_only_time(self):
+        (self.folder / "t5_foundry").write_text("a file")
+        self.assertStartsWith(self.start("--help"), "usage: ")
+        self.assertEqual(self.early("--qqq"), (None, ""))
+
+    @parameterized.parameters("pre_train_t5", "fine_tune_t5", "evaluate_t5", "predict_t5")
+    def test_scripts_answer_before_heavy_imports(self, script):
+        lines = (ROOT / f"{script}.py").read_text().splitlines()
+        answered = lines.index("    answer_early(__doc__)")
+        before = [line for line in lines[:answered] if line.startswith(("import ", "from "))]
+        self.assertEqual(before, ["from common.command_line import answer_early"])
+        code = "import sys, common.command_line; print({'torch', 'transformers'} & sys.modules.keys())"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.stdout, "set()\n", done.stderr)
 
 
 class TrainingArgumentsTest(TestCase):
@@ -374,15 +452,15 @@ class ChecksTest(TestCase):
         ("no_warmup", dict(lr_scheduler_type="inverse_sqrt", warmup_steps=0), "--warmup_steps 0: .* inverse_sqrt"),
         ("warmup", dict(warmup_start_factor=1.5), "--warmup_start_factor 1.5: must be at least 0 and at most 1"),
         ("patience", dict(early_stopping_patience=0), "--early_stopping_patience 0: must be at least 1 evaluation"),
-        ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2: .* 9 .* add --max_steps -1"),
+        ("epochs", dict(num_train_epochs=2.0, max_steps=9), "--num_train_epochs 2.0: .* 9 .* add --max_steps -1"),
         ("epsilon", dict(adam_epsilon=0.0), "--adam_epsilon 0.0: must be above 0 and at most 1"),
-        ("usual_epochs", dict(num_train_epochs=3.0, max_steps=9), "--num_train_epochs 3: .* 9 .* add --max_steps -1"),
+        ("usual_epochs", dict(num_train_epochs=3.0, max_steps=9), "--num_train_epochs 3.0: .* 9 .* add --max_steps -1"),
         ("compile_mode", dict(torch_compile_mode="max"), "--torch_compile_mode max: must be one of default, "),
         ("compile_backend", dict(torch_compile_backend="inductr"), "--torch_compile_backend inductr: .* mean inductor"),
         ("by_length", dict(train_sampling_strategy="group_by_length"), "--train_sampling_strategy group.* one length"),
-        ("evaluates_only", dict(do_eval=True), "--do_eval without --do_train: .* evaluate_t5.py"),
-        ("does_not_train", dict(do_train=False), "--do_eval without --do_train"),
-        ("predicts", dict(do_train=True, do_predict=True), "--do_predict: .* predict_t5.py .* evaluate_t5.py"),
+        ("evaluates_only", dict(do_eval=True), "--do_(eval|train) .*: this script trains.* evaluate_t5.py"),
+        ("does_not_train", dict(do_train=False), "--do_train False: this script trains"),
+        ("predicts", dict(do_train=True, do_predict=True), "--do_predict True: .* predict_t5.py .* evaluate_t5.py"),
     )
     def test_training(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -625,7 +703,7 @@ class ProcessTest(TestCase):
 
 class EveryFlagIsUsedTest(absltest.TestCase):
     def test_every_field_of_ours_is_read(self):
-        """As `<...args>.name` or by a name handed to getattr, in some function that does more than check it."""
+        """As `<...args>.name`, `run.model.name`, `run.data.name`, or by a name handed to getattr, in some function that does more than check it."""
         read = set()
         for path in [
             *ROOT.glob("*.py"),
@@ -653,7 +731,7 @@ class EveryFlagIsUsedTest(absltest.TestCase):
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 base = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
-                names |= {node.attr} if base.endswith("args") else set()
+                names |= {node.attr} if base.endswith("args") or base in ("model", "data") else set()
             by_name |= isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"
         if by_name:
             names |= {

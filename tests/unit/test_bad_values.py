@@ -1,11 +1,15 @@
 """Values of a wrong kind or size, at the lowest level that sees them: shapes, entries, folders, rows."""
 
 import math
+import os
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from arguments.training import T5TrainingArguments
 from common.command_line import check_folder, check_value, limits_of
+from common.errors import UserError
+from common.processes import check_open_files, lonely_task
 from corpora.files import expand_files
 from model_t5 import parse_overrides
 from tasks.registry import check_entry, empty_texts
@@ -92,6 +96,22 @@ class PathTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "--train_file ~nouser_x/a.txt: no such file"):
             expand_files("--train_file", ["~nouser_x/a.txt"])
         check_folder("--data_cache_dir", "~/cache")
+
+    def test_an_address_is_no_folder(self):
+        with self.assertRaisesRegex(UserError, "--output_dir s3://bucket/x: is an address, .* folder is needed"):
+            check_folder("--output_dir", "s3://bucket/x")
+
+    def test_data_workers_need_open_files(self):
+        with mock.patch("resource.getrlimit", lambda _: (64, 64)):
+            check_open_files(0)
+            with self.assertRaisesRegex(UserError, "--dataloader_num_workers 8: .* limit is 64. .*ulimit -n 224"):
+                check_open_files(8)
+
+    def test_tasks_of_slurm_that_know_no_rank(self):
+        with mock.patch.dict(os.environ, {"SLURM_STEP_NUM_TASKS": "2"}, clear=True):
+            self.assertRegex(lonely_task(), "RANK.*slurm/train.slurm")
+            os.environ["RANK"] = "0"
+            self.assertEqual(lonely_task(), "")
 
 
 if __name__ == "__main__":

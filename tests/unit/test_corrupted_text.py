@@ -1,9 +1,9 @@
 """Span corruption in a mixture with tasks: its rows are those of pre-training, and its share is the one asked for."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
 import numpy as np
 from absl.testing import parameterized
 from helpers import sentences
@@ -13,7 +13,7 @@ from corpora.examples import ChunkDataset
 from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from data_collator_t5 import T5DataCollator
 from tasks.mixtures import CorruptedText, Mixture
-from tasks.tasks import Task, Tasks
+from tasks.tasks import Task, TaskData, Tasks
 
 TEXT = sentences(400)
 
@@ -51,12 +51,6 @@ class CorruptedTextTest(parameterized.TestCase):
     @parameterized.parameters((0.1, 1), (0.9, 1), (0.25, 2), (None, 2))
     def test_share(self, share, tasks):
         files = {split: str(self.folder / f"{split}.jsonl") for split in ("train", "validation")}
-        parts = {
-            name: datasets.Dataset.from_dict(
-                {"input_ids": [[5]] * 60, "labels": [[6]] * 60, "attention_mask": [[1]] * 60}
-            )
-            for name in "ab"[:tasks]
-        }
         entry = dict(
             inputs={"": "a"},
             target="b",
@@ -67,12 +61,14 @@ class CorruptedTextTest(parameterized.TestCase):
             max_target_length=8,
         )
         args = self.flags(span_corruption_share=share, max_source_length=32)
-        made = Tasks([Task(name, entry, args) for name in parts])
-        for task in made:
-            task.data["train"] = parts[task.name]
-        made.tokenizer, made.batch = self.tokenizer, 8
+        for file in files.values():
+            Path(file).write_text('{"a": "x", "b": "y"}\n' * 60)
         training = SimpleNamespace(seed=0, main_process_first=lambda **_: contextlib.nullcontext())
-        mixture = made._training_data(training)
+        training.predict_with_generate, training.world_size = True, 1
+        training.train_batch_size, training.gradient_accumulation_steps = 8, 1
+        names = Tasks([Task(name, entry, args, tasks > 1) for name in "ab"[:tasks]])
+        made = TaskData(names, self.tokenizer, training)
+        mixture = made.train
         self.assertIsInstance(mixture, Mixture)
         rows = round(60 * tasks / (1 - (share or 0.1)))
         self.assertEqual(mixture.counts["span_corruption"], rows - 60 * tasks)
@@ -81,7 +77,6 @@ class CorruptedTextTest(parameterized.TestCase):
         self.assertLen(drawn, rows)
         self.assertEqual(sum(len(row["input_ids"]) == 32 for row in drawn), rows - 60 * tasks)
         self.assertEqual([mixture[number] for number in numbers[:9]], drawn[:9])
-        made.train = mixture
         self.assertEqual(made.steps_per_epoch, -(-rows // 8))
 
     @parameterized.parameters(

@@ -13,7 +13,7 @@ from unittest import mock
 
 import sentencepiece
 from absl.testing import parameterized
-from helpers import run_main
+from helpers import run_main, small_disk
 from transformers import AutoConfig, AutoTokenizer
 
 import create_tokenizer
@@ -180,6 +180,14 @@ class SourcesTest(TestCase):
         shutil.rmtree(self.out)
         self.train("--train_file", workspace() / "text.txt")
         self.assertNotEqual(few, tokenizer_fingerprint(load_tokenizer(str(self.out))))
+
+    @parameterized.parameters(400, 30_000)
+    def test_a_full_disk_is_named_and_leaves_nothing(self, largest):
+        flags = ("--train_file", workspace() / "text.txt", "--vocab_size", 1100, "--output_dir", self.folder / "out")
+        with small_disk(largest):
+            _, printed = run(*flags, code=2)
+        self.assertRegex(printed.splitlines()[-1], "error: --output_dir .*out: no room on the disk .*Free some space")
+        self.assertEmpty(list(self.folder.iterdir()))
 
     def test_a_folder_appears_when_it_is_whole(self):
         with mock.patch("create_tokenizer.load_tokenizer", side_effect=OSError("No space left on device")):

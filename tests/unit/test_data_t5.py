@@ -31,9 +31,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 
 from arguments.text import PreTrainingDataArguments
-from common import manifests
-from common.cached_folders import cached
-from common.manifests import write_manifest
+from common import whole_folders
+from common.errors import UserError
+from common.whole_folders import cached, write_manifest
 from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs, token_files
 from corpora.blocks import hub_corpora
@@ -719,13 +719,35 @@ class CachedTest(TestCase):
         for rank, times in (("0", 1), ("1", 0)):
             with (
                 mock.patch.dict(os.environ, RANK=rank),
-                mock.patch.object(manifests, "file_digest", wraps=manifests.file_digest) as read,
+                mock.patch.object(whole_folders, "file_digest", wraps=whole_folders.file_digest) as read,
             ):
                 self.assertEqual(cached(self.folder, "thing", "k", build), folder)
             self.assertEqual(read.call_count, times)
         (folder / "x").write_text("don")
         with mock.patch.dict(os.environ, RANK="1"):  # a file that was cut is noticed by every process
             self.assertEqual((cached(self.folder, "thing", "k", build) / "x").read_text(), "done")
+
+    def test_contents_are_read_again_only_where_size_time_or_inode_changed(self):
+        """As git's index does: two terabytes of tokens were read at every start."""
+        build = lambda folder: (folder / "x").write_text("done")  # noqa: E731
+        file, hour = cached(self.folder, "thing", "k", build) / "x", 3600 * 10**9
+        os.utime(file, ns=(time.time_ns() - hour, time.time_ns() - hour))
+
+        def read() -> int:
+            with mock.patch.object(whole_folders, "file_digest", wraps=whole_folders.file_digest) as reads:
+                self.assertEqual(cached(self.folder, "thing", "k", build) / "x", file)
+            return reads.call_count
+
+        self.assertEqual((read(), read()), (1, 0))
+        os.utime(file, ns=(time.time_ns() - hour // 2, time.time_ns() - hour // 2))
+        self.assertEqual((read(), read()), (1, 0))
+        file.write_text("done")  # just now: it may change again within this tick of the clock
+        self.assertEqual((read(), read()), (1, 1))
+        file.write_text("DONE")
+        read()
+        self.assertEqual(file.read_text(), "done", "it was damaged, and is made again")
+        (self.folder / "digests.json").write_text('{"cut')
+        self.assertEqual((read(), file.read_text()), (1, "done"))
 
     def test_a_failed_build_leaves_nothing(self):
         def build(folder):
@@ -741,8 +763,8 @@ class CachedTest(TestCase):
             (folder / "x").write_text("half")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        message = r"has no room for thing \(\[Errno 28\] .*free some space, or .*another disk with --data_cache_dir"
-        with self.assertRaisesRegex(ValueError, message):
+        message = r"--data_cache_dir .*: no room on the disk \(\[Errno 28\] .*thing is written there. Free some space"
+        with self.assertRaisesRegex(UserError, message):
             cached(self.folder, "thing", "k", build)
         self.assertEmpty(list(self.folder.iterdir()))
 

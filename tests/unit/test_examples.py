@@ -27,7 +27,7 @@ from tasks.examples import answer_texts, build_tokenize_function, class_label_id
 from tasks.metrics.scoring import METRICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, nested_rows, open_corpus, row_splitter
-from tasks.tasks import Task
+from tasks.tasks import LoadedTask, Task
 
 GLUE = DATASET_VALS["glue"]
 
@@ -595,7 +595,7 @@ class TokensTest(TestCase):
         self.assertIsNone(class_label_ids(dict(target_type="number"), TOKENIZER))
 
     def test_labels_that_the_tokenizer_cannot_tell_apart(self):
-        with self.assertRaisesRegex(ValueError, "writes two of the labels 好, 坏 with the same text"):
+        with self.assertRaisesRegex(ValueError, "--labels 好,坏: the tokenizer writes two of them with the same text"):
             class_label_ids(dict(target_type="class", labels=["好", "坏"]), TOKENIZER)
 
 
@@ -613,9 +613,7 @@ class PrepareSplitTest(TestCase):
     def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, **flags):
         args = self.arguments("rte", data_dir=str(self.folder), max_train_samples=limit, **flags)
         task = Task("rte", check_task(args), args)
-        task.read([split])
-        task.tokenise(tokenizer or TOKENIZER)
-        return task.data[split]
+        return LoadedTask(task, task.read([split]), tokenizer or TOKENIZER).data[split]
 
     def test_rows_counts_and_columns(self):
         data = self.prepare(limit=3)

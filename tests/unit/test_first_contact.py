@@ -34,7 +34,7 @@ from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
 from publishing.model_cards import _example, _first_entry, hub_task
 from runs.callbacks import T5ProgressCallback
-from tasks.tasks import Task, Tasks
+from tasks.tasks import Tasks
 
 ROOT = Path(constants.__file__).parent
 SCRIPTS = {
@@ -77,7 +77,7 @@ class TaskNameTest(parameterized.TestCase):
         args = TaskArguments(task="glue/cola,super_glue/rte,glue/rte")
         entries = check_tasks(args)
         self.assertEqual(list(entries), ["cola", "super_glue/rte", "rte"])
-        tasks = Tasks([Task(name, entry, args) for name, entry in entries.items()])
+        tasks = Tasks.of_flags(args)
         self.assertEqual([task.name for task in tasks], ["cola", "super_glue_rte", "rte"])
         self.assertEqual([task.args.benchmark for task in tasks], ["glue", "super_glue", "glue"])
         self.assertEqual(tasks.tasks[1].entry, DATASET_VALS["super_glue"]["rte"])

@@ -15,13 +15,15 @@ import sacrebleu
 import scipy.stats
 import sklearn.metrics
 from absl.testing import parameterized
+from datasets import Features, List, Value
 from rouge_score import rouge_scorer
 
+from common.errors import UserError
 from constants import DATASET_VALS
 from tasks.metrics import scoring
 from tasks.metrics.answers import final_number, is_same_referent
-from tasks.metrics.scoring import METRICS, check_metrics, score_predictions
-from tasks.registry import format_number_target, value_of_text, values_of_texts
+from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, try_metrics
+from tasks.registry import found_numbers, number_text, plain_entry, value_of_text
 
 GLUE = DATASET_VALS["glue"]
 TASKS = [(f"{family}_{name}", name, task) for family, tasks in DATASET_VALS.items() for name, task in tasks.items()]
@@ -46,6 +48,18 @@ class Metric(evaluate.Metric):
         equal = sum(p == r for p, r in zip(predictions, references)) / len(references)
         return %(result)s
 """
+
+
+STRING, INTEGER, FLOAT = Value("string"), Value("int32"), Value("float")
+FEATURES = {  # as the modules of `evaluate` declare what they take
+    "strings": Features(predictions=STRING, references=STRING),  # wer, cer, exact_match
+    "lists": [Features(predictions=STRING, references=List(STRING)), Features(predictions=STRING, references=STRING)],
+    "lists_only": Features(predictions=STRING, references=List(STRING)),  # sacrebleu of older versions
+    "integers": Features(predictions=INTEGER, references=INTEGER),  # accuracy
+    "floats": Features(predictions=FLOAT, references=FLOAT),  # mse
+    "records": Features(predictions={"id": STRING, "text": STRING}, references={"id": STRING}),  # squad
+    "others": Features(predictions=STRING),  # perplexity
+}
 
 
 def text_task(*metrics: str) -> dict:
@@ -187,6 +201,11 @@ class TextMetricsTest(parameterized.TestCase):
         pairs = [list(pair) for pair in zip(references, others, strict=True)]
         self.assertAlmostEqual(METRICS["bleu"](predictions, pairs), two, places=9)
         self.assertNotAlmostEqual(one, two)
+        streams = [references, others, random_texts(13), random_texts(14)]
+        four = sacrebleu.metrics.BLEU().corpus_score(predictions, streams).score
+        found = METRICS["bleu"](predictions, [list(texts) for texts in zip(*streams, strict=True)])
+        self.assertAlmostEqual(found, four, places=9)
+        self.assertNotAlmostEqual(two, four)
 
     def test_bleu_by_hand_and_with_unequally_many_references(self):
         texts = ["the cat sat on a mat", "hello there my good friend"]
@@ -310,7 +329,7 @@ class BenchmarkMetricsTest(parameterized.TestCase):
 
     def test_metrics_in_context_need_their_columns(self):
         with self.assertRaisesRegex(
-            ValueError, "'referent_accuracy': needs the entry's `metric_columns`: Share of rows"
+            ValueError, "'referent_accuracy': needs the entry's `metric_columns`. It is the Share of rows"
         ):
             check_metrics("mine", text_task("referent_accuracy"))
         with self.assertRaisesRegex(ValueError, "'question_exact_match': not for target_type 'text'"):
@@ -324,7 +343,6 @@ class ParsingTest(parameterized.TestCase):
     def test_classes(self, text, expected):
         task = class_task(["no", "yes"])
         self.assertEqual(value_of_text(task, text), expected)
-        self.assertEqual(values_of_texts(task, [text, "no"]), [-1 if expected is None else expected, 0])
 
     @parameterized.parameters(
         ("3.8", 3.8),
@@ -344,7 +362,6 @@ class ParsingTest(parameterized.TestCase):
     )
     def test_numbers(self, text, expected):
         self.assertEqual(value_of_text(number_task(), text), expected)
-        self.assertEqual(values_of_texts(number_task(), [text]), [-1.0 if expected is None else expected])
 
     @parameterized.parameters(
         (3.8, "3.8"),
@@ -362,8 +379,8 @@ class ParsingTest(parameterized.TestCase):
         (2.9, "2.8"),
         (4.9, "4.8"),
     )
-    def test_format_number_target_by_hand(self, value, expected):
-        self.assertEqual(format_number_target(value), expected)
+    def test_number_text_by_hand(self, value, expected):
+        self.assertEqual(number_text(float(value), 0.2), expected)
 
     def test_every_score_to_three_decimals_as_numpy_rounds_it_from_a_tsv_and_from_the_hub(self):
         differs_in_float64 = 0
@@ -371,16 +388,16 @@ class ParsingTest(parameterized.TestCase):
             value = thousandths / 1000
             expected = f"{np.round(value * 5) / 5:.1f}"  # T5's formula; the same in float32, as the next line says
             self.assertEqual(f"{np.round(np.float32(value) * np.float32(5)) / np.float32(5):.1f}", expected)
-            self.assertEqual(format_number_target(value), expected, value)
+            self.assertEqual(number_text(float(value), 0.2), expected, value)
             from_hub = float(np.float32(value))  # what `datasets` gives for the Hub's float32 column
-            self.assertEqual(format_number_target(from_hub), expected, value)
+            self.assertEqual(number_text(from_hub, 0.2), expected, value)
             differs_in_float64 += f"{np.round(from_hub * 5) / 5:.1f}" != expected
         self.assertEqual(differs_in_float64, 10)  # why float32: 0.1, 0.7, 1.7, 1.9, 2.3, 2.9, 3.1, 3.7, 4.7, 4.9
 
     @parameterized.parameters(math.nan, math.inf)
-    def test_format_number_target_refuses_what_is_not_finite(self, value):
-        with self.assertRaisesRegex(ValueError, f"finite, not {value}"):
-            format_number_target(value)
+    def test_number_text_refuses_what_is_not_finite(self, value):
+        with self.assertRaisesRegex(ValueError, f"{value!r}, and must be a finite number"):
+            number_text(float(value), 0.2)
 
 
 class ScorePredictionsTest(parameterized.TestCase):
@@ -415,8 +432,48 @@ class ScorePredictionsTest(parameterized.TestCase):
         self.assertEqual(scores["invalid_outputs"], 2)
 
     def test_text_metrics_see_the_number_as_training_writes_it(self):
-        scores = score_predictions(number_task("exact_match", "pearson"), ["2.8", "3.8"], ["2.75", "4.0"])
+        task = number_task("exact_match", "pearson") | {"numbers": dict(step=0.2, least=0, most=5)}
+        scores = score_predictions(task, ["2.8", "3.8"], ["2.75", "4.0"])
         self.assertEqual(scores["exact_match"], 0.5)
+
+    @parameterized.parameters(("fraud", 2 / 3), ("normal", 4 / 5), (None, 4 / 5))
+    def test_f1_of_the_positive_class(self, positive, expected):
+        """sklearn's f1_score of that class; without --positive_label the second label is meant."""
+        labels, gold, said = ["fraud", "normal"], ["fraud", "normal", "normal", "fraud"], ["fraud"] + ["normal"] * 3
+        task = class_task(labels, "f1", "accuracy") | ({"positive_label": positive} if positive else {})
+        scores = score_predictions(task, said, gold)
+        outside = sklearn.metrics.f1_score(gold, said, pos_label=positive or "normal")
+        self.assertAlmostEqual(scores["f1"], outside, places=12)
+        self.assertAlmostEqual(scores["f1"], expected, places=12)
+        self.assertEqual(scores["accuracy"], 0.75)
+
+    def test_an_unreadable_number_is_the_worst_answer_and_no_value(self):
+        """Targets between -1 and 1, two nonsense answers: T5's -1.0 for STS-B would be right here."""
+        gold, said = ["-1.0", "-0.9", "0.5", "1.0"], ["x", "?", "0.5", "1.0"]
+        task = number_task("pearson") | {"numbers": dict(step=0.1, least=-1, most=1)}
+        scores = score_predictions(task, said, gold)
+        worst = scipy.stats.pearsonr([1, 1, 0.5, 1], list(map(float, gold)))[0]
+        self.assertAlmostEqual(scores["pearson"], worst, places=12)
+        self.assertLess(scores["pearson"], 0.1)
+        self.assertEqual(scores["invalid_outputs"], 2)
+        without = score_predictions(number_task("pearson"), said, gold)  # a record of before: the range of these rows
+        self.assertEqual(without, scores)
+
+    @parameterized.parameters(
+        ([0.12, "0.5", 1], 0.01, ["0.12", "0.50", "1.00"]),
+        ([77179731.51, 3], 0.01, ["77179731.51", "3.00"]),
+        ([1, 2, 40], 1, ["1", "2", "40"]),
+        ([float(np.float32(2.9)), 0.5], 0.1, ["2.9", "0.5"]),  # a column of 32 bits
+        ([0.7312345678, 0.1, -0.00001], 0.0001, ["0.7312", "0.1000", "0.0000"]),  # of a model's scores
+        ([3e-7, 1.23456e-3], 1e-6, ["0.000000", "0.001235"]),
+        ([5.0, 5.0], 1, ["5", "5"]),
+    )
+    def test_step_and_range_of_the_rows(self, targets, step, texts):
+        numbers = found_numbers(targets)
+        self.assertEqual(numbers["step"], step)
+        self.assertAlmostEqual(numbers["least"], min(map(float, targets)), places=6)
+        self.assertAlmostEqual(numbers["most"], max(map(float, targets)), places=6)
+        self.assertEqual([number_text(float(value), numbers["step"]) for value in targets], texts)
 
     def test_minus_one_is_a_number(self):
         scores = score_predictions(number_task("pearson"), ["-1.0", "x", "1.0"], ["-1.0", "0.0", "1.0"])
@@ -451,7 +508,7 @@ class CheckMetricsTest(parameterized.TestCase):
         scores = score_predictions(task, texts, texts, [(1,)] * len(texts))
         self.assertEqual(list(scores)[: len(task["metrics"])], task["metrics"])
         for metric in task["metrics"]:
-            best = 100.0 if metric in scoring.PERCENT_METRICS else float(metric not in scoring.ERROR_METRICS)
+            best = scoring.scale_of(metric) if scoring.is_greater_better(metric) else 0
             self.assertAlmostEqual(scores[metric], best, places=6)
         self.assertEqual(scores.get("invalid_outputs", 0), 0)
 
@@ -466,6 +523,7 @@ class CheckMetricsTest(parameterized.TestCase):
     def test_hub_names_are_tried_unless_offline(self):
         module = mock.Mock()
         module.compute.return_value = {"wer": np.float64(0.25)}
+        module.features = FEATURES["strings"]
         load = self.enter_context(mock.patch("evaluate.load", return_value=module))
         self.addCleanup(scoring._load_evaluate.cache_clear)
         with self.assertRaisesRegex(ValueError, "HF_HUB_OFFLINE is set"):
@@ -478,13 +536,87 @@ class CheckMetricsTest(parameterized.TestCase):
         module.compute.assert_called_once_with(predictions=["a"], references=["b"])
 
     @parameterized.named_parameters(
-        ("class_metric", text_task("f1"), "'f1': not for target_type 'text'; possible are exact_match, bleu, rouge1"),
-        ("number_metric", class_task(["a", "b"], "pearson"), "not for target_type 'class'; possible are accuracy, f1"),
-        ("f1_of_three", class_task(["a", "b", "c"], "f1"), r"needs two labels, not \['a', 'b', 'c'\]; 'f1_macro'"),
+        ("class_metric", text_task("f1"), "'f1': not for target_type 'text'. Possible are exact_match, bleu, rouge1"),
+        ("number_metric", class_task(["a", "b"], "pearson"), "not for target_type 'class'. Possible are accuracy, f1"),
+        ("f1_of_three", class_task(["a", "b", "c"], "f1"), r"needs two labels, not \['a', 'b', 'c'\]. 'f1_macro'"),
     )
     def test_unfit_metrics(self, task, message):
         with self.assertRaisesRegex(ValueError, message):
             check_metrics("my_task", task)
+
+    @parameterized.named_parameters(
+        ("strings", "strings", text_task, ["a b", "c"], [["a b"], ["d"]], (["a b", "c"], ["a b", "d"])),
+        ("lists", "lists", text_task, ["a", "c"], [["a", "b"], ["d"]], (["a", "c"], [["a", "b"], ["d"]])),
+        ("lists_only", "lists_only", text_task, ["a"], [["a"]], (["a"], [["a"]])),
+        ("indices", "integers", class_task, ["yes", "?"], ["yes", "no"], ([1, -1], [1, 0])),
+        ("labels", "strings", class_task, ["yes", "?"], ["yes", "no"], (["yes", "?"], ["yes", "no"])),
+        ("floats", "floats", number_task, ["2", "x"], ["1.5", "3"], ([2.0, 0.0], [1.5, 3.0])),
+    )
+    def test_an_evaluate_module_gets_what_its_features_say(self, features, kind, answers, targets, expected):
+        module = mock.Mock(features=FEATURES[features])
+        module.compute.return_value = {"wer": 0.5}
+        self.enter_context(mock.patch.object(scoring, "_load_evaluate", mock.Mock(return_value=module)))
+        task = kind(["no", "yes"], "wer") if kind is class_task else kind("wer")
+        task |= {"numbers": dict(step=0.5, least=0, most=3)}
+        check_metrics("mine", task)
+        self.assertEqual(score_predictions(task, answers, targets)["wer"], 0.5)
+        predictions, references = expected
+        module.compute.assert_called_once_with(predictions=predictions, references=references)
+
+    @parameterized.parameters(("integers", text_task("m")), ("records", text_task("m")), ("others", number_task("m")))
+    def test_an_evaluate_module_that_does_not_fit_is_refused_before_training(self, features, task):
+        module = mock.Mock(features=FEATURES[features])
+        self.enter_context(mock.patch.object(scoring, "_load_evaluate", mock.Mock(return_value=module)))
+        with self.assertRaisesRegex(UserError, "'mine', metric 'm': takes .*Name another metric"):
+            check_metrics("mine", task)
+
+    def test_several_references_for_a_module_of_one_are_refused_before_training(self):
+        name = self.write_module("string", '{"share_equal": equal}')
+        task, many = text_task("exact_match", name), [["a"]] * 20 + [["a", "b"]]
+        try_metrics("mine", task, many[:20], None)
+        with self.assertRaisesRegex(UserError, "share_equal: takes one reference for each row, and some rows have sev"):
+            try_metrics("mine", task, many, None)
+
+    def test_own_functions(self):
+        seen = []
+
+        def share(predictions, references):
+            seen.append((predictions, references))
+            return sum(p == r for p, r in zip(predictions, references, strict=True)) / len(references)
+
+        entry = plain_entry(text_task() | {"metrics": {"exact_match": None, "share": share}})
+        check_metrics("mine", entry)
+        scores = score_predictions(entry, ["a", "b"], [["a"], ["c"]])
+        self.assertEqual(scores, {"exact_match": 0.5, "share": 0.5})
+        score_predictions(entry, ["a", "b"], [["a"], ["c", "d"]])
+        task = plain_entry(class_task(["no", "yes"]) | {"metrics": {"share": share}})
+        self.assertEqual(score_predictions(task, ["yes", "?"], ["yes", "no"])["share"], 0.5)
+        self.assertEqual(seen[0], (["a", "b"], ["a", "c"]))
+        self.assertEqual(seen[1], (["a", "b"], [["a"], ["c", "d"]]))
+        self.assertEqual(seen[2], ([1, -1], [1, 0]))
+        self.assertIsNone(scoring.is_greater_better("share"))
+
+    @parameterized.parameters((lambda p, r: p / r, "TypeError"), (lambda *_: "many", "ValueError"))
+    def test_an_own_function_that_fails_is_found_before_training(self, function, error):
+        entry = plain_entry(text_task() | {"metrics": {"mine": function}})
+        with self.assertRaisesRegex(UserError, f"'t', metrics mine: they fail on the first rows.*{error}"):
+            try_metrics("t", entry, [["a"], ["b"]], None)
+
+    @parameterized.parameters(("wer", math.inf), ("meteor", 0.0))
+    def test_a_metric_that_is_no_number_is_never_the_best(self, name, reported):
+        module = mock.Mock(features=FEATURES["strings"])
+        module.compute.return_value = {"value": math.nan}
+        self.enter_context(mock.patch.object(scoring, "_load_evaluate", mock.Mock(return_value=module)))
+        with self.assertLogs("tasks.metrics.scoring", "WARNING"):
+            self.assertEqual(score_predictions(text_task(name), ["a"], [["a"]]), {name: reported})
+
+    @parameterized.parameters(*"f1 bleu rougeL pearson sacrebleu meteor folder/of/bertscore token_accuracy".split())
+    def test_more_is_better(self, metric):
+        self.assertIs(scoring.is_greater_better(metric), True)
+
+    @parameterized.parameters(*"wer cer ter mse mae perplexity brier_score my/wer invalid_outputs loss".split())
+    def test_less_is_better(self, metric):
+        self.assertIs(scoring.is_greater_better(metric), False)
 
     def write_module(self, value_type: str, result: str) -> str:
         """A folder for `evaluate.load`, and caches that are as temporary as it is; returns its path."""
@@ -539,5 +671,5 @@ class CheckMetricsTest(parameterized.TestCase):
 
     def test_local_module_without_a_number(self):
         name = self.write_module("string", '{"texts": ["x"]}')
-        with self.assertRaisesRegex(ValueError, "share_equal' returned no single number"):
+        with self.assertRaisesRegex(UserError, "share_equal: returned no single number"):
             score_predictions(text_task(name), ["a"], ["a"])

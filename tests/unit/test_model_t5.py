@@ -34,6 +34,7 @@ from transformers import (
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from arguments.model import ModelArguments
+from common.errors import UserError
 from data_collator_t5 import shift_right
 from model_t5 import (
     build_config,
@@ -423,6 +424,18 @@ class LoadingTest(ModelTest):
             with self.assertRaisesRegex(ValueError, message):
                 function(str(self.folder))
 
+    @parameterized.parameters("bitsandbytes", "gptq")
+    def test_quantised_weights_are_refused_by_name(self, method):
+        """Without the method's package it was an ImportError with its traceback."""
+        quantized = {"quantization_config": {"quant_method": method, "load_in_8bit": True}}
+        folder = write_checkpoint(self.folder, V1_1 | quantized, random_state(V1_1, tied=False))
+        message = (
+            f"--model_name_or_path .*: its weights are quantised .{method}.*. Give the checkpoint that it was made"
+        )
+        with self.assertRaisesRegex(UserError, message):
+            check_model_source(ModelArguments(model_name_or_path=folder))
+        self.assertRaises(UserError, load_model, folder)
+
     @parameterized.named_parameters(
         ("sdpa", dict(attn_implementation="sdpa"), {}, "--attn_implementation sdpa: LongT5's encoder has attention of"),
         ("t5_fused", dict(attn_implementation="t5_fused"), {}, "--attn_implementation t5_fused: LongT5's encoder has"),
@@ -655,3 +668,25 @@ class SearchSettingsTest(parameterized.TestCase):
         saved = json.loads((self.folder / "new" / "generation_config.json").read_text())
         self.assertEqual(saved["eos_token_id"], 1)
         self.assertNoCommonElements(saved, [] if "do_sample" in saved else rules)
+
+    @parameterized.parameters(
+        dict(forced_bos_token_id=9),
+        dict(forced_eos_token_id=9),
+        dict(suppress_tokens=[9]),
+        dict(begin_suppress_tokens=[9]),
+        dict(bad_words_ids=[[9]]),
+        dict(sequence_bias=[[[9], 2.0]]),
+        dict(exponential_decay_length_penalty=[1, 2.0]),
+    )
+    def test_rules_about_tokens_do_not_outlive_fine_tuning(self, **rules):
+        """The new targets may lack a token that they force, or have one that they forbid."""
+        model = create_model(build_config("tiny", 64, TINY))
+        model.generation_config.update(num_beams=2, **rules)
+        model.save_pretrained(self.folder / "own")
+        model = load_model(str(self.folder / "own"))
+        self.assertContainsSubset(rules, model.generation_config.to_dict())
+        forget_search(model, greedy=False)
+        model.save_pretrained(self.folder / "new")
+        saved = json.loads((self.folder / "new" / "generation_config.json").read_text())
+        self.assertNoCommonElements(saved, rules)
+        self.assertEqual(saved["num_beams"], 2)

@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -18,12 +20,15 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import pre_train_t5
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
+from arguments.training import T5TrainingArguments
 from common.command_line import check_limits
 from corpora.blocks import hub_corpora
+from corpora.examples import ChunkDataset
 from corpora.own_ids import IdDocument, IdEncoder, has_ids, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
+from data_t5 import FoundText, Text
 from model_t5 import build_config
 
 ROOT = Path(pre_train_t5.__file__).parent
@@ -92,6 +97,42 @@ class TokensTest(TestCase):
         self.assertIsNone(tokens["train"].bytes_per_token())
         with_eos = self.tokens(self.path(name, content), eos_between_documents=True, **flags)["train"].tokens
         self.assertEqual(with_eos.tolist().count(1), 3)
+
+    ENDED = [[5, 6, 1], [7, 8, 9], [2, 1], [4], [1]]  # EOS is 1
+    CLOSED = [5, 6, 1, 7, 8, 9, 1, 2, 1, 4, 1, 1]
+
+    @parameterized.parameters("rows.jsonl", "rows.parquet")
+    def test_a_row_that_ends_in_eos_gets_no_second(self, name):
+        path = self.path(name, self.ENDED)
+        flags = dict(input_ids_column="ids", validation_file=[str(path)], packing="documents")
+        tokens = self.tokens(path, tokenizer=make_tokenizer(1_000), **flags)
+        self.assertEqual(tokens["train"].tokens.tolist(), self.CLOSED)
+
+    @parameterized.parameters(([[5, 6, 1], [7, 8, 1]], [5, 6, 1, 7, 8, 1]), ([5, 6, 1, 7, 8, 1], [5, 6, 1, 7, 8, 1]))
+    def test_an_array_that_ends_in_eos_gets_no_second(self, array, closed):
+        path = self.path("a.npy", np.array(array))
+        flags = dict(validation_file=[str(path)], eos_between_documents=True)
+        self.assertEqual(self.tokens(path, tokenizer=make_tokenizer(1_000), **flags)["train"].tokens.tolist(), closed)
+
+    def test_a_flat_array_of_documents_is_held_out_without_a_second_eos(self):
+        flat = np.tile([*range(100, 199), 1], 300)  # pieces of 500 ids, which end where documents do
+        files = self.tokens(self.path("a.npy", flat), tokenizer=make_tokenizer(1_000), packing="documents")
+        for file in files.values():
+            self.assertGreater(len(file.tokens), 500)
+            np.testing.assert_array_equal(file.tokens, flat[: len(file.tokens)])
+
+    def test_a_stream_gives_no_second_eos_either(self):
+        path = self.path("rows.jsonl", self.ENDED * 8)
+        args = self.arguments(path, input_ids_column="ids", validation_file=[str(path)], eos_between_documents=True)
+        args.streaming, args.shuffle_buffer_size = True, 1
+        objective = SimpleNamespace(tokens_length=6, window=6, identity="whole", cut=lambda ids, _: (6, {"ids": ids}))
+        objective.rows = lambda tokens, seed=0: ChunkDataset(tokens, 6, seed)
+        training = T5TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2)
+        found = FoundText(args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None), make_tokenizer(1_000))
+        text = Text(found, objective, training)
+        self.assertEqual(text.files["validation"][0].tokens.tolist(), self.CLOSED * 8)
+        rows = np.concatenate([batch["ids"] for batch, _ in itertools.islice(text.train, 8)])
+        np.testing.assert_array_equal(rows, np.reshape(self.CLOSED * 8, (16, 6)))
 
     def test_all_ids_are_in_one_split_or_the_other(self):
         values = np.random.default_rng(0).integers(0, 10, 40_000).astype(np.uint8)

@@ -28,7 +28,7 @@ from tasks.own_pairs import as_source, translated
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows, open_corpus, row_splitter
 from tasks.task_records import recorded_flags, task_record
-from tasks.tasks import Task, Tasks
+from tasks.tasks import LoadedTask, TaskData, Tasks
 
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {
@@ -117,7 +117,7 @@ class TestCase(parameterized.TestCase):
     def tasks(self, flags: str | list[str]) -> Tasks:
         argv = flags.split() if isinstance(flags, str) else flags
         (args,) = parse_arguments([TaskArguments], [word for word in argv if word])
-        return Tasks([Task(name, entry, args) for name, entry in check_tasks(args).items()])
+        return Tasks.of_flags(args)
 
     def rows(self, flags: str | list[str], split: str = "train") -> list[tuple[str, list[str]]]:
         """(source, references) of the rows of the own pairs."""
@@ -399,15 +399,14 @@ class ReadTest(TestCase):
     @parameterized.parameters(
         ([["a"], ["b", "c"], "d"], "text", ["a", "b", "d"]),
         ([1, "x", 1], "class", ["1", "x", "1"]),
-        ([3, "2.5", 0.1], "number", ["3.0", "2.4", "0.0"]),
+        ([3, "2.5", 0.1], "number", ["3.0", "2.5", "0.1"]),
     )
     def test_values_of_different_kinds_become_the_same_texts_as_in_a_stream(self, targets, kind, wanted):
         sources = [1, 2.5, ["a", 3]]  # Arrow knows one type in a column
         Path("odd.jsonl").write_text(lines([{"q": q, "a": a} for q, a in zip(sources, targets, strict=True)]))
         flags = "--train_file odd.jsonl --validation_file odd.jsonl --source_column q --target_column a"
         (task,) = self.tasks(f"{flags} --target_type {kind} --data_cache_dir cache")
-        task.read(["validation"])
-        task.tokenise(ByT5Tokenizer())
+        task = LoadedTask(task, task.read(["validation"]), ByT5Tokenizer())
         texts = {
             name: ByT5Tokenizer().batch_decode(list(task.data["validation"][name]), skip_special_tokens=True)
             for name in ("input_ids", "labels")
@@ -423,21 +422,20 @@ class ReadTest(TestCase):
         (task,) = self.tasks(f"{flags} {metrics} --data_cache_dir cache")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            task.read(["train", "validation"])
-            task.tokenise(ByT5Tokenizer())
+            LoadedTask(task, task.read(["train", "validation"]), ByT5Tokenizer())
         message = "task pairs, validation: rougeL counts words of a-z and 0-9 alone, and 100 % of the targets' letters"
         self.assertEqual(printed.getvalue().count(message), int(told))
 
-    def load(self, rows: list[dict], dev: list[dict], flags: str = "") -> tuple[Tasks, str]:
-        """(the task of columns q and a, loaded with ByT5's tokenizer, what it printed)."""
+    def load(self, rows: list[dict], dev: list[dict], flags: str = "") -> tuple[TaskData, str]:
+        """(the rows of columns q and a with ByT5's tokenizer, what it printed)."""
         Path("train.jsonl").write_text(lines(rows))
         Path("held.jsonl").write_text(lines(dev))
         columns = "--train_file train.jsonl --validation_file held.jsonl --source_column q --target_column a"
         tasks, printed = self.tasks(f"{columns} --data_cache_dir cache {flags}"), io.StringIO()
         args = FineTuningArguments(output_dir="out", use_cpu=True, predict_with_generate=False, report_to=[])
         with contextlib.redirect_stdout(printed):
-            tasks.load(ByT5Tokenizer(), args)
-        return tasks, printed.getvalue()
+            data = TaskData(tasks, ByT5Tokenizer(), args)
+        return data, printed.getvalue()
 
     def test_end_tokens_of_targets_are_left_out_and_other_special_tokens_told(self):
         """As in files for T5 of 2020, which were written with " </s>"; ByT5's EOS is 1, a letter its byte + 3."""

@@ -2,15 +2,17 @@
 
 import atexit
 import functools
+import itertools
 import json
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
 import torch
 from absl.testing import absltest, parameterized
-from helpers import run_main, write_tiny_model
+from helpers import run_main, small_disk, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 import predict_t5
@@ -174,8 +176,23 @@ class PredictTest(TestCase):
         self.assertRegex(printed, "continued +16 were answered before")
         self.assertEqual(self.predict(path)[0]["answered"], 0)
         _, _, error = self.predict(path, "--num_beams", "2", code=2)
-        self.assertIn("answers.jsonl: holds answers with num_beams None, not 2; name another file", error)
+        self.assertIn("answers.jsonl: holds answers with num_beams None, not 2. Name another file", error)
         self.assertLen(self.predict(path, "--num_beams", "2", "--overwrite_output_file", "true")[1], 23)
+
+    @parameterized.parameters(100, 800)  # already for the settings beside the answers, or within the answers
+    def test_a_full_disk_keeps_what_is_answered(self, largest):
+        path = self.write("in.txt", "\n".join(LINES))
+        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 1))
+        flags = ["--model_name_or_path", self.model, "--output_file", self.folder / "answers.jsonl", *FLAGS]
+        with small_disk(largest):
+            _, _, error = run_main(predict_t5.main, *flags, "--input_file", path, code=2)
+        self.assertRegex(
+            error.splitlines()[-1],
+            "error: --output_file .*answers.jsonl: no room on the disk .* the same command goes on",
+        )
+        result, rows, _ = self.predict(path)
+        self.assertEqual(result["answered"] < 23, largest > 100)
+        self.assertEqual([row["prediction"] for row in rows], plain_answers(LINES))
 
     def test_answers_of_a_model_that_was_trained_again_are_not_continued(self):
         self.with_record(benchmark="glue", dataset_name="cola")
@@ -260,6 +277,58 @@ class PredictTest(TestCase):
             self.assertEqual(self.predict(path, *more, export)[1], searched, f"the checkpoint's own {rule}")
         _, _, error = self.predict(path, *more, workspace() / "model", code=2)
         self.assertIn("needs a folder that export_checkpoint.py --formats ctranslate2 wrote", error)
+
+    def with_settings(self, **rules) -> Path:
+        """The export, with these settings in its generation_config.json."""
+        export = shutil.copytree(workspace() / "export", self.folder / "rules", dirs_exist_ok=True)
+        ids = dict(decoder_start_token_id=0, eos_token_id=1, pad_token_id=0)
+        (export / "generation_config.json").write_text(json.dumps(ids | rules))
+        return export
+
+    def test_ctranslate2_forbids_the_tokens_that_transformers_forbids(self):
+        path = self.write("in.txt", "\n".join(LINES))
+        tokenizer, model = load_tokenizer(str(self.model)), load_model(str(self.model)).eval()
+        answers = pytorch_tokens(model, tokenizer(LINES)["input_ids"])
+        counted = Counter(pair for tokens in answers for pair in itertools.pairwise(tokens))
+        pairs = [list(pair) for pair, _ in counted.most_common(3)]
+        single = Counter(token for tokens in answers for token in tokens).most_common(1)[0][0]
+        more, seen = ("--overwrite_output_file", "true", "--model_name_or_path"), [plain_answers(LINES)]
+        for rules in (dict(suppress_tokens=[single]), dict(bad_words_ids=[*pairs, [single], [1]])):
+            export = self.with_settings(**rules)
+            wanted = plain_answers(LINES, **rules)
+            self.assertNotIn(wanted, seen)
+            seen.append(wanted)
+            for backend in ("transformers", "ctranslate2"):
+                _, rows, printed = self.predict(path, "--backend", backend, *more, export)
+                self.assertEqual([row["prediction"] for row in rows], wanted, (backend, rules))
+                self.assertRegex(printed, f"search +greedy, {next(iter(rules))} ")
+
+    @parameterized.parameters(
+        dict(begin_suppress_tokens=[5]),
+        dict(forced_bos_token_id=5),
+        dict(forced_eos_token_id=1),
+        dict(encoder_no_repeat_ngram_size=2),
+        dict(sequence_bias=[[[5], 2.0]]),
+        dict(eos_token_id=[1, 5]),
+    )
+    def test_settings_that_ctranslate2_lacks_are_refused(self, **rules):
+        path, export = self.write("in.txt", "\n".join(LINES)), self.with_settings(**rules)
+        _, rows, error = self.predict(path, "--model_name_or_path", export, "--backend", "ctranslate2", code=2)
+        ((name, value),) = rules.items()
+        self.assertIn(f"--backend ctranslate2: has nothing like {name} {value} of generation_config.json", error)
+        self.assertEmpty(rows)
+
+    def test_the_plan_shows_the_settings_of_the_file(self):
+        path, more = self.write("in.txt", "\n".join(LINES)), ("--overwrite_output_file", "true")
+        export = self.with_settings(num_beams=4, no_repeat_ngram_size=2, top_k=5)
+        for backend, note in (("transformers", False), ("ctranslate2", True)):
+            flags = ("--model_name_or_path", export, "--backend", backend, *more)
+            printed = self.predict(path, *flags)[-1]
+            self.assertRegex(printed, "search +num_beams 4, no_repeat_ngram_size 2, max_new_tokens 6\n")
+            self.assertEqual("CTranslate2 applies no_repeat_ngram_size before" in printed, note)
+            self.assertRegex(self.predict(path, *flags, "--num_beams", "1")[-1], "search +greedy, no_repeat_ngram_size")
+        printed = self.predict(path, "--model_name_or_path", export, "--do_sample", "--num_beams", "1", *more)[-1]
+        self.assertRegex(printed, "search +no_repeat_ngram_size 2, top_k 5, .*do_sample True")
 
     @parameterized.parameters(0, 4)
     def test_ctranslate2_ends_where_transformers_does(self, least):
@@ -473,7 +542,7 @@ class TaskTest(TestCase):
         (dict(), "in.jsonl", '{"text": {"en": "x"}}\n', [], "row 1: the column text holds no text, but a .* type dict"),
         (dict(), "in.txt", "", [], "--input_file .*in.txt: the file is empty"),
         (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),
-        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola; name one of them"),
+        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola. Name one of them"),
         (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
         (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json is gone: --benchmark gone: not in"),
         (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),

@@ -16,6 +16,8 @@ from datasets import ClassLabel, Features, List, Value
 from transformers import ByT5Tokenizer, EvalPrediction
 
 from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments
+from common.errors import UserError
 from constants import DATASET_VALS
 from modeling.loss import STATISTICS
 from tasks.examples import build_tokenize_function, task_metrics
@@ -23,7 +25,7 @@ from tasks.metrics.scoring import check_metrics
 from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
-from tasks.tasks import Task
+from tasks.tasks import LoadedTask, Task, Tasks
 from tasks.transforms import TRANSFORMS, pad_punctuation
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")
@@ -499,7 +501,7 @@ class RegistryTest(TestCase):
         task = DATASET_VALS[group][name]
         check_entry(name, task)
         check_metrics(name, task)
-        self.assertEqual(metric_names(task)[: len(task["metrics"])], task["metrics"])
+        self.assertEqual(list(metric_names(task))[: len(task["metrics"])], task["metrics"])
 
     @parameterized.named_parameters(*CASES)
     def test_official_files(self, group, name, split):
@@ -539,9 +541,8 @@ class RegistryTest(TestCase):
         """From the files through the tokens to the metrics, where a model says each reference's first text."""
         task, tokenizer = DATASET_VALS[group][name], ByT5Tokenizer()
         flags = dict(data_dir=str(self.write(FILES[group, name])), data_cache_dir=str(self.folder / "cache"))
-        made, split = Task(name, task, TaskArguments(group, name, **flags)), eval_splits(task)[0]
-        made.read([split])
-        made.tokenise(tokenizer)
+        split, made = eval_splits(task)[0], Task(name, task, TaskArguments(group, name, **flags))
+        made = LoadedTask(made, made.read([split]), tokenizer)
         rows, data = made.rows[split], made.data[split]
         self.assertLen(rows, len(TEXTS[group, name][split]))
         answers = [target_text(name, task, row) for row in rows]
@@ -594,8 +595,7 @@ class RegistryTest(TestCase):
         task = DATASET_VALS["super_glue"]["wsc"]
         flags = dict(data_dir=str(self.write(FILES["super_glue", "wsc"])), data_cache_dir=str(self.folder / "cache"))
         task = Task("wsc", task, TaskArguments("super_glue", "wsc", **flags))
-        task.read(["validation", "test"])
-        task.tokenise(ByT5Tokenizer())
+        task = LoadedTask(task, task.read(["validation", "test"]), ByT5Tokenizer())
         self.assertEqual(task.examples, {"validation": 3, "test": 1})
         self.assertNotIn("labels", task.data["test"].column_names)
         judged = task.judge("test", with_generate=False)
@@ -604,6 +604,51 @@ class RegistryTest(TestCase):
 
     def test_splits_without_labels_are_named(self):
         self.assertEqual(splits_without_labels(DATASET_VALS["super_glue"]["wsc"]), ["test"])
+
+
+class MainMetricTest(TestCase):
+    """Which metric chooses the best checkpoint, and which way it is better."""
+
+    ENTRY = dict(inputs={"": "a"}, target="b", max_source_length=8, max_target_length=8)
+
+    def flags(self, *entries: dict, **flags) -> dict:
+        names = TaskArguments("mine", ",".join("abc"[: len(entries)]))
+        tasks = [
+            Task(name, self.ENTRY | entry, names, len(entries) > 1) for name, entry in zip("abc", entries, strict=False)
+        ]
+        args = FineTuningArguments(output_dir=str(self.folder / "out"), report_to="none", **flags)
+        args.given = frozenset(flags)
+        return Tasks(tasks).flags(args)
+
+    @parameterized.parameters(
+        (["accuracy"], {}, "eval_accuracy", True),
+        (["diacritic_error_rate"], {}, "eval_diacritic_error_rate", False),
+        (["exact_match"], dict(metric_for_best_model="loss"), "loss", False),
+        (["accuracy"], dict(metric_for_best_model="eval_invalid_outputs"), "eval_invalid_outputs", False),
+        (["accuracy"], dict(metric_for_best_model="token_accuracy"), "token_accuracy", True),
+        (["accuracy"], dict(greater_is_better=False), "eval_accuracy", False),
+        ({"mine": len}, dict(greater_is_better=False), "eval_mine", False),
+        ({"mine": len}, dict(greater_is_better=True), "eval_mine", True),
+    )
+    def test_direction(self, metrics, flags, name, greater):
+        kind = dict(target_type="class", labels=["x", "y"]) if metrics == ["accuracy"] else dict(target_type="text")
+        found = self.flags(kind | {"metrics": metrics}, **flags)
+        self.assertEqual((found["metric_for_best_model"], found["greater_is_better"]), (name, greater))
+        self.assertEqual(found["predict_with_generate"], kind["target_type"] == "text")
+
+    def test_several_tasks(self):
+        error = dict(target_type="text", metrics=["diacritic_error_rate"])
+        right = dict(target_type="text", metrics=["exact_match"])
+        self.assertTrue(self.flags(right, right)["greater_is_better"])
+        self.assertFalse(self.flags(error, error)["greater_is_better"])
+        with self.assertRaisesRegex(UserError, "diacritic_error_rate, exact_match have no common mean.*--metric_for_b"):
+            self.flags(error, right)
+        found = self.flags(error, right, metric_for_best_model="a_diacritic_error_rate")
+        self.assertEqual(found["greater_is_better"], False)
+
+    def test_an_unknown_metric_needs_its_direction(self):
+        with self.assertRaisesRegex(UserError, "--metric_for_best_model mine: .*--greater_is_better true or --greater"):
+            self.flags(dict(target_type="text", metrics={"mine": len}))
 
 
 class OwnEntryTest(TestCase):
@@ -689,7 +734,11 @@ class OwnEntryTest(TestCase):
 
     @parameterized.named_parameters(
         ("near", {"preprocess": "squat"}, r"preprocess squat: not in tasks/transforms.py \(did you mean squad\?\)"),
-        ("far", {"preprocess": "nothing"}, "preprocess nothing: not in tasks/transforms.py; available: multirc"),
+        (
+            "far",
+            {"preprocess": "nothing"},
+            "preprocess nothing: not in tasks/transforms.py. Give a function of a row, or one",
+        ),
     )
     def test_refused_entry(self, change, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import sys
 from unittest import mock
 
 import torch
@@ -12,7 +13,10 @@ from test_optimizers import arguments
 
 import arguments.training as training_arguments
 from arguments.training import FineTuningArguments, PreTrainingArguments
+from common import processes
+from common.command_line import parse_arguments
 from common.errors import UserError
+from constants import TRAINING_DEFAULTS
 
 
 class FlagsTest(parameterized.TestCase):
@@ -41,25 +45,49 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual("bf16" in args.given, asked == "bf16" and flag is None)  # --speed leaves it alone
 
     @parameterized.parameters(("1", "2", 3), ("2", "2", None), ("1", "1", 6))
-    def test_a_launched_process_takes_its_share_of_the_cores(self, threads, processes, taken):
+    def test_a_launched_process_takes_its_share_of_the_cores(self, threads, count, taken):
         """accelerate launch gives each one thread, unless the user has said how many."""
-        environment = dict(ACCELERATE_MIXED_PRECISION="no", OMP_NUM_THREADS=threads, LOCAL_WORLD_SIZE=processes)
+        environment = dict(ACCELERATE_MIXED_PRECISION="no", OMP_NUM_THREADS=threads, LOCAL_WORLD_SIZE=count)
         with (
             mock.patch.dict(os.environ, environment),
             mock.patch.object(os, "sched_getaffinity", lambda _: range(6)),
             mock.patch.object(torch, "set_num_threads") as set_threads,
+            mock.patch("resource.setrlimit"),
         ):
-            arguments()
+            processes.prepare_process()
         self.assertEqual([call.args[0] for call in set_threads.call_args_list], [taken] * (taken is not None))
 
-    @parameterized.parameters("optimizer", "scheduler")
-    def test_a_file_of_deepspeed_with_an_optimizer_or_schedule_of_its_own(self, section):
-        (self.folder / "zero.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, section: {"type": "X"}}))
-        wrong = self.assertRaisesRegex(
-            ValueError, f"--deepspeed .*zero.json: its section {section} would .*: remove it"
-        )
-        with mock.patch.dict(os.environ, RANK="0"), wrong:
-            arguments(deepspeed=str(self.folder / "zero.json"))
+    @parameterized.parameters(
+        (dict(LOCAL_WORLD_SIZE="2", WORLD_SIZE="8"), 2),
+        (dict(LOCAL_SIZE="4", WORLD_SIZE="8", LOCAL_RANK="1"), 4),  # deepspeed
+        (dict(OMPI_COMM_WORLD_LOCAL_SIZE="3", WORLD_SIZE="6"), 3),
+        (dict(WORLD_SIZE="2", RANK="1", MASTER_ADDR="127.0.0.1"), 2),  # by hand
+        (dict(WORLD_SIZE="2", RANK="1", MASTER_ADDR="10.0.0.7"), 1),
+        ({}, 1),
+    )
+    def test_processes_of_a_machine(self, environment, expected):
+        with mock.patch.dict(os.environ, environment, clear=True):
+            self.assertEqual(processes.processes_here(), expected)
+
+    @parameterized.parameters(
+        # version, its group -> bytes left: of 1,000 of the group 700 are used, 100 of them by a cache; of 500 above it
+        ("2", "0::/job/step", "max", [sys.maxsize, 400, 300]),
+        ("2", "0::/job/step", "100", [sys.maxsize, 400, 300, 0]),
+        ("1", "5:cpu:/x\n4:memory:/job/step", "9223372036854771712", [sys.maxsize, 400, 300, 9223372036854771412]),
+        ("1", "4:memory:/not/seen/in/a/container", "600", [sys.maxsize, 300]),
+    )
+    def test_memory_that_a_container_or_slurm_allows(self, version, group, top, expected):
+        root = self.folder if version == "2" else self.folder / "memory"
+        names = {"2": ("memory.max", "memory.current", "inactive_file")}
+        names["1"] = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        limit, used, cache = names[version]
+        for folder, most, now, cached in (("job/step", "1000", 700, 100), ("job", "500", 200, 0), ("", top, 300, 0)):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            (root / folder / limit).write_text(f"{most}\n")
+            (root / folder / used).write_text(f"{now}\n")
+            (root / folder / "memory.stat").write_text(f"anon 5\n{cache} {cached}\n")
+        (self.folder / "groups").write_text(group + "\n")
+        self.assertEqual(processes._free_of_limits(self.folder / "groups", self.folder), expected)
 
     @parameterized.parameters("fp16", "fp8")
     def test_a_precision_of_accelerate_that_t5_cannot_have(self, asked):
@@ -96,6 +124,10 @@ class FlagsTest(parameterized.TestCase):
         with self.assertRaises(UserError):
             arguments(**flags)
 
+    def test_nccl_is_for_gpus(self):
+        with self.assertRaisesRegex(UserError, "--ddp_backend nccl: is for GPUs, .* or give gloo"):
+            arguments(ddp_backend="nccl")
+
     def test_options_of_fsdp_need_fsdp(self):
         given = PreTrainingArguments(output_dir="never_written", use_cpu=True, fsdp_config={"limit_all_gathers": True})
         given.given = frozenset({"fsdp_config"})
@@ -125,6 +157,112 @@ class FlagsTest(parameterized.TestCase):
                 args = PreTrainingArguments(output_dir="never_written", use_cpu=True)
             self.assertEqual(args.report_to, taken)
             self.assertStartsWith(printed.getvalue(), f"tracking: {said}" if said else "")
+
+
+# As in the documentation of Hugging Face's Trainer, with "auto" and with numbers.
+ZERO_2 = {"zero_optimization": {"stage": 2, "overlap_comm": True}}
+AUTO = ZERO_2 | {
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+}
+NUMBERS = ZERO_2 | {
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 3e-7}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5, "warmup_num_steps": 50, "total_num_steps": 500},
+    },
+    "gradient_clipping": 0.5,
+    "train_batch_size": 48,
+    "train_micro_batch_size_per_gpu": 8,
+}
+TAKEN = dict(
+    bf16=True,
+    optim="adamw_torch",
+    learning_rate=3e-5,
+    adam_beta1=0.8,
+    adam_beta2=0.9,
+    adam_epsilon=1e-8,
+    weight_decay=3e-7,
+    lr_scheduler_type="linear",
+    warmup_steps=50,
+    max_steps=500,
+    warmup_start_factor=0,
+    final_learning_rate_factor=0,
+    max_grad_norm=0.5,
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=6,
+)
+
+
+class DeepSpeedTest(parameterized.TestCase):
+    def parse(self, config: dict, *argv: str) -> PreTrainingArguments:
+        (self.folder / "zero.json").write_text(json.dumps(config))
+        argv = [*argv, "--deepspeed", str(self.folder / "zero.json"), "--report_to", "none", "--use_cpu"]
+        with mock.patch.dict(os.environ, RANK="0"), contextlib.redirect_stdout(io.StringIO()) as self.printed:
+            (args,) = parse_arguments([PreTrainingArguments], argv)
+            training_arguments.check_training(args, "pre-training from scratch")
+        return args
+
+    def test_what_a_file_says_is_as_if_the_flags_said_it(self):
+        args = self.parse(NUMBERS)
+        self.assertEqual({name: getattr(args, name) for name in TAKEN}, TAKEN)
+        self.assertContainsSubset(TAKEN, args.given)
+        config = args.hf_deepspeed_config.config
+        found = config["gradient_clipping"], config["gradient_accumulation_steps"], config["train_batch_size"]
+        self.assertEqual(found, (0.5, 6, 48))
+        self.assertNoCommonElements({"optimizer", "scheduler"}, config)
+
+    def test_auto_leaves_it_to_the_flags(self):
+        args = self.parse(AUTO, "--max_grad_norm", "0.05", "--warmup_steps", "30")
+        self.assertEqual(
+            (args.optim, args.lr_scheduler_type, args.warmup_steps), ("adamw_torch", "constant_with_warmup", 30)
+        )
+        self.assertEqual(
+            args.learning_rate, TRAINING_DEFAULTS["pre-training from scratch"]["learning_rate"][args.optim]
+        )
+        self.assertEqual((args.bf16, args.hf_deepspeed_config.config["gradient_clipping"]), (False, 0.05))
+
+    def test_a_file_without_what_flags_decide(self):
+        """DeepSpeed clipped at 1, whatever --max_grad_norm said; train_batch_size alone was an AssertionError."""
+        for config in (ZERO_2, ZERO_2 | {"train_batch_size": "auto"}):
+            args = self.parse(config, "--max_grad_norm", "0.05")
+            config = args.hf_deepspeed_config.config
+            batch = args.per_device_train_batch_size, args.gradient_accumulation_steps
+            self.assertEqual((config["gradient_clipping"], config["bf16"]["enabled"]), (0.05, False))
+            self.assertEqual((config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]), batch)
+            self.assertEqual(config["train_batch_size"], batch[0] * batch[1])
+
+    @parameterized.parameters(
+        (NUMBERS, ["--learning_rate", "1e-3"], "--learning_rate 0.001: the file of --deepspeed, .*, says 3e-05"),
+        (NUMBERS, ["--max_grad_norm", "1"], "--max_grad_norm 1.0: .* says 0.5"),  # also the default, if it is given
+        (NUMBERS, ["--optim", "adamw_rms_scaled"], "--optim adamw_rms_scaled: .* says adamw_torch"),
+        (NUMBERS, ["--gradient_accumulation_steps", "2"], "train_batch_size 48 .* 16 sequences a step"),
+        (NUMBERS | {"train_batch_size": 50}, [], "train_batch_size 50 .* 48 sequences a step"),
+        (ZERO_2 | {"fp16": {"enabled": True}}, [], "differs from the flags .fp16.enabled=True"),
+        (ZERO_2 | {"optimizer": {"type": "Lamb"}}, [], "optimizer Lamb is not taken .* give --optim"),
+        (ZERO_2 | {"scheduler": {"type": "OneCycle"}}, [], "scheduler OneCycle is not taken"),
+        ([1], [], "holds no mapping"),
+    )
+    def test_contradictions(self, config, argv, message):
+        with self.assertRaisesRegex(UserError, message):
+            self.parse(config, *argv)
+
+    def test_zero_3_saves_the_model(self):
+        """The run ended well, and there was no model file."""
+        args = self.parse({"zero_optimization": {"stage": 3}}, "--optim", "adamw_torch")
+        name = "stage3_gather_16bit_weights_on_model_save"
+        self.assertTrue(args.hf_deepspeed_config.config["zero_optimization"][name])
+        self.assertIn(f"{name} is set to true", self.printed.getvalue())
 
 
 if __name__ == "__main__":
