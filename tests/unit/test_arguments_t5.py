@@ -703,8 +703,8 @@ class ProcessTest(TestCase):
 
 class EveryFlagIsUsedTest(absltest.TestCase):
     def test_every_field_of_ours_is_read(self):
-        """As `<...args>.name`, `run.model.name` or `run.data.name`, or by a name handed to getattr, in some function that does
-        more than check it."""
+        """As `<...args>.name`, `run.model.name` or `run.data.name`, or by a name handed to getattr, in some function that
+        does more than check it."""
         read = set()
         for path in [
             *ROOT.glob("*.py"),
