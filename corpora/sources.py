@@ -16,6 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from common.errors import UserError
 from common.processes import cores_here, print_once
 from common.reports import human_bytes
 from common.whole_folders import cached, kept_digests, stamp
@@ -52,14 +53,14 @@ class Source:
             yield from read_ids(file, self.column) if self.ids else read_documents(file, self.column)
 
     def check_unchanged(self) -> None:
-        """ValueError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
+        """UserError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
         for file, before in zip(self.files, self.stamps, strict=False):
             if stamp(file) != before:
-                raise ValueError(f"{file} has changed while it was read: start again when it is complete")
+                raise UserError(f"{file} has changed while it was read: start again when it is complete")
 
 
 def find_sources(args: Any) -> dict[str, Source]:
-    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none."""
+    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. UserError if none."""
     ids = has_ids(args)
     column = args.input_ids_column if ids else args.text_column
     if args.train_file:
@@ -77,7 +78,7 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     allenai/c4:0.7,wikimedia/wikipedia:0.3`. Weights add up to 1; without any there is one corpus, "text".
 
     A corpus is named after its file, or the folder before a pattern; where two are alike, with its configuration or a
-    number too. ValueError unless all or none have a weight.
+    number too. UserError unless all or none have a weight.
     """
     flag = "--train_file" if args.train_file else "--dataset_name"
     text = args.dataset_name or BUILTIN_CORPUS
@@ -85,11 +86,11 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     paths, weights = split_weights(flag, given)
     configs = (args.dataset_config_name or "").split(",")
     if weights is None and not args.train_file and len(paths) > 1:
-        raise ValueError(f"--dataset_name {args.dataset_name}: several data sets need weights: a:0.7,b:0.3")
+        raise UserError(f"--dataset_name {args.dataset_name}: several data sets need weights: a:0.7,b:0.3")
     if weights is None:
         return {"text": (1.0, args)}
     if len(configs) not in (1, len(paths)):
-        raise ValueError(
+        raise UserError(
             f"--dataset_config_name {args.dataset_config_name}: give one name, or one for each of the "
             f"{len(paths)} data sets, separated by commas"
         )
@@ -134,7 +135,7 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool) -> d
             dataset = splits[split]
             if column not in dataset.column_names:
                 flag = "--input_ids_column" if ids else "--text_column"
-                raise ValueError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
+                raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
             shown = f"{name} ({len(dataset):,} rows)"
             sources[split] = Source(shown, dataset._fingerprint, [], column, dataset, ids=ids)
     return sources

@@ -156,7 +156,7 @@ class LaneSource:
         return number + (block + begun) / len(blocks)
 
     def check_not_empty(self) -> None:
-        """ValueError if the corpus gives no example at all; a lane would search forever."""
+        """UserError if the corpus gives no example at all; a lane would search forever."""
         rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
             raise UserError(f"{self.corpus.description}: gives no example to train on")
@@ -287,7 +287,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def of_run(
         cls, corpora: list, make_batch: Callable, args: TrainingArguments, shuffle_buffer_size: int, **others: Any
     ) -> "StreamDataset":
-        """The stream of this rank of a run. ValueError if a corpus gives no example, or its weight leaves it none."""
+        """The stream of this rank of a run. UserError if a corpus gives no example, or its weight leaves it none."""
         seed = args.seed if args.data_seed is None else args.data_seed
         ranks = max(1, args.world_size)
         stream = cls(
@@ -351,7 +351,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def resume(self, checkpoint: str) -> None:
         """Resumes where a checkpoint was written, by any number of ranks.
 
-        ValueError if it holds no place, or that of another stream, or of this one with another seed or buffer.
+        UserError if it holds no place, or that of another stream, or of this one with another seed or buffer.
         """
         files = sorted(Path(checkpoint).glob("stream_state_*.json"))
         if not files:

@@ -134,7 +134,7 @@ def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         tuned = PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
         for name, layer in tuned.named_modules():
             if isinstance(layer, BaseTunerLayer) and users[id(layer.get_base_layer().weight)] > 1:
-                raise ValueError(f"{name.removeprefix('base_model.model.')} shares its weights with another layer")
+                raise UserError(f"{name.removeprefix('base_model.model.')} shares its weights with another layer")
         whole = tuned.merge_and_unload()
     for parameter in trained:  # peft has frozen them
         parameter.requires_grad_(True)

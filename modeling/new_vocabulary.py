@@ -5,6 +5,7 @@ import functools
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from common.errors import UserError
 from constants import VOCAB_SIZE_MULTIPLE
 from corpora.own_ids import ids_offset
 from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level
@@ -58,12 +59,12 @@ def change_vocabulary(
     """
     rows = model.get_input_embeddings().num_embeddings
     if new.bos_token_id is None and model.config.decoder_start_token_id == old.bos_token_id:
-        raise ValueError(
+        raise UserError(
             f"--tokenizer_name: a {type(new).__name__} without bos_token, with which the decoder of this "
             f"{model.config.model_type} model begins"
         )
     if len(old) > rows:
-        raise ValueError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
+        raise UserError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
     pairs = matching_ids(old, new)
     size = embedding_rows(len(new))
 

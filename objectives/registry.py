@@ -20,7 +20,7 @@ def get_objective(
     """The objective that the flags of the text name, for this tokenizer; the model is made ready for it.
 
     The model gets segment masks if rows hold several examples, and its configuration names sentinels and offset of
-    ready-made ids for readers of the checkpoint. ValueError for impossible lengths, densities and vocabularies.
+    ready-made ids for readers of the checkpoint. UserError for impossible lengths, densities and vocabularies.
     """
     start, config = model.config.decoder_start_token_id, model.config
     if args.objective == "span_corruption":

@@ -703,7 +703,7 @@ class ProcessTest(TestCase):
 
 class EveryFlagIsUsedTest(absltest.TestCase):
     def test_every_field_of_ours_is_read(self):
-        """As `<...args>.name`, `run.model.name` or `run.data.name`, or by a name handed to getattr, in some function that
+        """As `<...args>.name`, `run.model.name` or `run.data.name`, or by a name for getattr, in some function that
         does more than check it."""
         read = set()
         for path in [
