@@ -5,6 +5,7 @@
     python create_tokenizer.py --dataset_name allenai/c4 --dataset_config_name it --streaming --max_train_samples 99999
     python create_tokenizer.py --from_tokenizer google/flan-t5-base --add_tokens '\\n' '{' '}'
     python create_tokenizer.py --model_name_or_path google/flan-t5-base --add_tokens '{' --output_dir out/new
+    python create_tokenizer.py --from_tokenizer ai-forever/FRED-T5-large --eos_token '</s>' --pad_token '<pad>'
 
 The folder loads with AutoTokenizer and AutoConfig; give it to the other scripts as `--tokenizer_name`. 10 MB of text
 take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. --streaming
@@ -27,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments, refuse
+from common.errors import UserError
 from common.processes import run_script
 from common.reports import end_summary, start_summary
 from common.whole_folders import made_aside
@@ -45,6 +47,7 @@ from corpora.tokenizers import (
     with_exact_spaces,
 )
 from corpora.word_encoder import cuts_at_spaces
+from data_collator_t5 import find_sentinel_ids
 from model_t5 import build_config, load_model
 from modeling.generation_settings import drop_idle_search
 from modeling.new_vocabulary import change_vocabulary
@@ -63,6 +66,10 @@ class TokenizerArguments:
 
     from_tokenizer: str | None = option(None, "Add to this tokenizer: folder, Hub name, .model. Not set: the model's.")
     add_tokens: list[str] | None = option(None, "Texts to add as tokens; \\n: a line break, \\t: a tab.")
+    eos_token: str | None = option(None, "Of --from_tokenizer: the token that ends a text, where its files name none.")
+    pad_token: str | None = option(
+        None, "Of --from_tokenizer: the token that fills rows up, where its files name none."
+    )
     model_name_or_path: str | None = option(None, "Also write this checkpoint, with rows for the new tokens.")
     train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")
     dataset_name: str | None = option(None, "Saved `datasets` folder, Hub name, or the built-in installed_docs.")
@@ -90,27 +97,28 @@ class TokenizerArguments:
 
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
-    """The text's flags as those of pre-training. ValueError for contradictions."""
-    if args.from_tokenizer or args.model_name_or_path or args.add_tokens:
+    """The text's flags as those of pre-training. UserError for contradictions."""
+    if args.from_tokenizer or args.model_name_or_path or args.add_tokens or args.eos_token or args.pad_token:
         _check_adding(args)
     if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise ValueError("--streaming needs a data set in --dataset_name; files are read as a stream anyway")
+        raise UserError("--streaming needs a data set in --dataset_name; files are read as a stream anyway")
     check_folder("--output_dir", args.output_dir)
     if Path(args.output_dir).is_dir() and any(Path(args.output_dir).iterdir()):
-        raise ValueError(f"--output_dir {args.output_dir} is not empty: name another folder")
-    shared = "train_file dataset_name dataset_config_name text_column max_train_samples data_cache_dir".split()
+        raise UserError(f"--output_dir {args.output_dir} is not empty: name another folder")
+    shared = ("train_file", "dataset_name", "dataset_config_name", "text_column", "max_train_samples", "data_cache_dir")
     data_args = PreTrainingDataArguments(**{name: getattr(args, name) for name in shared})
     check_pre_training_data(data_args)
     return data_args
 
 
 def _check_adding(args: TokenizerArguments) -> None:
-    if not args.add_tokens:
+    if not (args.add_tokens or args.eos_token or args.pad_token):
         named = "model_name_or_path" if args.model_name_or_path else "from_tokenizer"
-        raise ValueError(f"--{named} {getattr(args, named)}: name the new tokens with --add_tokens")
+        raise UserError(f"--{named} {getattr(args, named)}: name the new tokens with --add_tokens")
     if not (args.from_tokenizer or args.model_name_or_path):
-        raise ValueError(
-            "--add_tokens: name the tokenizer with --from_tokenizer, or its checkpoint with --model_name_or_path"
+        raise UserError(
+            "--add_tokens, --eos_token, --pad_token: name the tokenizer with --from_tokenizer, or its checkpoint with "
+            "--model_name_or_path"
         )
     refuse(
         args,
@@ -125,12 +133,12 @@ def add_tokens(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> tuple[Pr
 
     Its other tokens keep their ids, and texts without the new ones their tokens. T5's tokenizers write a space behind
     every added token, and drop those that are there: {a b}, {a and { a would all come back as "{ a". The one returned
-    gives back the exact text. ValueError for a text that cannot be a token.
+    gives back the exact text. UserError for a text that cannot be a token.
     """
     texts = [_ESCAPES.get(text, text) for text in texts]
     for text in texts:
         if not text.strip(" "):
-            raise ValueError(f"--add_tokens {text!r}: a space alone cannot be a token: spaces are part of words")
+            raise UserError(f"--add_tokens {text!r}: a space alone cannot be a token: spaces are part of words")
     new = [text for text in dict.fromkeys(texts) if text not in tokenizer.get_vocab()]
     if new and cuts_at_spaces(tokenizer):
         tokenizer = with_exact_spaces(tokenizer)
@@ -142,9 +150,11 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the rows of the summary."""
     name = args.from_tokenizer or args.model_name_or_path
     flag = "--from_tokenizer" if args.from_tokenizer else "--model_name_or_path"
-    tokenizer, new = add_tokens(load_tokenizer(name, flag), args.add_tokens)
-    if not new:
-        raise ValueError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
+    roles = {"eos_token": args.eos_token, "pad_token": args.pad_token}
+    given = {role: token for role, token in roles.items() if token}
+    tokenizer, new = add_tokens(load_tokenizer(name, flag, given), args.add_tokens or [])
+    if not new and not given:
+        raise UserError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
     changed, flags = None, f"--model_name_or_path ... --tokenizer_name {shlex.quote(args.output_dir)}"
     if args.model_name_or_path:
         model = load_model(args.model_name_or_path)
@@ -159,7 +169,8 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
         if (record := Path(args.model_name_or_path) / TASK_RECORD).is_file():
             shutil.copy(record, folder)
     save_tokenizer(tokenizer, folder)
-    rows = {"tokens": f"{len(tokenizer):,}, {len(new)} of them new: {' '.join(map(repr, new))}", "checkpoint": changed}
+    shown = f"{len(tokenizer):,}, {len(new)} of them new: {' '.join(map(repr, new))}"
+    rows = {"tokens": shown, "special": given and listed(given.values()), "checkpoint": changed}
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 
@@ -170,7 +181,7 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
         rows = iter(load_dataset_splits(name, config, "--dataset_name", streaming=True, needed="train")["train"])
         row = next(rows, {})
         if args.text_column not in row:
-            raise ValueError(f"--text_column {args.text_column}: {args.dataset_name} has the columns {listed(row)}")
+            raise UserError(f"--text_column {args.text_column}: {args.dataset_name} has the columns {listed(row)}")
         documents = column_texts(itertools.chain([row], rows), args.text_column, args.dataset_name)
         text = f"{args.dataset_name}, streamed"
     else:
@@ -196,7 +207,7 @@ def main(argv: list[str] | None = None) -> str:
     with exit_on_user_error():
         (args,) = parse_arguments([TokenizerArguments], argv, about=__doc__)
         data_args = check_tokenizer(args)
-        if args.add_tokens:
+        if args.from_tokenizer or args.model_name_or_path:
             with made_aside(Path(args.output_dir)) as folder:
                 rows = write_with_added_tokens(args, folder)
             end_summary(rows, title="tokenizer")
@@ -211,11 +222,11 @@ def main(argv: list[str] | None = None) -> str:
             tokenizer = load_tokenizer(str(folder))
             if args.config_name:
                 build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
-    where = shlex.quote(args.output_dir)
+    where, sentinels = shlex.quote(args.output_dir), find_sentinel_ids(tokenizer).tolist()
     shape = where if args.config_name else "mini"
     rows = {
         "text": text,
-        "tokens": f"{len(tokenizer):,}, sentinels {tokenizer.convert_tokens_to_ids('<extra_id_0>')} downwards",
+        "tokens": f"{len(tokenizer):,}, sentinels {sentinels[0]} to {sentinels[-1]}",
         "unknown": described_letters(tokenizer, letters),
         "written to": args.output_dir,
         "next": f"python pre_train_t5.py --tokenizer_name {where} --config_name {shape} ...",

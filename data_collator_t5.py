@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from common.errors import UserError
 from constants import IGNORE_INDEX, NUM_SENTINELS
 
 SENTINEL_NAME = re.compile(r"(▁?)<extra_id_(\d+)>")  # mT5's pieces begin with the mark of a space
@@ -177,7 +178,7 @@ def find_sentinel_ids(tokenizer: PreTrainedTokenizerBase, required: bool = True)
     T5, LongT5, umT5 and own tokenizers have tokens <extra_id_0>, <extra_id_1> ..., mT5 has pieces ▁<extra_id_0> ...
     ByT5 counts down from its last byte, 258 257 ... 159: the tokens <extra_id_n> that its tokenizer adds after the
     bytes were never trained. Gemma's tokenizers have <unused0> <unused1> ... Ids derived from a vocabulary size are
-    wrong for mT5, ByT5 and own tokenizers. ValueError if there is none, or an empty array if none is `required`.
+    wrong for mT5, ByT5 and own tokenizers. UserError if there is none, or an empty array if none is `required`.
     """
     if is_byte_level(tokenizer):
         last = tokenizer.offset + tokenizer.vocab_size - 1
@@ -192,7 +193,7 @@ def find_sentinel_ids(tokenizer: PreTrainedTokenizerBase, required: bool = True)
     by_number = found["▁"] or found[""] or found["unused"]
     ids = list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
     if not ids and required:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer {tokenizer.name_or_path} has no sentinels (<extra_id_0> ...): train one with "
             "create_tokenizer.py, or use one of the T5 family"
         )
@@ -205,9 +206,9 @@ def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def find_eos_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of EOS; ValueError if the tokenizer has none."""
+    """The id of EOS; UserError if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
+        raise UserError(f"the tokenizer {tokenizer.name_or_path} has no EOS token, with which T5 ends every text")
     return tokenizer.eos_token_id
 
 
@@ -233,7 +234,7 @@ class T5DataCollator:
     `key` stands for (seed, epoch, example) and alone decides the example's mask; without one the tokens decide it, so
     that it is the same in each epoch. Trainer keeps keys, and takes a `ChunkDataset`, with remove_unused_columns=False.
 
-    Raises ValueError if the tokenizer has too few sentinels for the denoiser, or a chunk is not `tokens_length` long.
+    Raises UserError if the tokenizer has too few sentinels for the denoiser, or a chunk is not `tokens_length` long.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class T5DataCollator:
                 f"--input_seq_length {input_seq_length} with --noise_density {noise_density} and "
                 f"--mean_noise_span_length {mean_noise_span_length}"
             )
-            raise ValueError(
+            raise UserError(
                 f"{flags} masks {self.num_spans} spans, but the tokenizer has {len(self.sentinel_ids)} "
                 "sentinels: use longer spans, a lower density or a shorter input"
             )

@@ -26,7 +26,6 @@ if __name__ == "__main__":
 
 
 import argparse
-import copy
 import dataclasses
 import functools
 import json
@@ -55,7 +54,7 @@ from common.processes import (
 from common.reports import end_summary, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.blocks import contents_digest
-from corpora.tokenizers import load_tokenizer
+from corpora.tokenizers import load_tokenizer, named_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model
 from modeling.generation_settings import set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
@@ -69,18 +68,31 @@ from trainer_t5 import T5Trainer
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 # Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
-PRE_TRAINING_FLAGS = ("text_column", "input_ids_column", "streaming", "max_train_samples", "max_eval_samples", "bf16")
-PRE_TRAINING_FLAGS += ("validation_split_percentage", "validation_split_count", "objective", "input_seq_length")
-PRE_TRAINING_FLAGS += ("noise_density", "mean_noise_span_length", "packing", "eos_between_documents")
+PRE_TRAINING_FLAGS = (
+    "text_column",
+    "input_ids_column",
+    "streaming",
+    "max_train_samples",
+    "max_eval_samples",
+    "bf16",
+    "validation_split_percentage",
+    "validation_split_count",
+    "objective",
+    "input_seq_length",
+    "noise_density",
+    "mean_noise_span_length",
+    "packing",
+    "eos_between_documents",
+)
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
-TRACKED_ROWS = 64  # of each split, shown as a table by the trackers of --report_to
+TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
 GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
 
 
 @dataclass
 class EvaluationArguments:
-    """Which checkpoint answers what."""
+    """The flags that say which checkpoint answers what."""
 
     _argument_group_name = "evaluation"
 
@@ -164,30 +176,43 @@ def parse_flags(
             f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
             "of your own"
         )
-    if is_submission(task_args, run_args):
-        names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
-        if not names or evaluation.split or task_args.max_eval_samples:
-            raise UserError(
-                "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and "
-                "excludes --split and --max_eval_samples"
-            )
-    else:
-        names = list(check_tasks(task_args))
+    names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
         raise UserError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     if run_args.output_dir is None:
-        model = Path(jobs[0].model)
-        folder = model if is_local_model(model) else Path("out") / model.name
-        kind = "predict" if run_args.do_predict else "eval"
-        names = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
-        name = "_".join(filter(None, (kind, names, evaluation.split)))
-        several_models = len({job.model for job in jobs}) > 1
-        run_args.output_dir = str(Path("out") / name if several_models else folder / name)
-        if is_submission(task_args, run_args):
-            run_args.output_dir = "out/submission"
+        run_args.output_dir = str(default_output_dir(jobs, evaluation, task_args, run_args))
     return evaluation, task_args, run_args, jobs
+
+
+def names_of_tasks(
+    evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+) -> list[str]:
+    """The tasks that the flags name; for GLUE's server those that a submission has."""
+    if not is_submission(task_args, run_args):
+        return list(check_tasks(task_args))
+    names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
+    if not names or evaluation.split or task_args.max_eval_samples:
+        raise UserError(
+            "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and excludes --split and "
+            "--max_eval_samples"
+        )
+    return names
+
+
+def default_output_dir(
+    jobs: list[Job], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+) -> Path:
+    """eval_<task> or predict_<task> in the model's folder; in out/ for several models or one of the Hub."""
+    if is_submission(task_args, run_args):
+        return Path("out/submission")
+    model = Path(jobs[0].model)
+    folder = model if is_local_model(model) else Path("out") / model.name
+    kind = "predict" if run_args.do_predict else "eval"
+    tasks = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
+    name = "_".join(filter(None, (kind, tasks, evaluation.split)))
+    return Path("out") / name if len({job.model for job in jobs}) > 1 else folder / name
 
 
 def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) -> bool:
@@ -222,7 +247,7 @@ def build_job(
     is_one_of_several: bool,
 ) -> Job:
     """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
-    limit = task_args.max_eval_samples  # also for --split train
+    limit = task_args.max_eval_samples  # counts for --split train too
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     if name != OWN and OWN in comma_words(task_args.dataset_name):  # these are the files of the pairs beside it
         args.train_file = args.validation_file = None
@@ -234,7 +259,7 @@ def build_job(
     check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
-        raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}")
+        raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
     splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
     return Job(task, model, [evaluation.split] if evaluation.split else splits)
 
@@ -284,8 +309,7 @@ def build_trainer(
     model, tokenizer = model or load_model(job.model, attn_implementation), job.task.tokenizer
     fit_vocabulary(model, len(tokenizer))
     judged = job.task.judge(job.splits[0], run_args.predict_with_generate)
-    args = copy.copy(run_args)
-    args.predict_with_generate = judged.predict_with_generate
+    args = run_args.replaced(predict_with_generate=judged.predict_with_generate)
     set_generation_length(model, judged.max_length - 1)
     trainer = T5Trainer(
         model=model,
@@ -322,11 +346,12 @@ def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5T
     """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
     (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
-    columns = ["source", "prediction", *["target"] * ("labels" in task.data[split].column_names)]
+    has_targets = "labels" in task.data[split].column_names
+    columns = ["source", "prediction", "target"] if has_targets else ["source", "prediction"]
     for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
         record |= {"source": source_text(task.entry, row), "prediction": answer}
-        if "target" in columns:
+        if has_targets:
             texts = reference_texts(task.name, task.entry, row)
             record["target"] = texts[0] if len(texts) == 1 else texts
         records.append(record)
@@ -346,7 +371,7 @@ def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[s
     """
     lines = ["index\tprediction\n"]
     for index, answer in enumerate(answers):
-        value = value_of_text(task.entry, answer) or 0  # also of an answer that is no label or number
+        value = value_of_text(task.entry, answer) or 0  # None: the answer is no label or number
         if task.entry["target_type"] == "number":
             written = f"{min(max(value, 0.0), 5.0):.3f}"
         else:
@@ -405,7 +430,7 @@ def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
 
 def score_text(argv: list[str] | None, recorded: dict) -> dict:
     """The metrics of a pre-trained model on held-out text, which the objective of its run masks as it did there."""
-    from data_t5 import find_text
+    from data_t5 import FoundText, Text
     from objectives.registry import get_objective
 
     groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments]
@@ -420,16 +445,19 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     check_output_dir(args.output_dir, args.overwrite_output_dir, [evaluation.model_name_or_path])
     with args.main_process_first(desc="finding the text"):
         named = dict(model_name_or_path=evaluation.model_name_or_path, tokenizer_name=evaluation.tokenizer_name)
-        text = find_text(text_args, ModelArguments(**named))
+        model_args = ModelArguments(**named)
+        found = FoundText(text_args, model_args, named_tokenizer(model_args))
     model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation)
-    fit_vocabulary(model, len(text.tokenizer))
-    objective = get_objective(text_args, text.tokenizer, model)
-    _, rows = text.examples(objective, args)
+    tokenizer = found.tokenizer
+    fit_vocabulary(model, len(tokenizer))
+    objective = get_objective(text_args, tokenizer, model)
+    text = Text(found, objective, args)
+    rows = text.validation
     if rows is None:
         raise UserError(f"the held-out text gives no row of {objective.tokens_length:.0f} tokens: give a longer one")
     if args.world_size > 1:
-        check_alike(text.fingerprints(text.tokenizer), "give all nodes the same files")
-    scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=text.tokenizer)
+        check_alike(text.fingerprints(tokenizer), "give all nodes the same files")
+    scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=tokenizer)
     trainer = T5Trainer(model=model, args=args, eval_dataset=rows, **scored)
     install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
     run = Run(args, "evaluation")
@@ -465,7 +493,7 @@ def main(argv: list[str] | None = None) -> dict:
         if evaluation.interactive:
             return interact(evaluation, task_args, run_args)
         check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
-        for name in OUTPUT_FILES if is_first_process() else ():  # an earlier evaluation's
+        for name in OUTPUT_FILES if is_first_process() else ():  # written by an earlier evaluation
             (Path(run_args.output_dir) / name).unlink(missing_ok=True)
         with run_args.main_process_first(desc="preparing the task"):
             jobs, missing = load_data(asked, evaluation)

@@ -27,6 +27,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGH
 from arguments.task import task_arguments
 from arguments.training import PreTrainingArguments
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
+from common.errors import UserError
 from common.processes import print_once, run_script
 from common.reports import end_summary, human_count, lines_until, read_json, start_summary
 from common.whole_folders import made_aside, newest_whole_checkpoint
@@ -84,11 +85,11 @@ class ExportArguments:
 
 
 def check_flags(args: ExportArguments) -> None:
-    """ValueError for what cannot work, before any weight is read."""
+    """UserError for what cannot work, before any weight is read."""
     for kind in args.formats:
         missing = [package for package in NEEDS.get(kind, ()) if importlib.util.find_spec(package) is None]
         if missing:
-            raise ValueError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements/export.txt")
+            raise UserError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements/export.txt")
     if args.samples_file:
         check_file("--samples_file", Path(args.samples_file))
     check_output_dir(args.output_dir, args.overwrite_output_dir, [args.model_name_or_path])
@@ -104,7 +105,7 @@ def find_checkpoint(name: str) -> str:
     if newest := newest_whole_checkpoint(folder):
         print_once(f"{name}: the run has not ended; taking its newest whole checkpoint, {newest}")
         return str(newest)
-    raise ValueError(
+    raise UserError(
         f"--model_name_or_path {name}: no weights there, and no whole checkpoint-*. Shards of "
         "DeepSpeed are joined by the zero_to_fp32.py beside them, of FSDP by `accelerate merge-weights`"
     )
@@ -117,7 +118,7 @@ def find_tokenizer(args: ExportArguments, checkpoint: str) -> PreTrainedTokenize
     folder = Path(checkpoint)
     places = [place for place in (folder, folder.parent) if has_tokenizer(place)]
     if folder.is_dir() and not places:
-        raise ValueError(f"no tokenizer in {folder} or above it: name one with --tokenizer_name")
+        raise UserError(f"no tokenizer in {folder} or above it: name one with --tokenizer_name")
     return load_tokenizer(str(places[0]) if places else checkpoint, "--model_name_or_path")
 
 
@@ -131,7 +132,7 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
             texts = (str(row["source"]) for row in read_rows(path, ["source"]))
         found = list(itertools.islice(texts, args.num_samples))
         if not found:
-            raise ValueError(f"--samples_file {path}: holds no text")
+            raise UserError(f"--samples_file {path}: holds no text")
         return found, path.name
     names = task_of(run)
     task = DATASET_VALS.get(names[0], {}).get(names[1]) if names else None
@@ -146,11 +147,11 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
 
 
 def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Saves model and tokenizer into `folder`; returns the model loaded from there. ValueError unless every tensor
+    """Saves model and tokenizer into `folder`; returns the model loaded from there. UserError unless every tensor
     has the bits of the checkpoint, rounded to `dtype`."""
     model = original.model
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
-    for parameter in model.parameters():  # not the buffers: T5Gemma's frequencies would stay rounded
+    for parameter in model.parameters():  # buffers stay: T5Gemma's frequencies would remain rounded
         parameter.data = parameter.data.to(dtype)
     drop_idle_search(model)
     model.save_pretrained(folder)
@@ -158,20 +159,20 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     again = load_model(str(folder)).eval()
     found = again.state_dict()
     if lost := sorted(wanted.keys() - found.keys()):
-        raise ValueError(f"huggingface: lost {lost[:3]}: not written")
+        raise UserError(f"huggingface: lost {lost[:3]}: not written")
     different = [name for name, tensor in wanted.items() if not torch.equal(found[name], tensor.float())]
     if different:
-        raise ValueError(f"huggingface: {different[0]} is not what the checkpoint holds (is it finite?): not written")
+        raise UserError(f"huggingface: {different[0]} is not what the checkpoint holds (is it finite?): not written")
     model.float()
     return again
 
 
 def export(args: ExportArguments, folder: Path, original: Original, texts: list[str]) -> dict[str, dict]:
-    """{format: its comparison}, after writing all formats into `folder`. ValueError if one differs from PyTorch."""
+    """{format: its comparison}, after writing all formats into `folder`. UserError if one differs from PyTorch."""
     again = write_hugging_face(original, folder, DTYPES[args.dtype])
     if encode(load_tokenizer(str(folder)), texts) != original.sources:
-        raise ValueError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
-    wanted = original.answers = pytorch_answers(original.model, original.sources)  # of the weights exported
+        raise UserError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
+    wanted = original.answers = pytorch_answers(original.model, original.sources)  # those weights are exported
     found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted))}
     del again
     for kind in [kind for kind in TOLERANCES if kind in args.formats and kind != "huggingface"]:
@@ -203,7 +204,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
         tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
         step = read_json(folders[0] / "trainer_state.json").get("global_step")
-        if run != folders[0] and step is not None:  # a checkpoint-N: the run's results are not its own
+        if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
             record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
         texts, texts_from = texts_to_compare(args, record["run"])
         model = load_model(checkpoint).eval()
@@ -231,7 +232,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
             try:
                 address = upload(Path(args.output_dir), args.push_to_hub, args.hub_private or None, "Model and card")
             except ValueError as error:
-                raise ValueError(f"{error}; --overwrite_output_dir lets the same command try again") from None
+                raise UserError(f"{error}; --overwrite_output_dir lets the same command try again") from None
     end_summary(rows | {"written to": args.output_dir, "uploaded to": address}, title="exported")
     return found
 

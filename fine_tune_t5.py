@@ -5,16 +5,18 @@ r"""Fine-tune a T5 on your own pairs or any task of DATASET_VALS (constants.py),
         --source_column prompt --target_column completion --model_name_or_path google/flan-t5-base
     python fine_tune_t5.py --task glue/sst2 --model_name_or_path google/t5-v1_1-base
     python fine_tune_t5.py --task glue/rte --data_dir glue/ --model_name_or_path out/base
-    python fine_tune_t5.py --task glue/cola,glue/sst2,super_glue/rte --mixing equal   # or glue/all
+    python fine_tune_t5.py --task glue/all,super_glue/rte --mixing equal --model_name_or_path google/t5-v1_1-base
     python fine_tune_t5.py --task text/restore_diacritics --streaming --max_steps 10000 \
         --train_file 'books/*.txt' --model_name_or_path google/mt5-base
-    torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli
+    torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli \
+        --model_name_or_path google/t5-v1_1-xl
 
-Without flags it runs recipes/fine_tune_installed_docs.yaml. Class labels are scored by teacher forcing, which finds the
-label whose tokens greedy decoding would write; `--predict_with_generate` generates and compares texts. A mixture is
-evaluated task by task, and the mean of the tasks' main metrics (eval_average) chooses the best model. The flags of your
-own pairs become an entry, which is printed (docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to
-repeat the numbers), all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
+Without flags it runs recipes/fine_tune_installed_docs.yaml; all but the built-in tasks need a named model. Class labels
+are scored by teacher forcing, which finds the label whose tokens greedy decoding would write; `--predict_with_generate`
+generates and compares texts. A mixture is evaluated task by task, and the mean of the tasks' main metrics
+(eval_average) chooses the best model. The flags of your own pairs become an entry, which is printed
+(docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to repeat the numbers), all_results.json,
+metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
 from common.command_line import answer_early
@@ -23,86 +25,108 @@ if __name__ == "__main__":
     answer_early(__doc__)
 
 
-import shlex
+import dataclasses
 from pathlib import Path
 
-from transformers import DataCollatorForSeq2Seq, set_seed
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, set_seed
 
 from arguments.model import ModelArguments, check_model
 from arguments.own_pairs import SOURCES
 from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments, check_streaming, check_training
+from arguments.training import FineTuningArguments, settle_training
 from common.command_line import exit_on_user_error, parse_arguments
+from common.errors import UserError
 from common.processes import prepare_process, print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
-from corpora.sources import default_tokenizer
-from corpora.tokenizers import load_tokenizer
-from model_t5 import check_model_source, get_model, is_local_model
+from corpora.sources import tokenizer_for_pairs
+from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
+from model_t5 import is_local_model
 from modeling.generation_settings import forget_search, set_generation_length
-from runs.room import check_before_data
+from runs.decision import Decision, build_model, settle
+from runs.memory import fitting_flan_t5
 from runs.run import TrainingRun
-from runs.speed import job_of, make_fast
+from runs.speed import Batches
 from tasks.tasks import TaskData, Tasks
 from trainer_t5 import T5Trainer
 from training.batching import train_collator
-from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
+from training.checkpoints import check_resumed
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, FineTuningArguments, Tasks]:
-    """The three groups of flags and the tasks they name, checked and completed from one another."""
-    model_args, task_args, args = parse_arguments(
+    """The flags of model, task and training from recipe and command line, checked, with the defaults of the job; and
+    the tasks, of which no row is read yet but those that show the columns and classes of own pairs."""
+    model, data, args = parse_arguments(
         FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "task", "benchmark", "dataset_name", *SOURCES),
     )
-    check_model(model_args)
-    tasks = Tasks.of_flags(task_args)
-    vars(args).update(tasks.flags(args))
-    if model_args.model_name_or_path is None and model_args.config_name is None:
-        model_args.model_name_or_path = next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None)
-        if model_args.model_name_or_path:
-            print_once(f"no model was named: starting from the checkpoint {model_args.model_name_or_path}")
-        else:
-            model_args.config_name = "tiny"
-            print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny model from scratch")
-    job = "fine-tuning a checkpoint" if model_args.model_name_or_path else "fine-tuning from scratch"
-    check_training(args, job + LORA * bool(model_args.lora_rank))
-    check_streaming(task_args, args)
-    return model_args, task_args, args, tasks
+    check_model(model)
+    tasks = Tasks.of_flags(data)
+    if not (model.model_name_or_path or model.config_name or all("builtin" in task.entry for task in tasks)):
+        raise UserError(
+            f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "
+            "(docs/choosing_a_model.md), or give --config_name for one from scratch"
+        )
+    args = args.replaced(**tasks.flags(args))
+    model = with_source(model)
+    job = "fine-tuning a checkpoint" if model.model_name_or_path else "fine-tuning from scratch"
+    args = settle_training(args, job + (LORA if model.lora_rank else ""), data)
+    return model, tasks.args, args, tasks
+
+
+def with_source(model: ModelArguments) -> ModelArguments:
+    """The flags of the model, where none names it with the demo's checkpoint, or else a tiny model from scratch."""
+    if model.model_name_or_path or model.config_name:
+        return model
+    if demo := next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None):
+        print_once(f"no model was named: starting from the checkpoint {demo}")
+        return dataclasses.replace(model, model_name_or_path=demo)
+    print_once(f"no model was named and there is no {' or '.join(DEMO_CHECKPOINTS)}: a tiny model from scratch")
+    return dataclasses.replace(model, config_name="tiny")
+
+
+def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
+    """What this run is, as flags, the model's shape, the machine and --output_dir settle it; and its tasks."""
+    model, data, args, tasks = parse_flags(argv)
+    packed = "--packing true" if args.packing else None
+    tokenizer = named_tokenizer(model)
+    batches = Batches(*tasks.most_tokens(tokenizer), args.length_buckets, packed, packable=not data.streaming)
+    title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
+    return settle(title, model, data, args, tokenizer, batches), tasks
+
+
+def trained_tokenizer(run: Decision, tasks: Tasks) -> PreTrainedTokenizerBase:
+    """A new tokenizer, trained on the sources and targets of the training rows."""
+    cache = Path(run.data.data_cache_dir).expanduser()
+    tokenizer = tokenizer_for_pairs(tasks.training_texts(), run.model.vocab_size, cache, run.model.byte_fallback)
+    check_saved(tokenizer)
+    return tokenizer
 
 
 def main(argv: list[str] | None = None) -> dict:
-    """Parses, prepares, trains, evaluates and saves; returns what it writes to all_results.json."""
+    """Decides what the run is, builds it and runs it; returns what it writes to all_results.json."""
     with exit_on_user_error():
-        model_args, task_args, args, tasks = parse_flags(argv)
-        check_model_source(model_args, args, packed="--packing true" if args.packing else None)
-        check_same_flags(model_args, task_args, args)
-        checkpoint = prepare_output_dir(args)
-        set_seed(args.seed)
-        with args.main_process_first(desc="loading the tokenizer"):
-            name = model_args.tokenizer_name or model_args.model_name_or_path
-            tokenizer = load_tokenizer(name) if name else default_tokenizer(model_args, task_args.data_cache_dir)
-        model, vocabulary = get_model(model_args, tokenizer)
-        source, target = tasks.most_tokens(tokenizer)
-        job = job_of(model, source, target, args.length_buckets, args.max_steps, checkpoint, not task_args.streaming)
-        speed = make_fast(model, job, model_args, args)
-        check_before_data(model, args)
-        with args.main_process_first(desc="preparing the task"):
-            data = TaskData(tasks, tokenizer, args)
-        check_resumed(checkpoint, model.config, data.fingerprints(tokenizer), model_args, task_args, args)
-        data.resume(checkpoint)
+        run, tasks = decide(argv)
+        set_seed(run.args.seed)
+        with run.args.main_process_first():
+            tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
+        model, vocabulary = build_model(run, tokenizer)
+        with run.args.main_process_first():
+            data = TaskData(tasks, tokenizer, run.args)
+        check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), run.model, run.data, run.args)
+        data.resume(run.checkpoint)
         forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
         set_generation_length(model, data.generation_length)
-        collator = train_collator(data.train, args, model)
+        collator = train_collator(data.train, run.args, model)
 
     trainer = T5Trainer(
         model=model,
-        args=args,
+        args=run.args,
         train_dataset=data.train,
         eval_dataset=data.validation,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
@@ -112,14 +136,9 @@ def main(argv: list[str] | None = None) -> dict:
         summarise=tasks.summarise,
         task_record=data.record(),
     )
-    title, flags = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}", [model_args, task_args, args]
-    source = model_args.model_name_or_path or f"scratch ({model_args.config_name})"
-    rows = {"from": source, "vocabulary": vocabulary, "speed": speed}
-    run = TrainingRun(trainer, title, flags, data, checkpoint, rows)
-    run.start()
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    command = f"python evaluate_t5.py --model_name_or_path {shlex.quote(args.output_dir)}"
-    return run.finish(result.metrics, next_command=command)
+    origin = run.model.tokenizer_name or run.model.model_name_or_path or "trained on the sources and targets"
+    rows = {"from": run.source, "tokenizer": described_tokenizer(tokenizer, origin), "vocabulary": vocabulary}
+    return TrainingRun(run, trainer, data, rows).execute("evaluate_t5.py")
 
 
 if __name__ == "__main__":

@@ -164,12 +164,37 @@ def get_model(
             setattr(config, name, getattr(tokenizer, name))
         model = create_model(config, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
+    if args.lora_rank and changed:
+        raise UserError(
+            f"--lora_rank {args.lora_rank}: new tokens ({changed}) would keep the embeddings they begin with, which "
+            "are frozen. Leave the flag out to train all weights, or leave out --tokenizer_name"
+        )
+    _adjust(model, args, dropout)
+    return model, changed
+
+
+def planned_model(
+    args: Any, tokenizer: PreTrainedTokenizerBase | None, dropout: float | None = None
+) -> PreTrainedModel:
+    """The model that `get_model` will give, without memory for its weights (on the meta device): its shapes, its
+    dropout, what is trained. tokenizer: None where it is still to be trained."""
+    vocab_size = args.vocab_size if tokenizer is None else len(tokenizer)
+    if args.model_name_or_path:
+        config = _t5_config(args.model_name_or_path)
+        if args.tokenizer_name:
+            config.vocab_size = embedding_rows(vocab_size)
+    else:
+        overrides = parse_overrides(args.config_overrides)
+        config = build_config(args.config_name or "t5-v1_1-small", vocab_size, overrides)
+    with torch.device("meta"):
+        model = create_model(config, args.attn_implementation)
+    _adjust(model, args, dropout)
+    return model
+
+
+def _adjust(model: PreTrainedModel, args: Any, dropout: float | None) -> None:
+    """Gives a model the LoRA, dropout and frozen weights that the flags ask for; dropout as in `get_model`."""
     if args.lora_rank:
-        if changed:
-            raise ValueError(
-                f"--lora_rank {args.lora_rank}: new tokens ({changed}) would keep the embeddings they "
-                "begin with, which are frozen: train all weights"
-            )
         add_low_rank(model, args.lora_rank, args.model_name_or_path)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
@@ -180,7 +205,6 @@ def get_model(
             model.config.attention_dropout = rate
     if args.train_only:
         train_only(model, args.train_only)
-    return model, changed
 
 
 def train_only(model: PreTrainedModel, pattern: str) -> None:

@@ -23,6 +23,7 @@ from numbers import Real
 from pathlib import Path
 
 from common.curves import check_picture, draw_curves, eval_loss_key, eval_metrics
+from common.errors import UserError
 from common.processes import run_script
 from common.reports import aligned, human_time, introduction, mean_and_deviation, read_json, read_metrics, with_floats
 
@@ -41,7 +42,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
-    """["a=out/1,out/2", "out/b"] -> {"a": [out/1, out/2], "b": [out/b]}. ValueError for a label that comes twice
+    """["a=out/1,out/2", "out/b"] -> {"a": [out/1, out/2], "b": [out/b]}. UserError for a label that comes twice
     or is empty, and for a folder that comes twice under one."""
     names, folders = [], []
     for run in runs:
@@ -50,38 +51,38 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
         if not equals or Path(run).is_dir():  # a folder may have "=" in its name: out/lr=0.1
             label, group = Path(run).resolve().name, [Path(run)]
         if not group or not label:
-            raise ValueError(f"{run!r} should be a folder or label=folder,folder,...")
+            raise UserError(f"{run!r} should be a folder or label=folder,folder,...")
         if len({path.resolve() for path in group}) < len(group):
-            raise ValueError(f"{run!r} names a folder twice, which would count as two seeds")
+            raise UserError(f"{run!r} names a folder twice, which would count as two seeds")
         names.append(label)
         folders.append(group)
     if labels is not None:
         names = [name.strip() for name in labels.split(",")]
         if not all(names):
-            raise ValueError(f"--labels {labels!r}: a name is missing next to a comma")
+            raise UserError(f"--labels {labels!r}: a name is missing next to a comma")
         if len(names) != len(runs):
-            raise ValueError(f"--labels {labels} has {len(names)} names for {len(runs)} runs")
+            raise UserError(f"--labels {labels} has {len(names)} names for {len(runs)} runs")
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"the label {name!r} stands for {names.count(name)} runs: name them with --labels")
+            raise UserError(f"the label {name!r} stands for {names.count(name)} runs: name them with --labels")
     return dict(zip(names, folders, strict=True))
 
 
 def read_run(folder: Path, x: str) -> dict:
     """One folder -> {"lines": of metrics.jsonl, with "tokens" if `x` asks for them, "results": of all_results.json}."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
+        raise UserError(f"{folder}: no such folder. Name the --output_dir of a training run")
     if not (folder / "metrics.jsonl").is_file():
-        raise ValueError(f"{folder} has no metrics.jsonl: is it the --output_dir of a training run?")
+        raise UserError(f"{folder} has no metrics.jsonl: is it the --output_dir of a training run?")
     lines = read_metrics(folder / "metrics.jsonl")
     if not lines:
-        raise ValueError(f"{folder / 'metrics.jsonl'} is empty: the run has logged nothing yet")
+        raise UserError(f"{folder / 'metrics.jsonl'} is empty: the run has logged nothing yet")
     if not all(isinstance(line.get("step"), int) for line in lines):
-        raise ValueError(f"{folder / 'metrics.jsonl'} has a line without a step: is it of a training run?")
+        raise UserError(f"{folder / 'metrics.jsonl'} has a line without a step: is it of a training run?")
     if x == "tokens":
         tokens_per_step = read_json(folder / "run.json").get("tokens_per_step")
         if not tokens_per_step:
-            raise ValueError(f"--x tokens needs tokens_per_step, which {folder / 'run.json'} does not have")
+            raise UserError(f"--x tokens needs tokens_per_step, which {folder / 'run.json'} does not have")
         lines = [line | {"tokens": line["step"] * tokens_per_step} for line in lines]
     return {"lines": lines, "results": with_floats(read_json(folder / "all_results.json"))}
 
@@ -94,16 +95,16 @@ def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
     if wanted is None:
         return metrics[:1]
     present = {key for line in lines for key, value in line.items() if isinstance(value, Real)}
-    found = {}  # in order, each once
+    found = {}  # a dict keeps the order, and each key once
     for metric in map(str.strip, wanted.split(",")):
         if not metric:
-            raise ValueError(f"--metric {wanted!r}: a name is missing next to a comma")
+            raise UserError(f"--metric {wanted!r}: a name is missing next to a comma")
         key = metric if metric in present else f"eval_{metric}"
         if key not in present:
             known = [*metrics, *sorted(present - {"step", "epoch", "seconds", *metrics})]
-            raise ValueError(f"--metric {metric} is in none of the runs, which have: {', '.join(known)}")
+            raise UserError(f"--metric {metric} is in none of the runs, which have: {', '.join(known)}")
         found[key] = None
-    losses = {"loss", *(eval_loss_key(run["lines"]) for run in runs)}  # shown in any case
+    losses = {"loss", *(eval_loss_key(run["lines"]) for run in runs)}  # always drawn
     return [key for key in found if key not in losses]
 
 
@@ -141,7 +142,7 @@ def main(argv: list[str] | None = None) -> None:
         print(table(groups, metrics))
         curves = {label: [run["lines"] for run in runs] for label, runs in groups.items()}
         draw_curves(curves, args.output, x="step" if args.x == "steps" else args.x, metrics=metrics)
-    except (ValueError, OSError) as error:  # without common.command_line, whose imports take a second
+    except (UserError, OSError) as error:  # exit_on_user_error's module takes a second to import
         print(f"plot_runs.py: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     print(f"wrote {args.output}")

@@ -17,7 +17,6 @@ if __name__ == "__main__":
     answer_early(__doc__)
 
 
-import shlex
 from functools import partial
 from pathlib import Path
 
@@ -25,95 +24,98 @@ from transformers import set_seed
 
 from arguments.model import ModelArguments, check_model
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from arguments.training import PreTrainingArguments, check_best_metric, check_streaming, check_training
+from arguments.training import PreTrainingArguments, check_best_metric, settle_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import prepare_process, run_script
 from constants import LORA
 from corpora.own_ids import has_ids, ids_offset
 from corpora.sources import find_corpora
-from data_t5 import find_text
-from model_t5 import check_model_source, get_model
+from corpora.tokenizers import named_tokenizer
+from data_t5 import FoundText, Text
 from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
-from objectives.registry import get_objective, packed_flag
-from runs.room import check_before_data
+from objectives.registry import get_objective, lengths_of, packed_flag
+from runs.decision import Decision, build_model, settle
 from runs.run import TrainingRun
-from runs.speed import job_of, make_fast
+from runs.speed import Batches
 from runs.trackers import log_table
 from trainer_t5 import T5Trainer
-from training.checkpoints import check_resumed, check_same_flags, prepare_output_dir
+from training.checkpoints import check_resumed
 
 FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingDataArguments, PreTrainingArguments]:
-    """The flags of model, text and training, checked."""
-    model_args, text_args, args = parse_arguments(
+    """The flags of model, text and training from recipe and command line, checked, with the defaults of the job."""
+    model, text, args = parse_arguments(
         FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
     )
-    check_model(model_args, own_ids=has_ids(text_args))
-    check_pre_training_data(text_args)
-    job = "continued pre-training" if model_args.model_name_or_path else "pre-training from scratch"
-    check_training(args, job + LORA * bool(model_args.lora_rank))
-    check_streaming(text_args, args)
-    names, corpora = list(denoisers_of(text_args.objective)), list(find_corpora(text_args))
-    known = [*LANGUAGE_MODEL_METRICS, *(f"loss_{name}" for name in names if len(names) > 1)]
-    if len(corpora) > 1 and not text_args.validation_file:
+    check_model(model, own_ids=has_ids(text))
+    check_pre_training_data(text)
+    job = "continued pre-training" if model.model_name_or_path else "pre-training from scratch"
+    args = settle_training(args, job + (LORA if model.lora_rank else ""), text)
+    check_best_metric(args.metric_for_best_model, metric_names(text))
+    is_accuracy = (args.metric_for_best_model or "loss").endswith("accuracy")
+    return model, text, args.replaced(greater_is_better=is_accuracy)
+
+
+def metric_names(text: PreTrainingDataArguments) -> list[str]:
+    """The numbers of an evaluation that --metric_for_best_model may name."""
+    denoisers, corpora = list(denoisers_of(text.objective)), list(find_corpora(text))
+    known = [*LANGUAGE_MODEL_METRICS]
+    if len(denoisers) > 1:
+        known += [f"loss_{name}" for name in denoisers]
+    if len(corpora) > 1 and not text.validation_file:
         known += [f"{corpus}_{metric}" for corpus in corpora for metric in CORPUS_METRICS]
-    other = "bits_per_byte" if has_ids(text_args) else "nats_per_id"  # what is not counted of texts, or of ids
-    known = [name for name in known if not name.endswith(other)]
-    check_best_metric(args.metric_for_best_model, known)
-    args.greater_is_better = (args.metric_for_best_model or "loss").endswith("accuracy")
-    return model_args, text_args, args
+    other = "bits_per_byte" if has_ids(text) else "nats_per_id"  # what is not counted of texts, or of ids
+    return [name for name in known if not name.endswith(other)]
+
+
+def decide(argv: list[str] | None) -> Decision:
+    """What this run is, as flags, the model's shape, the machine and --output_dir settle it."""
+    model, text, args = parse_flags(argv)
+    batches = Batches(*lengths_of(text), shapes=1, packed=packed_flag(text))
+    return settle("pre-training", model, text, args, named_tokenizer(model), batches, dropout=0.0)
 
 
 def main(argv: list[str] | None = None) -> dict:
-    """Parses, prepares, trains, evaluates and saves; returns what it writes to all_results.json."""
+    """Decides what the run is, builds it and runs it; returns what it writes to all_results.json."""
     with exit_on_user_error():
-        model_args, text_args, args = parse_flags(argv)
-        check_model_source(model_args, args, packed_flag(text_args))
-        check_same_flags(model_args, text_args, args)
-        checkpoint = prepare_output_dir(args)
-        set_seed(args.seed)
-        with args.main_process_first(desc="finding the text"):
-            text = find_text(text_args, model_args)  # with its tokenizer, loaded or trained on it
-        is_new = model_args.model_name_or_path is None
-        tokenizer = with_mode_tokens(text.tokenizer, text_args.objective) if is_new else text.tokenizer
-        model, vocabulary = get_model(model_args, tokenizer, dropout=0.0)
-        objective = get_objective(text_args, tokenizer, model)
-        job = job_of(model, objective.inputs_length, objective.targets_length, 1, args.max_steps, checkpoint)
-        speed = make_fast(model, job, model_args, args)
-        check_before_data(model, args)
-        check_resumed(checkpoint, model.config, text.fingerprints(tokenizer), model_args, text_args, args)
-        train, validation = text.examples(objective, args, checkpoint)
+        run = decide(argv)
+        set_seed(run.args.seed)
+        with run.args.main_process_first():
+            found = FoundText(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
+        tokenizer = found.tokenizer
+        if run.model.model_name_or_path is None:
+            tokenizer = with_mode_tokens(tokenizer, run.data.objective)
+        model, vocabulary = build_model(run, tokenizer, dropout=0.0)
+        objective = get_objective(run.data, tokenizer, model)
+        check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), run.model, run.data, run.args)
+        text = Text(found, objective, run.args, run.checkpoint)
 
     trainer = T5Trainer(
         model=model,
-        args=args,
-        train_dataset=train,
-        eval_dataset=validation,
+        args=run.args,
+        train_dataset=text.train,
+        eval_dataset=text.validation,
         data_collator=objective,
         processing_class=tokenizer,
         compute_metrics=text.compute_metrics(),
     )
-    if args.num_samples and validation is not None and objective.shows_gaps:
+    if run.args.num_samples and text.validation is not None and objective.shows_gaps:
         from runs.samples import SamplesCallback
 
-        samples = (args.output_dir, tokenizer, validation, objective, args.num_samples)
+        samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
-    flags = [model_args, text_args, args]
-    run = TrainingRun(trainer, "pre-training", flags, text, checkpoint, {"vocabulary": vocabulary, "speed": speed})
-    run.start()
-    result = trainer.train(resume_from_checkpoint=checkpoint)
+    rows = {"tokenizer": text.described_tokenizer, "vocabulary": vocabulary}
     # Ready-made ids are no text for the built-in task.
     script = "evaluate_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"
-    command = f"python {script} --model_name_or_path {shlex.quote(args.output_dir)}"
-    return run.finish(result.metrics, next_command=command)
+    return TrainingRun(run, trainer, text, rows).execute(script)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,10 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from arguments.own_pairs import prefix_of
+from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import check_folder, comma_words, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.errors import UserError
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
 from common.whole_folders import told_if_full
@@ -62,7 +63,7 @@ Engine = Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
 
 @dataclass
 class PredictionArguments:
-    """Which model answers which inputs."""
+    """The flags that say which model answers which inputs."""
 
     _argument_group_name = "prediction"
 
@@ -84,8 +85,8 @@ class PredictionArguments:
     seed: int = option(42, "Seed of --do_sample.", at_least=0)
 
     def __post_init__(self):
-        if self.source_column and len(self.source_column) == 1:
-            self.source_column = comma_words(self.source_column[0])
+        if self.source_column:
+            self.source_column = column_names(self.source_column)
 
 
 @dataclass
@@ -136,11 +137,11 @@ def parse_flags(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
     if args.input_file is None:
-        raise ValueError("--input_file: name the file whose lines or rows are to be answered")
+        raise UserError("--input_file: name the file whose lines or rows are to be answered")
     check_file("--input_file", Path(args.input_file))
     args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
     if Path(args.output_file).absolute() == Path(args.input_file).absolute():
-        raise ValueError(f"--output_file {args.output_file}: is the input file")
+        raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
     check_folder("--output_file", str(Path(args.output_file).parent))
     entry, record = recorded_task(str(task_folder(args)), args.dataset_name)
     if args.source_prefix is not None:
@@ -149,24 +150,33 @@ def parse_flags(argv: list[str] | None) -> Plan:
         entry = entry | {"inputs": {"" if len(args.source_column) == 1 else name: name for name in args.source_column}}
     if args.max_source_length:
         entry = entry | {"max_source_length": args.max_source_length}
-    search = {name: value for name, value in vars(search_args).items() if value is not None}
-    if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
-        search["num_beams"] = record["generation_num_beams"]
     tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
-    longest = record.get("generation_max_length")  # it counts the start token too
-    task_length = answer_length(entry, class_label_ids(entry, tokenizer))
-    search.setdefault("max_new_tokens", max(1, longest - 1) if longest else task_length)
-    if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
-        raise ValueError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
-    GenerationConfig(**search).validate(strict=True)
+    search = search_of(search_args, record, answer_length(entry, class_label_ids(entry, tokenizer)))
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
-        raise ValueError(
+        raise UserError(
             "--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other tokens than transformers"
         )
-    plan = Plan(args, entry, InputReader(entry, args.source_column), tokenizer, search)
+    plan = Plan(args, entry, InputReader(entry, args.source_column, record.get("tsv_header")), tokenizer, search)
     if plan.count > 1 and entry.get("max_piece_length"):
-        raise ValueError(f"--num_return_sequences {plan.count}: the task answers a text in pieces")
+        raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
+
+
+def search_of(flags: SearchArguments, record: dict, longest: int) -> dict:
+    """The settings of `generate` that the flags give, completed by those of the task's evaluation. longest: tokens of
+    an answer if neither says how many there may be."""
+    search = {name: value for name, value in vars(flags).items() if value is not None}
+    if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
+        search["num_beams"] = record["generation_num_beams"]
+    evaluated = record.get("generation_max_length")  # it counts the start token too
+    search.setdefault("max_new_tokens", max(1, evaluated - 1) if evaluated else longest)
+    if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
+        raise UserError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
+    try:
+        GenerationConfig(**search).validate(strict=True)
+    except ValueError as error:
+        raise UserError(" ".join(str(error).split())) from None
+    return search
 
 
 def task_folder(args: PredictionArguments) -> Path:
@@ -176,11 +186,11 @@ def task_folder(args: PredictionArguments) -> Path:
 
 
 def engine_folder(name: str) -> Path:
-    """The folder that CTranslate2 loads: the one named, or the only one in an export. ValueError if there is none."""
+    """The folder that CTranslate2 loads: the one named, or the only one in an export. UserError if there is none."""
     places = (CTRANSLATE2_TOKENS, f"*/{CTRANSLATE2_TOKENS}")
     found = sorted(file.parent for place in places for file in Path(name).glob(place))
     if len(found) != 1:
-        raise ValueError(
+        raise UserError(
             f"--model_name_or_path {name}: --backend ctranslate2 needs a folder that export_checkpoint.py "
             f"--formats ctranslate2 wrote; found {', '.join(map(str, found)) or 'none'}"
         )
@@ -213,7 +223,7 @@ def with_transformers(plan: Plan, device: torch.device) -> tuple[Engine, dict]:
     model, tokenizer = load_model(plan.args.model_name_or_path, plan.args.attn_implementation), plan.tokenizer
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
-    model.generation_config.max_length = None  # of its evaluation; max_new_tokens counts here
+    model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
     @torch.no_grad()
@@ -248,7 +258,7 @@ def log_probabilities(
 def with_ctranslate2(plan: Plan, _: object) -> tuple[Engine, dict]:
     """The function that answers tokenised texts, by CTranslate2, searching as transformers does, and its settings."""
     folder, config = task_folder(plan.args), GenerationConfig()
-    if (folder / "generation_config.json").is_file():  # which `generate` follows where a flag does not say otherwise
+    if (folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
         config = GenerationConfig.from_pretrained(folder)
     config.update(**plan.search)
     options = ctranslate2_options(config, plan.tokenizer.eos_token_id, plan.count)
@@ -279,7 +289,7 @@ def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
-        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # by place alone: a resumed run draws the same
+        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
         tokens, scores = answer([ids[text] for text in batches[number]])
         texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
         written = list(zip(texts_written, scores or [None] * len(tokens), strict=True))
@@ -309,7 +319,11 @@ def main(argv: list[str] | None = None) -> dict:
         args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
         sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
         settings, output = settings_of(plan), None
-        places = ("model_name_or_path", "tokenizer_name", "input_file")  # of a node; what is there is among the others
+        places = (
+            "model_name_or_path",
+            "tokenizer_name",
+            "input_file",
+        )  # they may differ between nodes; their contents are compared
         check_alike(
             {name: value for name, value in settings.items() if name not in places},
             "give all nodes the same flags and files",

@@ -32,6 +32,7 @@ from arguments.task import TaskArguments, check_tasks
 from arguments.training import FineTuningArguments
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments, without_secrets
 from common.curves import draw_scores
+from common.errors import UserError
 from common.processes import end_with_parent, run_script
 from common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
 from common.whole_folders import newest_whole_checkpoint
@@ -42,10 +43,21 @@ from tasks.rows import load_rows
 HERE = Path(__file__).resolve().parent
 GLUE = DATASET_VALS["glue"]
 TASKS = [name for name, task in GLUE.items() if "train_with" not in task]
-OURS = (  # flags of fine_tune_t5.py that the report sets
-    "task benchmark dataset_name seed output_dir overwrite_output_dir resume_from_checkpoint model_name_or_path "
-    "data_dir train_file validation_file metric_for_best_model"
-).split()
+# Flags of fine_tune_t5.py that the report sets.
+OURS = (
+    "task",
+    "benchmark",
+    "dataset_name",
+    "seed",
+    "output_dir",
+    "overwrite_output_dir",
+    "resume_from_checkpoint",
+    "model_name_or_path",
+    "data_dir",
+    "train_file",
+    "validation_file",
+    "metric_for_best_model",
+)
 UNSCORED = {("cola", "accuracy")}  # shown, but left out of GLUE's score
 SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
 
@@ -96,23 +108,23 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
     for name in names:
         if name in OURS:
             hint = f"; give --{name} before the --" if hasattr(args, name) else ""
-            raise ValueError(f"-- --{name}: the report sets it for each run{hint}")
+            raise UserError(f"-- --{name}: the report sets it for each run{hint}")
     if not args.model_name_or_path and "config_name" not in names:
-        raise ValueError(
+        raise UserError(
             "--model_name_or_path: the checkpoint to start from is missing (-- --config_name: from scratch)"
         )
     for flag, values in (("tasks", args.tasks), ("seeds", args.seeds)):
         if len(set(values)) < len(values):
-            raise ValueError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
+            raise UserError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
     check_folder("--output_dir", args.output_dir)
     groups = [ModelArguments, TaskArguments, FineTuningArguments]
     _, task_args, training_args = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
     for name in ("dry_run", "precompile", "assume_gpu"):
         if getattr(training_args, name):
             hint = "; give --dry_run before the --" if name == "dry_run" else ""
-            raise ValueError(f"-- --{name}: such a run trains no model, and the report has no numbers of it{hint}")
+            raise UserError(f"-- --{name}: such a run trains no model, and the report has no numbers of it{hint}")
     if training_args.eval_strategy == "no":
-        raise ValueError("-- --eval_strategy no: the report is made of the evaluations")
+        raise UserError("-- --eval_strategy no: the report is made of the evaluations. Leave it out")
     return args, more, task_args
 
 
@@ -128,7 +140,7 @@ def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folde
 
 
 def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
-    """All runs, seed after seed, so that the table is complete early. ValueError if one was made with other flags."""
+    """All runs, seed after seed, so that the table is complete early. UserError if one was made with other flags."""
     runs = []
     for seed, task in itertools.product(args.seeds, args.tasks):
         folder = Path(args.output_dir) / task / f"seed_{seed}"
@@ -136,7 +148,7 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
         record = folder.with_suffix(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
         if begun and read_json(record).get("flags") != run.shown_flags:
-            raise ValueError(
+            raise UserError(
                 f"--output_dir {args.output_dir}: {record} was made with other flags; name another "
                 "folder, or delete this one"
             )
@@ -213,7 +225,7 @@ def summed_up(values: dict[int, float]) -> dict:
 
 
 def numbers_of_task(name: str, done: list[Run]) -> dict:
-    """Of a task's finished runs: metrics, score, training rows, flags and times."""
+    """Metrics, score, training rows, flags and times of a task's finished runs."""
     results = {run.seed: run.results() for run in done}
     metrics = {
         metric: summed_up({seed: 100 * numbers[key] for seed, numbers in results.items()})
@@ -311,7 +323,7 @@ def submit(args: ReportArguments, report: dict) -> str:
     best = Path(args.output_dir) / "best"
     best.mkdir(parents=True, exist_ok=True)
     for name, task in report["tasks"].items():
-        first = next(iter(task["metrics"].values()))["seeds"]  # which chose the run's checkpoint too
+        first = next(iter(task["metrics"].values()))["seeds"]  # the metric that chose the run's checkpoint
         link = best / name
         link.unlink(missing_ok=True)
         link.symlink_to(Path("..") / name / f"seed_{max(first, key=first.get)}")
@@ -320,7 +332,7 @@ def submit(args: ReportArguments, report: dict) -> str:
     command += ["--do_predict", "--allow_missing", "--model_name_or_path", str(best / "{task}")]
     command += ["--output_dir", str(folder), "--overwrite_output_dir"]
     command += ["--data_dir", args.data_dir] if args.data_dir else []
-    log.unlink(missing_ok=True)  # of an earlier submission, which may have been partial
+    log.unlink(missing_ok=True)  # an earlier submission may have been partial
     code = execute(command, log)
     if code:
         return f"none: evaluate_t5.py ended with {code}: {last_line(log)} ({log})"

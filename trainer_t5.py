@@ -31,9 +31,9 @@ from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.command_line import exit_on_user_error
+from common.errors import StreamError, UserError
 from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
-from corpora.streams import StreamError
 from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
@@ -111,8 +111,8 @@ class T5Trainer(FiniteTrainer):
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
-        if args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = False  # T5 has none; otherwise they are searched at every step
+        if args.ddp_find_unused_parameters is None:  # T5 has none; otherwise they are searched at every step
+            args = args.replaced(ddp_find_unused_parameters=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
@@ -154,7 +154,8 @@ class T5Trainer(FiniteTrainer):
                 "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers"
             )
         self._resumed_from = resume_from_checkpoint
-        self.args.eval_on_start = self.args.eval_on_start and not resume_from_checkpoint
+        if resume_from_checkpoint:
+            self.args = self.args.replaced(eval_on_start=False)
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
@@ -215,7 +216,7 @@ class T5Trainer(FiniteTrainer):
             told.append(self._save_before_step(place))
         finish_process_group()
         with exit_on_user_error():
-            raise ValueError("; ".join(told))
+            raise UserError("; ".join(told))
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a finished run, also one that early
@@ -266,7 +267,7 @@ class T5Trainer(FiniteTrainer):
         with exit_on_user_error():
             key = best_metric_key(self.args)
             if key is not None and key not in metrics:
-                raise ValueError(
+                raise UserError(
                     f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
                     "row for it; give another metric, or more validation rows"
                 )
@@ -286,7 +287,8 @@ class T5Trainer(FiniteTrainer):
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
             self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
-            self.args.predict_with_generate, self._max_length = task.predict_with_generate, task.max_length
+            self.args = self.args.replaced(predict_with_generate=task.predict_with_generate)
+            self._max_length = task.max_length
         metrics = super().evaluate(eval_dataset, *args, **kwargs)
         if eval_dataset is None and self.summarise is not None:
             summary = self.summarise(metrics)

@@ -25,6 +25,9 @@ class ModelArguments:
     tokenizer_name: str | None = option(None, "Folder, Hub name, .model file. Not set: the checkpoint's, or a new one.")
     vocab_size: int = option(4096, "Size of a new tokenizer, or number of different ready-made ids.", at_least=2)
     byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if needed.")
+    most_unknown: float = option(
+        0.1, "Largest share of <unk> among the tokens that a run trains on.", above=0, at_most=1
+    )
     train_only: str | None = option(None, "Train only weights whose names match this pattern, such as cross_attn.")
     dropout_rate: float | None = option(None, "Not set: 0 in pre-training, else the model's.", at_least=0, below=1)
     attn_implementation: str | None = option(

@@ -8,40 +8,62 @@ import itertools
 from typing import Any
 
 from common.command_line import comma_words, home_path
+from common.errors import UserError
 from corpora.files import TEXT_SUFFIXES, expand_files
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 # {shape: the columns that identify a record of it}. For these shapes the preprocess of the same name makes source and
 # target; the number counts the worked examples, two in Tk-Instruct.
-_MADE = {f"natural_instructions_{n}": "Definition Instances" for n in (2, 0, 1, 3, 4)}
-_MADE["alpaca"] = "instruction output"
+_MADE = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
+_MADE["alpaca"] = ("instruction", "output")
 SHAPES = _MADE | {  # for these the two columns are source and target
-    "pretokenized": "inputs_pretokenized targets_pretokenized",  # P3, of which T0 was made
-    "prompt_completion": "prompt completion",
-    "inputs_targets": "inputs targets",  # FLAN
+    "pretokenized": ("inputs_pretokenized", "targets_pretokenized"),  # P3, of which T0 was made
+    "prompt_completion": ("prompt", "completion"),
+    "inputs_targets": ("inputs", "targets"),  # FLAN
 }
 _METRICS = {"class": ["accuracy", "f1_macro"], "number": ["pearson", "spearman"], "text": ["rougeL", "bleu"]}
 _LENGTHS = {"class": (512, 8), "number": (512, 16), "text": (512, 128)}
 SOURCES = ("train_file", "source_file", "hub_dataset", "validation_file", "validation_source_file")
 _DESCRIBING = (
-    "source_column target_column source_prefix target_type labels positive_label metrics record_shape records "
-    "skip_rows_where source_file target_file validation_source_file validation_target_file hub_dataset hub_config "
-    "validation_split_percentage"
-).split()
-_GOES_WITH = {"source_column": "target_column", "target_column": "source_column", "hub_config": "hub_dataset"}
+    "source_column",
+    "target_column",
+    "tsv_header",
+    "source_prefix",
+    "target_type",
+    "labels",
+    "positive_label",
+    "metrics",
+    "record_shape",
+    "records",
+    "skip_rows_where",
+    "source_file",
+    "target_file",
+    "validation_source_file",
+    "validation_target_file",
+    "hub_dataset",
+    "hub_config",
+    "validation_split_percentage",
+)
+_GOES_WITH = {
+    "source_column": "target_column",
+    "target_column": "source_column",
+    "tsv_header": "source_column",
+    "hub_config": "hub_dataset",
+}
+_VALIDATION_FILES = ("validation_file", "validation_source_file")
 # (flags, others that exclude each of them, why)
 _APART = (
-    ("train_file", "source_file hub_dataset", "name one source of training rows"),
-    ("source_file", "hub_dataset", "name one source of training rows"),
-    ("source_file validation_source_file", "source_column record_shape", "parallel files have no columns"),
-    ("record_shape", "source_column", "the shape says the columns itself, leave out --source_column"),
+    (("train_file",), ("source_file", "hub_dataset"), "name one source of training rows"),
+    (("source_file",), ("hub_dataset",), "name one source of training rows"),
+    (("source_file", "validation_source_file"), ("source_column", "record_shape"), "parallel files have no columns"),
+    (("record_shape",), ("source_column",), "the shape says the columns itself, leave out --source_column"),
     (
-        "hub_dataset",
-        "validation_file validation_source_file",
+        ("hub_dataset",),
+        _VALIDATION_FILES,
         "the data set has validation rows, or else hold some out with --validation_split_percentage",
     ),
-    ("validation_split_percentage", "validation_file validation_source_file", "there are validation rows already"),
+    (("validation_split_percentage",), _VALIDATION_FILES, "there are validation rows already"),
 )
 
 
@@ -63,31 +85,31 @@ def _has_validation_files(args: Any) -> bool:
 
 
 def check_own_pairs(args: Any) -> None:
-    """ValueError for contradictions among the flags of own pairs, and for missing files."""
+    """UserError for contradictions among the flags of own pairs, and for missing files."""
     if not any(getattr(args, flag) for flag in SOURCES):
         flag = next((name for name in _DESCRIBING if getattr(args, name) not in (None, [])), None)
         named = f"--{flag} describes pairs of your own: name them" if flag else f"--dataset_name {OWN}: name your pairs"
-        raise ValueError(f"{named} with --train_file, --source_file and --target_file, or --hub_dataset")
+        raise UserError(f"{named} with --train_file, --source_file and --target_file, or --hub_dataset")
     for flag, other in _GOES_WITH.items():
         if getattr(args, flag) and not getattr(args, other):
-            shown = args.hub_config if flag == "hub_config" else ",".join(getattr(args, flag))
-            raise ValueError(f"--{flag} {shown} needs --{other}")
+            value = getattr(args, flag)
+            raise UserError(f"--{flag} {','.join(value) if isinstance(value, list) else value}: needs --{other}")
     for flags, others, reason in _APART:
-        for flag, other in itertools.product(flags.split(), others.split()):
+        for flag, other in itertools.product(flags, others):
             if getattr(args, flag) and getattr(args, other):
-                raise ValueError(f"--{flag} and --{other} exclude each other: {reason}")
+                raise UserError(f"--{flag} and --{other} exclude each other: {reason}")
     if args.labels and args.target_type not in (None, "class"):
-        raise ValueError(f"--labels needs --target_type class, not {args.target_type}")
+        raise UserError(f"--labels needs --target_type class, not {args.target_type}")
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):
         counts = [len(expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES)) for flag in flags]
         if counts[0] != counts[1]:
-            raise ValueError(
+            raise UserError(
                 f"--{flags[0]} names {counts[0]} files and --{flags[1]} {counts[1]}: give the two sides "
                 "of each pair of files"
             )
     validates = args.hub_dataset or _has_validation_files(args)
     if args.streaming and (args.validation_split_percentage or not validates):
-        raise ValueError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")
+        raise UserError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")
 
 
 def complete_own_pairs(args: Any) -> None:
@@ -127,19 +149,34 @@ def _columns(args: Any) -> dict:
     if args.record_shape in _MADE:
         return dict(inputs={"": "source"}, target="target", preprocess=args.record_shape)
     if args.record_shape:
-        source, target = SHAPES[args.record_shape].split()
+        source, target = SHAPES[args.record_shape]
         return dict(inputs={"": source}, target=target)
     if not args.source_column:
         return {}
-    # A number is the index of a column in a .tsv without header line.
-    names = {column: f"column_{column}" if column.isdecimal() else column for column in args.source_column}
-    renamed = {names[column]: int(column) for column in names if column.isdecimal()}
-    inputs = {"" if len(names) == 1 else name: name for name in names.values()}
-    targets = [int(column) if column.isdecimal() else column for column in args.target_column]
-    if targets == args.target_column[:1]:
+    sources, targets, named = column_names(args.source_column), column_names(args.target_column), named_columns(args)
+    inputs = {"" if len(sources) == 1 else name: name for name in sources}
+    renamed = {}
+    if args.tsv_header is False:
+        if wrong := next((name for name in named if not name.isdecimal()), None):
+            raise UserError(f"--tsv_header false: the columns are numbers then, counted from 0, and not {wrong}")
+        renamed = {name: int(name) for name in named}
+    if len(targets) == 1:
         return dict(inputs=inputs, target=targets[0], file_columns=renamed)
-    renamed["target"] = targets if len(targets) > 1 else targets[0]
-    return dict(inputs=inputs, target="target", file_columns=renamed)
+    target = " or ".join(targets)
+    while target in named:  # it would be read as a source too
+        target += " of these"
+    return dict(inputs=inputs, target=target, file_columns=renamed | {target: [renamed.get(t, t) for t in targets]})
+
+
+def column_names(words: list[str] | None) -> list[str]:
+    """The columns that a flag names: ["a,b"] and ["a", "b"] -> ["a", "b"]; ['"a, b"'] -> ["a, b"]."""
+    words = words or []
+    return comma_words(words[0]) if len(words) == 1 and {",", '"'} & set(words[0]) else list(words)
+
+
+def named_columns(args: Any) -> list[str]:
+    """All columns that the flags name."""
+    return [*column_names(args.source_column), *column_names(args.target_column), *_skipped(args)]
 
 
 def _files(args: Any) -> dict:
@@ -165,6 +202,6 @@ def _skipped(args: Any) -> dict[str, list[str]]:
     for word in args.skip_rows_where or []:
         column, equals, value = word.partition("=")
         if not equals or not column:
-            raise ValueError(f"--skip_rows_where {word}: must be COLUMN=VALUE, such as label=-")
+            raise UserError(f"--skip_rows_where {word}: must be COLUMN=VALUE, such as label=-")
         skipped.setdefault(column, []).append(value)
     return skipped

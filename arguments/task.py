@@ -45,6 +45,7 @@ class TaskArguments:
     hub_config: str | None = option(None, "Configuration of --hub_dataset.")
     source_column: list[str] | None = option(None, 'Own pairs: column of the sources; a,b is read as "a: ... b: ...".')
     target_column: list[str] | None = option(None, "Own pairs: column of the targets; a,b: several references.")
+    tsv_header: bool | None = option(None, "Own pairs: whether line 1 of a .tsv names the columns. Not set: found.")
     source_prefix: str | None = option(None, 'Own pairs: put before each source, such as "summarize: ".')
     target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
     labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: the rows' classes.")
@@ -83,7 +84,7 @@ class TaskArguments:
         for name in ("train_file", "validation_file"):
             if isinstance(getattr(self, name), str):
                 setattr(self, name, [getattr(self, name)])
-        for name in ("source_column", "target_column", "labels", "metrics"):
+        for name in ("labels", "metrics"):
             words = getattr(self, name)
             if words and len(words) == 1:  # a,b,c
                 setattr(self, name, comma_words(words[0]))

@@ -1,5 +1,6 @@
 """Flags of training: those of transformers and ours, and their checks."""
 
+import copy
 import math
 import os
 import sys
@@ -232,6 +233,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         if getattr(self, "hf_deepspeed_config", None) is not None:
             check_deepspeed(self)
 
+    def replaced(self, **values: Any) -> "T5TrainingArguments":
+        """A copy with other values of these flags; what transformers derived from the others stays."""
+        other = copy.copy(self)
+        other.__dict__.update(values)
+        return other
+
     def main_process_first(self, local: bool = True, desc: str = "work"):  # noqa: ARG002
         """Overrides TrainingArguments: its barrier ends all ranks where tokenising takes half an hour."""
         return first_of_node_first()
@@ -384,6 +391,17 @@ _STREAMING_RULES = (
     ("train_sampling_strategy", lambda _: True, "a stream is always shuffled, by its blocks and --shuffle_buffer_size"),
     ("length_buckets packing", lambda _: True, _ONE_SHAPE),
 )
+
+
+def settle_training(
+    args: T5TrainingArguments, job: str, data: PreTrainingDataArguments | TaskArguments
+) -> T5TrainingArguments:
+    """The flags of training with the defaults of `job` in TRAINING_DEFAULTS where none is given. UserError for
+    contradictions, also with the flags of the data."""
+    settled = args.replaced()
+    check_training(settled, job)
+    check_streaming(data, settled)
+    return settled
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:

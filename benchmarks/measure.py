@@ -27,7 +27,7 @@ from common.reports import aligned, first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model, flops_per_sequence, is_local_model, set_dropout
-from runs.speed import device_peak_flops
+from runs.memory import device_peak_flops
 from training.batching import MULTIPLE
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is relative to

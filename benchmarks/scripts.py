@@ -14,6 +14,7 @@ from statistics import median
 
 from benchmarks.measure import NotAvailableError, recording, setting_of
 from common.curves import draw_curves
+from common.errors import UserError
 from common.reports import read_json, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ def run_script(script: str, words: list[str], log: Path, wrong: int = 0, **envir
     if missing:
         raise NotAvailableError(f"the package {missing[-1]} is not installed")
     if code not in (0, wrong):
-        raise ValueError(f"{script} ended with code {code}; {log} says why: {log.read_text()[-500:]}")
+        raise UserError(f"{script} ended with code {code}; {log} says why: {log.read_text()[-500:]}")
     return code
 
 

@@ -33,7 +33,7 @@ from data_collator_t5 import T5DataCollator
 from model_t5 import flops_per_sequence
 from modeling.generation_settings import set_generation_length
 from modeling.segment_masks import enable_packing
-from runs.speed import job_of, make_fast
+from runs.speed import Batches, decide_speed, job_of, use_speed
 from trainer_t5 import T5Trainer
 from training.batching import BucketCollator, PackingCollator, bucket_lengths
 
@@ -180,8 +180,11 @@ def measure_trainer(args: Namespace) -> dict:
             check_training(arguments, "pre-training from scratch")
             decided = dict(bf16=True, torch_compile=not args.compile, per_device_train_batch_size=batch < args.batch)
             arguments.given = frozenset(name for name, is_given in decided.items() if is_given)
-            job = job_of(model, ours.inputs_length, ours.targets_length, 1, LONG_RUN, None)
-            row["speed"] = make_fast(model, job, Namespace(attn_implementation=None), arguments)
+            batches = Batches(ours.inputs_length, ours.targets_length, shapes=1)
+            speed = decide_speed(job_of(model, batches, LONG_RUN, None, None), arguments)
+            use_speed(speed, model, arguments)
+            arguments = arguments.replaced(**speed.flags(arguments))
+            row["speed"] = speed.described
             return T5Trainer(model=model, args=arguments, train_dataset=chunks, data_collator=ours)
         model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # the default has one
         arguments = Seq2SeqTrainingArguments(**flags, torch_compile=way.compiled, remove_unused_columns=False)
@@ -260,7 +263,7 @@ def evaluated_in_turn(
     peer = Seq2SeqTrainer(model=plain, args=Seq2SeqTrainingArguments(**flags), data_collator=collator)
 
     def answer(name: str) -> None:
-        ours.args.predict_with_generate = name == "generated"
+        ours.args = ours.args.replaced(predict_with_generate=name == "generated")
         (peer if name == "generated_padded" else ours).predict(dataset)
 
     interleaved(rows, {name: timed(partial(answer, name)) for name in rows}, args.rounds, warm_up=1)

@@ -556,8 +556,14 @@ def check_repository_name(flag: str, name: str) -> None:
 
 
 def comma_words(text: str) -> list[str]:
-    """ "a, b,c" -> ["a", "b", "c"]."""
-    return [word.strip() for word in text.split(",")]
+    """ "a, b,c" -> ["a", "b", "c"]. Double quotes keep commas and spaces: '"a, b",c' -> ["a, b", "c"]."""
+    words = re.findall(r'(?:^|,)\s*("[^"]*"(?=\s*(?:,|$))|[^,]*)', text)
+    return [word[1:-1] if word[:1] == word[1:][-1:] == '"' else word.strip() for word in words]
+
+
+def quoted(name: str) -> str:
+    """A name as `comma_words` reads it: "a" -> "a", "a, b" -> '"a, b"'."""
+    return name if comma_words(name) == [name] else f'"{name}"'
 
 
 def listed(names: Iterable) -> str:

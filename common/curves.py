@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 # Endings of what an evaluation logs besides its quality metrics.
 NO_METRIC = ("loss", "_runtime", "_per_second", "_time", "gen_len", "invalid_outputs")
-LINES = ("-", "--", ":", "-.")  # of the runs in turn: a curve under another one shows through its gaps
+# Kinds of line, one for each run in turn: a curve under another one shows through its gaps.
+LINES = ("-", "--", ":", "-.")
 TRAINING = dict(linewidth=1, alpha=0.4, markersize=0)
 EVALUATION = dict(linewidth=1.6, marker="o", markersize=4)
 PICTURES = (".png", ".pdf", ".svg")
@@ -124,7 +125,7 @@ def _label(panel: "Axes", name: str, unit_name: str) -> None:
 
     panel.set_title(name, loc="left", fontsize=11, fontweight="bold")
     panel.set_xlabel(unit_name)
-    panel.tick_params(labelbottom=True)  # which shared axes leave to the lowest row
+    panel.tick_params(labelbottom=True)  # matplotlib labels only the lowest row of shared axes
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
     panel.grid(axis="y", color="0.9", linewidth=0.8)
 

@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from common.errors import UserError
 from common.processes import is_first_process
 
 if TYPE_CHECKING:
@@ -178,15 +179,15 @@ def write_json(path: str | Path, obj: object) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """The object in a JSON file; {} if there is no such file. ValueError if it holds something else."""
+    """The object in a JSON file; {} if there is no such file. UserError if it holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object: {value!r:.60}")
+        raise UserError(f"{path} holds no JSON object: {value!r:.60}")
     return value
 
 
@@ -198,7 +199,7 @@ def with_floats(record: dict) -> dict:
 def read_metrics(path: str | Path) -> list[dict]:
     """The lines of a metrics.jsonl, with "NaN", "Infinity" and "-Infinity" as floats again.
 
-    Drops a last line cut short by the end of its run. ValueError for any other line that is no JSON object.
+    Drops a last line cut short by the end of its run. UserError for any other line that is no JSON object.
     """
     lines, records = Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), []
     for number, line in enumerate(lines, start=1):
@@ -207,9 +208,9 @@ def read_metrics(path: str | Path) -> list[dict]:
         except json.JSONDecodeError as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
+            raise UserError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
         if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number} is no JSON object: {line[:60]!r}")
+            raise UserError(f"{path}, line {number} is no JSON object: {line[:60]!r}")
         records.append(with_floats(record))
     return records
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.errors import UserError
 from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
 from corpora.own_ids import ArrayDocuments
@@ -90,7 +91,7 @@ class Corpus:
     def hold_out(self, amount: float, measure: Callable[[dict], float]) -> list[dict]:
         """The first rows, until their measures add up to `amount`; from now on the corpus begins after them.
 
-        ValueError if there is nothing after them.
+        UserError if there is nothing after them.
         """
         held_out, total = [], 0.0
         for block in range(len(self)):
@@ -101,7 +102,7 @@ class Corpus:
                     return held_out
                 held_out.append(row)
                 total += measure(row)
-        raise ValueError(f"{self.description}: too little text to hold some out for evaluation; give --validation_file")
+        raise UserError(f"{self.description}: too little text to hold some out for evaluation; give --validation_file")
 
 
 # ---------------------------------------------------------------- files
@@ -254,7 +255,7 @@ def hub_corpora(
     name: str, config: str | None, flag: str, splits: tuple[str, ...], only: str | None = None
 ) -> dict[str, "HubCorpus"]:
     """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
-    ValueError if there is no train."""
+    UserError if there is no train."""
     found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
     if only:  # leaves out pictures, for example, which would be decoded
         found = {

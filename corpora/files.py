@@ -11,30 +11,37 @@ import gzip
 import io
 import lzma
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from common.command_line import home_path
+from common.errors import UserError
 from common.processes import print_once
 
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ROW_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
+SYNONYMS = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".pq": ".parquet", ".tab": ".tsv"}
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")  # in a folder of `save_to_disk`
 SNIFFED = 65_536  # bytes read at the beginning of a file to see whether it is text
 
 
 # ---------------------------------------------------------------- which files
 def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_SUFFIXES) -> list[Path]:
-    """The files that paths and globs name, and those of folders with these suffixes, sorted.
+    """The files that paths and patterns name, and those of folders with these suffixes, sorted.
 
-    ValueError if one is missing, empty or not text. A file named by its own path may have any suffix.
+    Of folders and patterns, names that begin with "_" or "." (Spark's _SUCCESS) and empty files are left out. A file
+    named by its own path may have any suffix. UserError if one is missing, empty or not text.
     """
     files = []
     for text in paths:
         path = home_path(text)
         if "\0" in text:
             found = []
+        elif any((path / name).is_file() for name in SAVED_BY_DATASETS):
+            raise UserError(f"{flag} {text}: a saved data set. Pairs of it: --hub_dataset; text of it: --dataset_name")
         elif path.is_dir():
             found = sorted(p for p in path.rglob("*") if _is_wanted(p, path, suffixes))
         elif path.is_file():
@@ -42,13 +49,42 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
         elif beside := compressed(path):
             found = [beside]
         else:
-            found = sorted(p for p in _matches(path) if p.is_file())
+            found = sorted(p for p in _matches(path) if p.is_file() and not _is_hidden(p.name, path.name))
         if not found:
-            raise ValueError(f"{flag} {text}: no such file, and no folder or pattern with {' '.join(suffixes)} files")
-        files += found
+            raise UserError(f"{flag} {text}: no such file, and no folder or pattern with {' '.join(suffixes)} files")
+        files += found if found == [path] else _filled(flag, text, found)
     for file in files:
         check_file(flag, file, binary=set(suffixes) - set(TEXT_SUFFIXES) | {".parquet"})
     return files
+
+
+def _filled(flag: str, text: str, found: list[Path]) -> list[Path]:
+    """The files of a folder or pattern that are not empty. Prints how many are, and which have another suffix than
+    most. UserError if all are empty."""
+    empty = [file.name for file in found if _is_empty(file)]
+    if len(empty) == len(found):
+        raise UserError(f"{flag} {text}: its {len(found):,} files are empty")
+    filled = [file for file in found if not _is_empty(file)] if empty else found
+    if empty:
+        say_once(f"{flag} {text}: {len(empty):,} empty files are left out: {_three(empty)}")
+    (usual, count), *others = Counter(map(data_suffix, filled)).most_common()
+    if others:
+        odd = [file.name for file in filled if data_suffix(file) != usual]
+        say_once(
+            f"{flag} {text}: {count:,} files end in {usual or 'no suffix'}, and {len(odd):,} do not: {_three(odd)}"
+        )
+    return filled
+
+
+def _three(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+
+
+def _is_empty(file: Path) -> bool:
+    if file.stat().st_size and file.suffix.lower() in COMPRESSIONS:
+        with open_binary(file) as stream:
+            return not stream.read(1)
+    return not file.stat().st_size
 
 
 def compressed(path: Path) -> Path | None:
@@ -67,7 +103,7 @@ say_once = functools.cache(print_once)  # a file may be asked for several times
 def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] | None]:
     """["a.txt:0.7", "b.txt:0.3"] -> (["a.txt", "b.txt"], [0.7, 0.3]); (texts, None) if none has a weight.
 
-    A path that exists under its whole name has no weight. ValueError if only some have one.
+    A path that exists under its whole name has no weight. UserError if only some have one.
     """
     paths, weights = [], []
     for text in texts:
@@ -78,12 +114,12 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
         except ValueError:
             number = None
         if number is not None and not 0 < number < float("inf"):
-            raise ValueError(f"{flag} {text}: the weight after the colon must be above 0")
+            raise UserError(f"{flag} {text}: the weight after the colon must be above 0")
         paths.append(text if number is None else path)
         weights.append(number)
     given = [number is not None for number in weights]
     if any(given) and not all(given):
-        raise ValueError(
+        raise UserError(
             f"{flag} {texts[given.index(False)]}: has no weight, and others have; write {flag} a.txt:0.7 "
             "b.txt:0.3, or none at all"
         )
@@ -100,16 +136,21 @@ def _matches(pattern: Path) -> Iterator[Path]:
 
 def _is_wanted(file: Path, folder: Path, suffixes: tuple[str, ...]) -> bool:
     """Whether to read a file of a named folder: not if it is hidden or has another suffix."""
-    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    hidden = any(map(_is_hidden, file.relative_to(folder).parts))
     return file.is_file() and not hidden and data_suffix(file) in suffixes + ("",) * (suffixes == TEXT_SUFFIXES)
 
 
+def _is_hidden(name: str, pattern: str = "") -> bool:
+    """Whether a name, or one that a pattern matches, is not meant to be read: _SUCCESS by *, but not by _*."""
+    return name[:1] in (".", "_") and name[:1] != pattern[:1]
+
+
 def data_suffix(path: Path) -> str:
-    """The suffix that tells the format: "a.jsonl.gz" -> ".jsonl", "a.raw" -> ".raw", "wiki_00" -> ""."""
+    """The suffix that tells the format: "a.jsonl.gz" and "a.ndjson" -> ".jsonl", "a.raw" -> ".raw", "wiki_00" -> ""."""
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
-    return suffixes[-1] if suffixes else ""
+    return SYNONYMS.get(suffixes[-1], suffixes[-1]) if suffixes else ""
 
 
 def is_plain_text(path: Path) -> bool:
@@ -118,11 +159,11 @@ def is_plain_text(path: Path) -> bool:
 
 
 def check_file(flag: str, path: Path, binary: Iterable[str] = (".parquet",)) -> None:
-    """ValueError unless the file is there, not empty, and begins with UTF-8 text if its suffix is not `binary`."""
+    """UserError unless the file is there, not empty, and begins with UTF-8 text if its suffix is not `binary`."""
     if not path.is_file():
-        raise ValueError(f"{flag} {path}: {'is a folder' if path.is_dir() else 'no such file'}")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{flag} {path}: the file is empty")
+        raise UserError(f"{flag} {path}: {'is a folder' if path.is_dir() else 'no such file'}")
+    if _is_empty(path):
+        raise UserError(f"{flag} {path}: the file is empty")
     with open_binary(path) as stream:
         head = stream.read(SNIFFED)
     if data_suffix(path) in binary:
@@ -130,13 +171,14 @@ def check_file(flag: str, path: Path, binary: Iterable[str] = (".parquet",)) -> 
     # A file that its name calls text may have a stray NUL byte.
     nul_share = 0.01 if data_suffix(path) in TEXT_SUFFIXES else 0.0
     if problem := _not_text(head, nul_share):
-        raise ValueError(f"{flag} {path}: {problem}")
+        raise UserError(f"{flag} {path}: {problem}")
 
 
 # First bytes -> the kind of file; only looked up if a file is not text.
 _SIGNATURES = {
     b"%PDF": "a PDF",
-    b"PK\x03\x04": "a zip archive",
+    b"PK\x03\x04": "a zip archive, or an Excel workbook: save its sheet as CSV (UTF-8)",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook: save its sheet as CSV (UTF-8)",
     b"\x1f\x8b": "gzip data: name it .gz",
     b"BZh": "bzip2 data: name it .bz2",
     b"\xfd7zXZ": "xz data: name it .xz",
@@ -167,7 +209,7 @@ _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 @contextlib.contextmanager
 def open_binary(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a plain or compressed file. ValueError with its name if it turns out to be damaged anywhere in the
+    """The bytes of a plain or compressed file. UserError with its name if it turns out to be damaged anywhere in the
     `with` block."""
     openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
     try:
@@ -177,7 +219,7 @@ def open_binary(path: Path) -> Iterator[BinaryIO]:
             yield stream
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ValueError(f"{path}: cannot be read ({reason})") from None
+        raise UserError(f"{path}: cannot be read ({reason})") from None
 
 
 def _open_zstd(path: Path, mode: str) -> BinaryIO:  # noqa: ARG001
@@ -191,7 +233,7 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[io.TextIOBase]
     """A text stream of a plain or compressed file, without its byte-order mark. newline: as of `open`; None: every line
     end is a newline.
 
-    ValueError with the file's name if it turns out to be damaged or not UTF-8 anywhere in the `with` block.
+    UserError with the file's name if it turns out to be damaged or not UTF-8 anywhere in the `with` block.
     """
     with open_binary(path) as binary:
         try:
@@ -199,4 +241,4 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[io.TextIOBase]
                 yield stream
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
-            raise ValueError(f"{path}: not UTF-8 text (byte {byte:#04x}); convert it first") from None
+            raise UserError(f"{path}: not UTF-8 text (byte {byte:#04x}); convert it first") from None

@@ -6,9 +6,11 @@ from typing import Any
 
 import huggingface_hub
 
+from common.errors import UserError
 from common.processes import answers, print_once
 from common.reports import first_line
 from constants import DATASET_VALS
+from corpora.files import SAVED_BY_DATASETS
 
 SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 
@@ -16,13 +18,13 @@ SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
 def load_dataset_splits(
     name: str, config: str | None, flag: str, streaming: bool = False, needed: str | None = None
 ) -> dict[str, Any]:
-    """{split: a datasets.Dataset, with `streaming` an IterableDataset} of a saved folder or a Hub name. ValueError if
+    """{split: a datasets.Dataset, with `streaming` an IterableDataset} of a saved folder or a Hub name. UserError if
     there is none, or no split called `needed`."""
     import datasets
 
     do_not_wait_for_the_hub(name)
     try:
-        if (Path(name) / "dataset_dict.json").is_file() or (Path(name) / "state.json").is_file():
+        if any((Path(name) / file).is_file() for file in SAVED_BY_DATASETS):
             loaded = datasets.load_from_disk(name)
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
             splits = {split: _plain(rows) for split, rows in splits.items()}
@@ -37,9 +39,9 @@ def load_dataset_splits(
         tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
         reason = f"cannot be loaded from disk or the Hub ({first_line(error, 2)}){hint}"
-        raise ValueError(f"{flag} {name}: {reason}") from None
+        raise UserError(f"{flag} {name}: {reason}") from None
     if needed and needed not in splits:
-        raise ValueError(f"{flag} {name}: no split called {needed}; available: {', '.join(splits)}")
+        raise UserError(f"{flag} {name}: no split called {needed}; available: {', '.join(splits)}")
     return splits
 
 
@@ -57,7 +59,7 @@ def _published(name: str, config: str | None, streaming: bool) -> dict[str, Any]
     configs, files = {file.config for file in found}, {}
     if len(configs) != 1:
         names = f"configurations {', '.join(sorted(configs))}: name one" if configs else "no conversion on the Hub"
-        raise ValueError(f"it has a script, which is not run, and {names}")
+        raise UserError(f"it has a script, which is not run, and {names}")
     for file in found:
         files.setdefault(file.split, []).append(file.url)
     part = " (of its first gigabytes)" if any("/partial-" in file.url for file in found) else ""
@@ -69,6 +71,12 @@ def _plain(rows: Any) -> Any:
     """The rows with all columns as Python values, also of a data set that was saved after `set_format("torch")`."""
     saved = rows.format
     return rows if saved["type"] is None and saved["columns"] == rows.column_names else rows.with_format(None)
+
+
+def classes_of(rows: Any) -> dict[str, list[str]]:
+    """{column: names of its classes by their number} of a datasets.Dataset or IterableDataset."""
+    features = getattr(rows, "features", None) or {}
+    return {column: kind.names for column, kind in features.items() if hasattr(kind, "names")}
 
 
 def do_not_wait_for_the_hub(name: str) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from joblib.externals.loky import ProcessPoolExecutor
 from tqdm import tqdm
 
+from common.errors import UserError
 from common.processes import end_with_parent
 from constants import PACKAGE_TOPIC_LABELS
 from corpora import prose
@@ -268,7 +269,7 @@ def build(folder: Path, site_packages: Path | None = None, num_workers: int = 2,
         progress: show a bar of the files read.
 
     Raises:
-        ValueError: no text of a package of PACKAGE_TOPIC_LABELS, or none to hold out.
+        UserError: no text of a package of PACKAGE_TOPIC_LABELS, or none to hold out.
     """
     folder, site_packages = Path(folder), _site_packages(site_packages)
     jobs = [(site_packages, path) for path in _files(site_packages)]
@@ -286,7 +287,7 @@ def build(folder: Path, site_packages: Path | None = None, num_workers: int = 2,
     held_out = [package for package in HELD_OUT_PACKAGES if num_paragraphs[package]]
     missing = [label for label in PACKAGE_TOPIC_LABELS if not num_paragraphs[label]]
     if missing or not held_out:
-        raise ValueError(
+        raise UserError(
             f"{site_packages}: no English prose of {', '.join(missing or HELD_OUT_PACKAGES)} in {len(jobs):,} files; "
             "install requirements.txt there, or give text of your own with --train_file"
         )

@@ -6,6 +6,7 @@ import csv
 import html
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,9 +23,9 @@ csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses lon
 
 # ---------------------------------------------------------------- rows
 def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
-    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file. ValueError names the line, also for missing `columns`."""
+    """Rows of a JSON-lines, JSON, CSV, TSV or parquet file. UserError names the line, also for missing `columns`."""
     if is_plain_text(path):
-        raise ValueError(f"{path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, .xz ...)")
+        raise UserError(f"{path}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and .gz, .xz ...)")
     if data_suffix(path) == ".parquet":
         rows = _read_parquet(path, columns)
     else:
@@ -33,20 +34,30 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
     for number, row in enumerate(rows, start=1):
         missing = [column for column in columns or [] if column not in row]
         if missing:
-            raise ValueError(f"{path}, row {number}: no column {missing[0]}; available: {listed(row)}")
+            raise UserError(f"{path}, row {number}: no column {missing[0]}; available: {listed(row)}")
         yield row
 
 
 @contextlib.contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """A pyarrow ParquetFile. ValueError with its name if it turns out to be damaged anywhere in the `with` block."""
+    """A pyarrow ParquetFile. UserError with its name if it turns out to be damaged anywhere in the `with` block."""
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def class_names(path: Path) -> dict[str, list[str]]:
+    """{column: names of its classes by their number} of a .parquet that `datasets` wrote; {} of any other file."""
+    if data_suffix(path) != ".parquet":
+        return {}
+    with open_parquet(path) as file:
+        written = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    features = json.loads(written).get("info", {}).get("features", {})
+    return {column: kind["names"] for column, kind in features.items() if "names" in kind}
 
 
 def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
@@ -78,20 +89,36 @@ def csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
             begun, line = place, rows.line_num + 1
             for values in rows:
                 if values and len(values) != len(header):
-                    raise ValueError(f"{path}, line {line}{after}: {len(values)} fields, the header has {len(header)}")
+                    end = "" if values[-1] or len(values) < len(header) else " (it ends in a comma)"
+                    wrong = f"{len(values)} fields{end}, the header has {len(header)}"
+                    raise UserError(f"{path}, line {line}{after}: {wrong}")
                 if values:  # [] is an empty line
                     yield begun, dict(zip(header, values, strict=True))
                 begun, line = place, rows.line_num + 1
         except csv.Error as error:
-            raise ValueError(f"{path}, line {line}{after}: broken CSV ({error})") from None
+            raise UserError(f"{path}, line {line}{after}: broken CSV ({error})") from None
 
 
 def checked_header(names: list[str], path: Path) -> list[str]:
-    """The names themselves; ValueError if two columns have the same."""
+    """The names themselves; UserError if two columns have the same, or a .csv is not separated by commas."""
+    first = names[0] if names else ""
+    other = next((word for character, word in ((";", "semicolons"), ("\t", "tabs")) if character in first), None)
+    if first.startswith("sep="):
+        raise UserError(f"{path}, line 1: {first} is a note for Excel. Delete the line, and separate fields by commas.")
+    if data_suffix(path) == ".csv" and len(names) == 1 and other:
+        how = "name it .tsv" if other == "tabs" else "save it with commas, as pandas' to_csv does, or as .jsonl"
+        raise UserError(f"{path}, line 1: its fields are separated by {other}, those of a .csv by commas: {how}")
     if len(set(names)) < len(names):
         (twice, _), *_ = Counter(names).most_common(1)
-        raise ValueError(f"{path}, line 1: two columns are called {twice!r}")
+        what = f"two columns are called {twice!r}" if twice else "several columns have no name (commas at its end?)"
+        raise UserError(f"{path}, line 1: {what}")
     return names
+
+
+def first_line(path: Path) -> list[str]:
+    """The fields of the first line of a tab-separated file."""
+    with open_text(path) as stream:
+        return stream.readline().rstrip("\n").split("\t")
 
 
 def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
@@ -103,29 +130,34 @@ def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
     """
     with open_text(path) as stream:
         lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
-        names = checked_header(next(lines, (1, []))[1], path) if header else None
+        names = checked_header(next(lines, (1, []))[1], path) if header else []
+        quoted = bare = (
+            0  # fields in quotes as a CSV writer puts them, and fields with quotes that it would not leave so
+        )
         for number, values in lines:
             if not values:  # an empty line
                 continue
-            if names is None:
-                yield dict(enumerate(values))
-                continue
-            if len(values) < len(names) and _is_open(values[-1]):
+            if not (names or header):
+                names = list(range(len(values)))
+            if header and len(values) < len(names) and _is_open(values[-1]):
                 values = _joined(values, (more for _, more in lines))
             if len(values) != len(names):
-                raise ValueError(f"{path}, line {number}: {len(values)} fields, the header has {len(names)}")
-            if any(map(_is_csv_field, values)):
-                say_once(
-                    f"{path}: some fields look quoted as in CSV, but in .tsv quotes are part of the text: if they "
-                    "are not, write .csv with commas, or .jsonl"
-                )
+                wanted = f"the header has {len(names)}" if header else f"the lines before have {len(names)}"
+                raise UserError(f"{path}, line {number}: {len(values)} fields, {wanted}")
+            with_quotes = [value for value in values if '"' in value]
+            in_quotes = sum(map(_is_csv_field, with_quotes))
+            quoted, bare = quoted + in_quotes, bare + len(with_quotes) - in_quotes
             yield dict(zip(names, values, strict=True))
+    if quoted and not bare:
+        say_once(
+            f"{path}: {quoted:,} fields are in double quotes, which are part of the text in .tsv. If they come from "
+            "Excel or pandas and are not, save the file as .csv with commas, or as .jsonl"
+        )
 
 
 def _is_csv_field(field: str) -> bool:
-    """Whether a CSV writer quoted a field that has quotes: "a ""b"" c", but not "a b", nor "a" and "b" as one field."""
-    inner = field[1:-1]
-    return '""' in inner and field[0] == field[-1] == '"' and '"' not in inner.replace('""', "")
+    """Whether a CSV writer may have put a field in quotes: "a, b" and "a ""b"" c", but not "a" or "b" as one field."""
+    return len(field) > 1 and field[0] == field[-1] == '"' and '"' not in field[1:-1].replace('""', "")
 
 
 def _is_open(field: str) -> bool:
@@ -145,12 +177,17 @@ def _joined(values: list[str], lines: Iterator[list[str]]) -> list[str]:
 def _read_json(path: Path) -> Iterator[dict]:
     """Rows of one object a line, or of a .json that is one value: an array of rows, or an object over several lines."""
     with open_text(path) as stream:
-        first = stream.readline()
-        if data_suffix(path) == ".json" and not _is_object(first):
-            value = json_value(first + stream.read(), path)
+        first, second = stream.readline(), stream.readline()
+        if data_suffix(path) == ".json" and not (second and _is_object(first)):
+            value = json_value(first + second + stream.read(), path)
+            if isinstance(value, dict) and _has_columns(value):
+                raise UserError(
+                    f"{path}: one object of columns, as pandas' to_json writes by default. Save it by rows: "
+                    "orient='records', or .jsonl"
+                )
             rows = enumerate(value if isinstance(value, list) else [value], start=1)
         else:
-            lines = enumerate(itertools.chain([first], stream), start=1)
+            lines = enumerate(itertools.chain([first, second], stream), start=1)
             rows = ((number, json_value(line.strip(), path, number)) for number, line in lines if line.strip())
         for number, row in rows:
             yield json_object(row, f"{path}, row {number}")
@@ -161,6 +198,19 @@ def _is_object(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _has_columns(value: dict) -> bool:
+    """Whether an object is a table by columns: {"a": {"0": 1, "1": 2}}, {"a": [1, 2], "b": [3, 4]} or pandas' split."""
+    columns = list(value.values())
+    if {"columns", "data"} <= value.keys():
+        return True
+    if all(isinstance(column, dict) and column for column in columns):
+        return all(number.isdecimal() for column in columns for number in column)
+    if len(columns) > 1 and all(isinstance(column, list) for column in columns):
+        rows = len(columns[0])
+        return rows > 1 and all(len(column) == rows and not isinstance(column[0], dict) for column in columns)
+    return False
 
 
 def json_object(value: Any, place: str) -> dict:
@@ -248,7 +298,7 @@ def decoded(line: bytes, path: Path, place: int) -> str:
         text = line.decode("utf-8-sig" if place == 0 else "utf-8")
     except UnicodeDecodeError as error:
         byte = f"byte {line[error.start]:#04x} at {place + error.start:,}"
-        raise ValueError(f"{path}: not UTF-8 text ({byte}); convert it first") from None
+        raise UserError(f"{path}: not UTF-8 text ({byte}); convert it first") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -266,13 +316,19 @@ def read_documents(path: Path, text_column: str) -> Iterator[str]:
 
 
 def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
-    """The texts of a column, "" for a missing one. ValueError for any other value."""
+    """The texts of a column, "" for a missing one. UserError for any other value."""
     return (text_of(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
 
 
 def text_of(value: object, column: str, place: str) -> str:
-    """The text of a column in the row at a place, "" for a missing one. ValueError for any other value."""
-    if not isinstance(value, str | None):
-        kind = type(value).__name__
-        raise ValueError(f"{place}: the column {column} holds no text, but a value of type {kind}")
-    return value or ""
+    """The text of a column in the row at a place, "" for a missing one. UserError for any other value."""
+    if is_missing(value):
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(value).__name__}")
+    return value
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value is None, or NaN, which pandas writes for it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -9,13 +9,14 @@ import hashlib
 import importlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from common.errors import UserError
 from common.processes import cores_here, print_once
 from common.reports import human_bytes
 from common.whole_folders import cached, kept_digests, stamp
@@ -27,8 +28,8 @@ from corpora.reading import column_texts, read_documents
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that a run trains: enough for a small vocabulary, and a minute or less.
-TOKENIZER_SENTENCES, TOKENIZER_CHARACTERS = 200_000, 2**25
-TOKENIZER_FORMAT = 3  # part of its key in the cache: raise it when the same text would give another tokenizer
+SAMPLE = dict(max_sentences=200_000, max_characters=2**25)
+TOKENIZER_FORMAT = 4  # part of its key in the cache: raise it when the same text would give another tokenizer
 
 
 @dataclass
@@ -52,14 +53,14 @@ class Source:
             yield from read_ids(file, self.column) if self.ids else read_documents(file, self.column)
 
     def check_unchanged(self) -> None:
-        """ValueError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
+        """UserError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
         for file, before in zip(self.files, self.stamps, strict=False):
             if stamp(file) != before:
-                raise ValueError(f"{file} has changed while it was read: start again when it is complete")
+                raise UserError(f"{file} has changed while it was read: start again when it is complete")
 
 
 def find_sources(args: Any) -> dict[str, Source]:
-    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. ValueError if none."""
+    """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. UserError if none."""
     ids = has_ids(args)
     column = args.input_ids_column if ids else args.text_column
     if args.train_file:
@@ -77,7 +78,7 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     allenai/c4:0.7,wikimedia/wikipedia:0.3`. Weights add up to 1; without any there is one corpus, "text".
 
     A corpus is named after its file, or the folder before a pattern; where two are alike, with its configuration or a
-    number too. ValueError unless all or none have a weight.
+    number too. UserError unless all or none have a weight.
     """
     flag = "--train_file" if args.train_file else "--dataset_name"
     text = args.dataset_name or BUILTIN_CORPUS
@@ -85,11 +86,11 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     paths, weights = split_weights(flag, given)
     configs = (args.dataset_config_name or "").split(",")
     if weights is None and not args.train_file and len(paths) > 1:
-        raise ValueError(f"--dataset_name {args.dataset_name}: several data sets need weights: a:0.7,b:0.3")
+        raise UserError(f"--dataset_name {args.dataset_name}: several data sets need weights: a:0.7,b:0.3")
     if weights is None:
         return {"text": (1.0, args)}
     if len(configs) not in (1, len(paths)):
-        raise ValueError(
+        raise UserError(
             f"--dataset_config_name {args.dataset_config_name}: give one name, or one for each of the "
             f"{len(paths)} data sets, separated by commas"
         )
@@ -134,7 +135,7 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool) -> d
             dataset = splits[split]
             if column not in dataset.column_names:
                 flag = "--input_ids_column" if ids else "--text_column"
-                raise ValueError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
+                raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
             shown = f"{name} ({len(dataset):,} rows)"
             sources[split] = Source(shown, dataset._fingerprint, [], column, dataset, ids=ids)
     return sources
@@ -171,22 +172,35 @@ def tokenizer_for(
 ) -> PreTrainedTokenizerBase:
     """A tokenizer trained on all the text, whatever the weights of its corpora, and cached under a key of the text's
     contents, the size and `byte_fallback`."""
-    fingerprint, column = joint_fingerprint(sources), sources[0].column
-    decisive = f"{TOKENIZER_FORMAT} {fingerprint} {column} {vocab_size} {byte_fallback}"
-    key = hashlib.sha256(decisive.encode()).hexdigest()
 
-    def build(folder: Path) -> None:
-        print_once(f"no tokenizer was named: training one of {vocab_size:,} tokens on {described(sources)}")
-        sample = dict(max_sentences=TOKENIZER_SENTENCES, max_characters=TOKENIZER_CHARACTERS)
+    def train(folder: Path) -> None:
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
-        train_tokenizer(documents, folder, vocab_size, byte_fallback, **sample)
+        train_tokenizer(documents, folder, vocab_size, byte_fallback, **SAMPLE)
         for source in sources:
             source.check_unchanged()
 
+    decisive = f"{joint_fingerprint(sources)} {sources[0].column} {vocab_size} {byte_fallback}"
+    return _trained(train, decisive, f"{vocab_size:,} tokens on {described(sources)}", cache)
+
+
+def tokenizer_for_pairs(
+    texts: Sequence[str], vocab_size: int, cache: Path, byte_fallback: bool | None = None
+) -> PreTrainedTokenizerBase:
+    """A tokenizer trained on sources and targets, cached in the same way. It is smaller where they are too few."""
+
+    def train(folder: Path) -> None:
+        train_tokenizer(texts, folder, vocab_size, byte_fallback, **SAMPLE, is_exact=False)
+
+    contents = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    shown = f"up to {vocab_size:,} tokens on {len(texts):,} sources and targets"
+    return _trained(train, f"pairs {contents} {vocab_size} {byte_fallback}", shown, cache)
+
+
+def _trained(train: Callable[[Path], None], decisive: str, shown: str, cache: Path) -> PreTrainedTokenizerBase:
+    key = hashlib.sha256(f"{TOKENIZER_FORMAT} {decisive}".encode()).hexdigest()
+
+    def build(folder: Path) -> None:
+        print_once(f"no tokenizer was named: training one of {shown}")
+        train(folder)
+
     return load_tokenizer(str(cached(cache, "tokenizer", key, build)))
-
-
-def default_tokenizer(args: Any, cache_dir: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model from scratch where none is named, as in pre-training on the built-in text."""
-    cache = Path(cache_dir).expanduser()
-    return tokenizer_for([builtin_sources(cache)["train"]], args.vocab_size, cache, args.byte_fallback)

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from transformers import TrainingArguments
 
+from common.errors import StreamError, UserError
 from corpora.blocks import Corpus
 from corpora.examples import shares
 from corpora.own_ids import is_blank, with_eos
@@ -155,10 +156,10 @@ class LaneSource:
         return number + (block + begun) / len(blocks)
 
     def check_not_empty(self) -> None:
-        """ValueError if the corpus gives no example at all; a lane would search forever."""
+        """UserError if the corpus gives no example at all; a lane would search forever."""
         rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
-            raise ValueError(f"{self.corpus.description}: gives no example to train on")
+            raise UserError(f"{self.corpus.description}: gives no example to train on")
 
 
 class Lane:
@@ -286,7 +287,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def of_run(
         cls, corpora: list, make_batch: Callable, args: TrainingArguments, shuffle_buffer_size: int, **others: Any
     ) -> "StreamDataset":
-        """The stream of this rank of a run. ValueError if a corpus gives no example, or its weight leaves it none."""
+        """The stream of this rank of a run. UserError if a corpus gives no example, or its weight leaves it none."""
         seed = args.seed if args.data_seed is None else args.data_seed
         ranks = max(1, args.world_size)
         stream = cls(
@@ -294,7 +295,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
         )
         for number, source in enumerate(stream.sources):
             if number not in stream.turns:
-                raise ValueError(
+                raise UserError(
                     f"{source.corpus.description}: its weight, {stream.weights[number]:.2g} of all, gives "
                     f"none of {TURNS:,} examples: raise it, or leave the corpus out"
                 )
@@ -350,14 +351,14 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def resume(self, checkpoint: str) -> None:
         """Resumes where a checkpoint was written, by any number of ranks.
 
-        ValueError if it holds no place, or that of another stream, or of this one with another seed or buffer.
+        UserError if it holds no place, or that of another stream, or of this one with another seed or buffer.
         """
         files = sorted(Path(checkpoint).glob("stream_state_*.json"))
         if not files:
-            raise ValueError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
         states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         if states[0]["fingerprint"] != self.fingerprint:
-            raise ValueError(
+            raise UserError(
                 f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
                 "--shuffle_buffer_size, tokenizer and lengths must stay"
             )
@@ -386,10 +387,6 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def examples_of_step(self, step: int, batch: int) -> list[int]:
         """Numbers of the examples in the global batch of a step (from 0)."""
         return list(range(step * batch, (step + 1) * batch))
-
-
-class StreamError(ValueError):
-    """A stream cannot be read any further: a broken row far inside the corpus, or a network that is gone."""
 
 
 class StreamLoader(torch.utils.data.DataLoader):

@@ -19,6 +19,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from common.errors import UserError
 from common.whole_folders import cached
 from corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
 from corpora.sources import Source
@@ -55,7 +56,7 @@ class TokenFile:
 def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase) -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
 
-    args: the flags of the text. ValueError if more documents are to be held out than the text has; without effect
+    args: the flags of the text. UserError if more documents are to be held out than the text has; without effect
     where it has a validation split.
     """
     choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
@@ -130,12 +131,12 @@ def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tup
 
 def split_off_documents(documents: Iterable[str], count: int, total: int) -> Iterator[tuple[bool, list[str]]]:
     """(held out, documents) blocks: exactly `count` of the `total` documents that are not empty, in stretches of up to
-    HELD_OUT_NEIGHBOURS spread evenly over the text. ValueError unless at least as many are left to train on.
+    HELD_OUT_NEIGHBOURS spread evenly over the text. UserError unless at least as many are left to train on.
 
     Of 10 documents 2 -> the stretches [8, 9]; 100 of 1,000 -> [450 ... 499] and [950 ... 999].
     """
     if count * 2 > total:
-        raise ValueError(
+        raise UserError(
             f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
             "them can be held out"
         )

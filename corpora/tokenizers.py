@@ -13,25 +13,51 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
+from common.errors import UserError
 from common.processes import in_background, print_once
-from common.reports import first_line, read_json, write_json
+from common.reports import first_line, human_time, read_json, write_json
 from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
 from corpora.hub import do_not_wait_for_the_hub
+from corpora.sentencepiece_models import (
+    SentencePieceModel,
+    check_same_ids,
+    probe_texts,
+    space_marks,
+    special_token,
+    with_bytes,
+)
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_level
 
 TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they are cut
 LINE_PART = 1_024  # characters of a part of such a line
 MOST_CHARACTERS = 2**28  # from which SentencePiece learns; it takes 13 bytes of memory for each
 TOLD_CHARACTERS = 2**24  # with more, it takes longer than some seconds
+LONGEST_WORD = 100  # characters; longer words are text without spaces, such as DNA
+TOLD_WITHOUT_SPACES = 2**17  # the same for characters of such words
+SECONDS_A_CHARACTER, SECONDS_WITHOUT_SPACES = 1e-6, 1e-4  # on two cores
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
 LEAST_COVERAGE = 0.98  # that SentencePiece takes
+RULES = "tokenizer.json"  # the file of the `tokenizers` library
+MODELS = ("spiece.model", "tokenizer.model")  # SentencePiece's
+OTHER_VOCABULARIES = ("vocab.json", "vocab.txt")
+CONFIGS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "config.json",
+    "adapter_config.json",
+)
+T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+ROLES = tuple(T5_NAMES)
 
 
 def train_tokenizer(
@@ -43,27 +69,34 @@ def train_tokenizer(
     character_coverage: float | None = None,
     max_sentences: int = 1_000_000,
     max_characters: int = MOST_CHARACTERS,
+    is_exact: bool = True,
 ) -> Counter:
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
     vocab_size counts all tokens: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
     as in T5's own vocabulary). The pieces are learnt from a sample: at most `max_sentences` lines of `max_characters`
     together, drawn evenly, the same each time. `letters_and_bytes` chooses byte_fallback and character_coverage by
-    its letters if they are None.
+    its letters if they are None. Where normalization leaves line breaks as they are, those within a document are a
+    letter too. is_exact: False takes fewer tokens where the text has not enough.
 
-    Returns how often each letter occurs in the sample. ValueError if the text is too small for the size.
+    Returns how often each letter occurs in the sample, spaces left out. UserError if the text is too small.
     """
     import sentencepiece
 
     output_dir.mkdir(parents=True, exist_ok=True)
     shown = tqdm(documents, "reading the text", unit=" documents", disable=not sys.stderr.isatty())
-    lines = (line for document in shown for line in document.split("\n") if line.strip())
+    breaks: Counter = Counter()
+
+    def lines_of(document: str) -> list[str]:
+        breaks["\n"] += document.strip("\n").count("\n")
+        return document.split("\n")
+
+    lines = (line for document in shown for line in lines_of(document) if line.strip())
     sample = _sample((part for line in lines for part in _parts_of(line)), max_sentences, max_characters)
-    if (characters := sum(map(len, sample))) > TOLD_CHARACTERS:
-        learnt = f"{characters:,} characters in {len(sample):,} lines"
-        print_once(f"SentencePiece learns {vocab_size:,} tokens from {learnt}")
-    letters = Counter(itertools.chain.from_iterable(sample))
-    letters = Counter({letter: count for letter, count in letters.items() if letter.strip()})
+    _announce_learning(sample, vocab_size)
+    letters = Counter(itertools.chain.from_iterable(sample)) + breaks
+    is_lost = str.isspace if normalization.startswith("nmt_") else " ".__eq__  # into the mark of a word's beginning
+    letters = Counter({letter: count for letter, count in letters.items() if not is_lost(letter)})
     byte_fallback, character_coverage = letters_and_bytes(letters, vocab_size, byte_fallback, character_coverage)
     model = io.BytesIO()
     options = dict(model_type="unigram", vocab_size=vocab_size - NUM_SENTINELS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
@@ -71,14 +104,15 @@ def train_tokenizer(
     options |= dict(normalization_rule_name=normalization, max_sentence_length=TOKENIZER_SENTENCE, minloglevel=2)
     # SentencePiece removes its own special tokens from a text, such as <unk> in WikiText, before it counts letters.
     inside = [token for token in ("<pad>", "</s>", "<unk>") if any(token in part for part in sample)]
-    options |= dict(required_chars="".join(sorted(set("".join(inside)))))
+    needed = set("".join(inside)) | (letters.keys() & set("\n"))
+    options |= dict(required_chars="".join(sorted(needed)), hard_vocab_limit=is_exact)
     options |= dict(num_threads=16)  # not the machine's number of cores: the sums, and so the pieces, depend on it
     train = partial(sentencepiece.SentencePieceTrainer.train, sentence_iterator=iter(sample), model_writer=model)
     try:
         in_background(partial(train, **options)).result()  # C++ sees Ctrl-C when it is done, which may take an hour
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
-            raise ValueError("there is no text to train a tokenizer on") from None
+            raise UserError("there is no text to train a tokenizer on") from None
         reason = str(error).split("] ")[-1]
         if most := re.search(r"set it to a value <= (\d+)", str(error)):
             tokens = int(most[1]) + NUM_SENTINELS
@@ -86,32 +120,29 @@ def train_tokenizer(
             reason = f"it is enough for {tokens} tokens; give {less}more text"
         if least := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
             reason = f"its letters alone take {int(least[1]) + NUM_SENTINELS}"
-        raise ValueError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
+        raise UserError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
-    save_tokenizer(_of_model(output_dir, model.getvalue()), output_dir)
+    save_tokenizer(load_tokenizer(str(output_dir / MODELS[0])), output_dir)
     return letters
 
 
-class _NotNormalizing(T5Tokenizer):
-    """T5Tokenizer of a model without a map of characters, where transformers 5.17 fails at an empty one."""
+def _announce_learning(sample: list[str], vocab_size: int) -> None:
+    """Prints what is learnt from and how long it may take, if that is more than some seconds.
 
-    def __init__(self, *args, _spm_precompiled_charsmap=None, **kwargs):
-        super().__init__(*args, _spm_precompiled_charsmap=_spm_precompiled_charsmap or None, **kwargs)
-
-
-def _of_model(folder: Path, model: bytes) -> PreTrainedTokenizerBase:
-    """The T5 tokenizer of the SentencePiece model spiece.model in a folder, with 100 sentinels if it has none."""
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
-
-    proto = ModelProto.FromString(model)
-    has_sentinels = any(piece.piece == "<extra_id_0>" for piece in proto.pieces)  # mT5's
-    kind = T5Tokenizer if proto.normalizer_spec.precompiled_charsmap else _NotNormalizing
-    tokenizer = kind.from_pretrained(str(folder), extra_ids=0 if has_sentinels else NUM_SENTINELS)
-    spec, symbols = proto.trainer_spec, {piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED}
-    symbols = {symbol for symbol in symbols if not SENTINEL_NAME.fullmatch(symbol)}
-    if symbols or spec.byte_fallback or spec.unk_id != 2 or not proto.normalizer_spec.name.startswith("nmt_"):
-        return _as_sentencepiece(tokenizer, spec.byte_fallback, spec.unk_id, symbols)
-    return tokenizer
+    SentencePiece takes a hundred times as long for text without spaces, each of whose words is a new one.
+    """
+    characters = sum(map(len, sample))
+    without_spaces = sum(len(word) for line in sample for word in line.split() if len(word) > LONGEST_WORD)
+    if characters <= TOLD_CHARACTERS and without_spaces <= TOLD_WITHOUT_SPACES:
+        return
+    seconds = characters * SECONDS_A_CHARACTER + without_spaces * SECONDS_WITHOUT_SPACES
+    learnt = f"{characters:,} characters in {len(sample):,} lines"
+    print_once(f"SentencePiece learns {vocab_size:,} tokens from {learnt}: about {human_time(seconds)}")
+    if without_spaces > TOLD_WITHOUT_SPACES:
+        print_once(
+            f"{without_spaces:,} of them are in words of more than {LONGEST_WORD}, for which SentencePiece is slow: "
+            "create_tokenizer.py --max_sentences takes less text, and ready-made ids (--input_ids_column) need none"
+        )
 
 
 def letters_and_bytes(
@@ -152,84 +183,22 @@ def _parts_of(line: str) -> Iterator[str]:
     return cut_at_spaces(line, LINE_PART)
 
 
-_READS_BYTES = [  # rules of a decoder
-    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-    {"type": "ByteFallback"},
-    {"type": "Fuse"},
-    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-]
-
-
-def _as_sentencepiece(
-    tokenizer: PreTrainedTokenizerBase, byte_fallback: bool, unknown: int, symbols: set[str]
-) -> PreTrainedTokenizerFast:
-    """The tokenizer as a class that keeps its rules: transformers' T5Tokenizer rebuilds itself at every loading.
-
-    T5Tokenizer switches off bytes for unknown letters, takes token 2 for <unk>, and cuts words at every kind of white
-    space. sentencepiece cuts at plain spaces only; the nmt_ rules turn no-break spaces, tabs and the like into them.
-
-    symbols: the model's user-defined ones. T5Tokenizer makes added tokens of them, behind which it writes a space. As
-    pieces alone they have the score 0, which always wins; only one that normalization changes must stay added.
-    """
-    content, normalizer = json.loads(tokenizer.backend_tokenizer.to_str()), tokenizer.backend_tokenizer.normalizer
-    content["model"] |= {"byte_fallback": byte_fallback, "unk_id": unknown}
-    bare = {symbol: symbol.strip("▁") for symbol in symbols}  # without the mark of a space
-    pieces = {
-        symbol for symbol in symbols if normalizer is None or normalizer.normalize_str(bare[symbol]) == bare[symbol]
-    }
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in pieces]
-    made = rebuilt(tokenizer, content, {" {2,}": " ", r"\A | \z": ""}, space_marks("always"), _READS_BYTES)
-    return with_exact_spaces(made) if symbols - pieces else made
-
-
 def with_exact_spaces(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     """The same unigram tokenizer, which marks the beginning of a text, not of each part between added tokens."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in content["added_tokens"]:
         token["lstrip"] |= token["special"]  # sentinels: a space before one was never a token
-    marks = space_marks("first")
-    return rebuilt(tokenizer, content, {" {2,}": " "}, marks, [{"type": "ByteFallback"}, marks])
-
-
-def _with_own_unknown(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer; a T5Tokenizer whose <unk> is not token 2, such as MADLAD-400's, with rules of its own. There
-    transformers 5 writes unknown letters as token 2, which may be </s>. They are bytes, as in SentencePiece, if it has
-    them, else <unk>."""
-    if not isinstance(tokenizer, T5Tokenizer) or tokenizer.unk_token_id in (None, 2):
-        return tokenizer
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    byte_fallback = "<0x00>" in tokenizer.get_vocab()
-    content["model"] |= {"byte_fallback": byte_fallback, "unk_id": tokenizer.unk_token_id}
-    return rebuilt(tokenizer, content, {}, content["pre_tokenizer"], _READS_BYTES)
-
-
-def space_marks(prepend: str) -> dict:
-    """The rule that writes spaces as ▁, and one before "always" every part of a text, or the "first"."""
-    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": prepend, "split": True}
-
-
-def rebuilt(
-    tokenizer: PreTrainedTokenizerBase, content: dict, replaced: dict[str, str], marks: dict, decoders: list[dict]
-) -> PreTrainedTokenizerFast:
-    """A tokenizer of T5's kind from changed `content`, as transformers' class that does not change its rules.
-
-    replaced: {regular expression: text} after SentencePiece's own normalisation. marks: rule for spaces.
-    """
-
     rules = content["normalizer"] or {}
-    rules = [rule for rule in rules.get("normalizers", [rules]) if rule.get("type") == "Precompiled"]
-    rules += [{"type": "Replace", "pattern": {"Regex": pattern}, "content": text} for pattern, text in replaced.items()]
+    rules = [rule for rule in rules.get("normalizers", [rules]) if rule.get("type") in ("NFC", "Precompiled")]
+    rules.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     content["normalizer"] = {"type": "Sequence", "normalizers": rules}
-    content["pre_tokenizer"], content["decoder"] = marks, {"type": "Sequence", "decoders": decoders}
+    marks = content["pre_tokenizer"] = space_marks("first")
+    content["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, marks]}
     special = {token["content"] for token in content["added_tokens"] if token["special"]}
     kept = dict(extra_special_tokens=[token for token in tokenizer.extra_special_tokens if token in special])
     kept |= dict(model_max_length=tokenizer.model_max_length) | tokenizer.special_tokens_map
+    content = with_bytes(content) if content["model"].get("byte_fallback") else content
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **kept)
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds the files of a tokenizer."""
-    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "spiece.model"))
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -252,23 +221,34 @@ def use_older_names(folder: Path) -> None:
     write_json(path, dict(sorted(content.items())))
 
 
-def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, Hub name or SentencePiece .model. ValueError naming the flag if there is none."""
-
-    if name_or_path.endswith(".model") and Path(name_or_path).is_file():
-        return _load_model(Path(name_or_path), flag)
-    do_not_wait_for_the_hub(name_or_path)
+# ---------------------------------------------------------------- loading
+def load_tokenizer(
+    name_or_path: str, flag: str = "--tokenizer_name", special: dict[str, str] | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, Hub name, SentencePiece .model or tokenizer.json, with the ids of the tool that made
+    it: a tokenizer.json counts as it is, a .model is compared with sentencepiece. UserError naming the flag for any
+    other, or one without EOS or padding. special: {"eos_token": "</s>", ...} where its files name none."""
+    shown = f"{flag} {name_or_path}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
+        tokenizer = _load(_tokenizer_files(name_or_path), name_or_path, shown)
+    except UserError:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{flag} {name_or_path}: no tokenizer there ({first_line(error, 2)})") from None
-    except Exception as error:  # the tokenizers library raises nothing more specific for a damaged file
-        raise ValueError(f"{flag} {name_or_path}: the tokenizer cannot be read ({first_line(error)})") from None
-    for name in ("eos_token", "pad_token"):
-        if getattr(tokenizer, name) is None:
-            raise ValueError(
-                f"{flag} {name_or_path}: a {type(tokenizer).__name__} without {name}, which T5 needs: "
-                "use one of the T5 family, or train one with create_tokenizer.py"
+        raise UserError(f"{shown}: no tokenizer there ({first_line(error, 2)})") from None
+    except BaseException as error:
+        # The tokenizers library raises a bare Exception for a damaged file, and panics at a damaged map of letters.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{shown}: the tokenizer cannot be read ({first_line(error)})") from None
+    for role, token in (special or {}).items():
+        if token not in tokenizer.get_vocab():
+            raise UserError(f"--{role} {token}: {name_or_path} has no such token. Give one of its tokens")
+        tokenizer.add_special_tokens({role: token})
+    for role in ("eos_token", "pad_token"):
+        if getattr(tokenizer, role) is None:
+            raise UserError(
+                f"{shown}: its files name no {role}, which T5 needs: give it with create_tokenizer.py --from_tokenizer "
+                f"{name_or_path} --{role} TOKEN"
             )
     if tokenizer.padding_side != "right":  # Gemma's would put padding between the start token and a target
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
@@ -276,20 +256,197 @@ def load_tokenizer(name_or_path: str, flag: str = "--tokenizer_name") -> PreTrai
         tokenizer.clean_up_tokenization_spaces = tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
     for name in CODE_ENTRIES:
         tokenizer.init_kwargs.pop(name, None)
-    return _with_own_unknown(tokenizer)
+    tokenizer.name_or_path = name_or_path
+    return tokenizer
 
 
-def _load_model(path: Path, flag: str) -> PreTrainedTokenizerBase:
-    """The T5 tokenizer of a SentencePiece model. ValueError naming the flag for any other file."""
-    from sentencepiece import SentencePieceProcessor
+def named_tokenizer(args: Any) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that the flags of the model name, or the checkpoint's; None where both are from scratch."""
+    name, flag = args.tokenizer_name, "--tokenizer_name"
+    if not name:
+        name, flag = args.model_name_or_path, "--model_name_or_path"
+    return load_tokenizer(name, flag) if name else None
 
+
+def described_tokenizer(tokenizer: PreTrainedTokenizerBase, origin: str, joins_documents: bool = False) -> str:
+    """For a plan: where the tokenizer comes from, its size, and what it does to a text that not everybody expects.
+
+    joins_documents: whether documents follow each other without EOS, as in T5's pre-training.
+    """
+    parts = [f"{origin}, {len(tokenizer):,} tokens"]
+    encode = plain_encoder(tokenizer)
+    if tokenizer.decode(encode(["Ａ１，"])[0]).strip() == "A1,":
+        parts.append("NFKC: Ａ１， is read as A1, (create_tokenizer.py --normalization identity keeps it)")
+    if joins_documents and tokenizer.decode([*encode(["a"])[0], *encode(["a"])[0]]).strip() == "aa":
+        parts.append("nothing parts the end of a document and the next one's first word: --eos_between_documents does")
+    own = set(tokenizer.all_special_tokens) - set(tokenizer.special_tokens_map.values())
+    if own := sorted(token for token in map(str, own) if not SENTINEL_NAME.fullmatch(token)):
+        parts.append(f"{' '.join(own[:5])} in a text of pre-training are read as plain letters")
+    return "; ".join(parts)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the files of a tokenizer, or names ByT5's, which needs none."""
+    return _is_whole(_tokenizer_files(str(folder)))
+
+
+def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
+    """{name: place} of the files that make the tokenizer: a .model alone, or a .json and what lies beside it."""
+    path = Path(name_or_path)
+    if path.is_file() and path.suffix == ".model":
+        return {MODELS[0]: path}
+    if path.is_file():
+        return {name: path.parent / name for name in CONFIGS if (path.parent / name).is_file()} | {RULES: path}
+    names = (RULES, *MODELS, *OTHER_VOCABULARIES, *CONFIGS)
+    if path.is_dir():
+        return {name: path / name for name in names if (path / name).is_file()}
+    do_not_wait_for_the_hub(name_or_path)
+    found = ((name, cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False)) for name in names)
+    return {name: Path(place) for name, place in found if place}
+
+
+def _is_whole(files: dict[str, Path]) -> bool:
+    return _class_name(files) == "ByT5Tokenizer" or any(n in files for n in (RULES, *MODELS, *OTHER_VOCABULARIES))
+
+
+def _class_name(files: dict[str, Path]) -> str:
+    """The class of tokenizers that the files name, without "Fast"; "" if they name none."""
+    named = (read_json(files[n]).get("tokenizer_class") for n in ("tokenizer_config.json", "config.json") if n in files)
+    return next(filter(None, named), "").removesuffix("Fast")
+
+
+def _load(files: dict[str, Path], name_or_path: str, shown: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of these files, whose special tokens may be missing."""
+    if not _is_whole(files):
+        if base := _read(files, "adapter_config.json").get("base_model_name_or_path"):
+            return load_tokenizer(base, f"{shown}: its base")
+        raise UserError(f"{shown}: no tokenizer there: name one with --tokenizer_name")
+    if RULES in files:
+        content = json.loads(files[RULES].read_text(encoding="utf-8"))
+        tokenizer = _of_rules(content, files, {})
+        special = {*tokenizer.added_tokens_encoder, *map(str, tokenizer.all_special_tokens)}
+        texts = probe_texts(tokenizer.get_vocab().keys() - special)
+        rules = Tokenizer.from_str(json.dumps(content | {"truncation": None, "padding": None}))
+        wanted = [encoding.ids for encoding in rules.encode_batch(texts, add_special_tokens=False)]
+        check_same_ids(texts, _plain_ids(tokenizer, texts), wanted, shown, tool="tokenizers")
+        return tokenizer
     try:
-        SentencePieceProcessor(model_proto=path.read_bytes())
+        model = next((SentencePieceModel(files[name].read_bytes()) for name in MODELS if name in files), None)
     except RuntimeError:
-        raise ValueError(f"{flag} {path}: no SentencePiece model") from None
+        raise UserError(f"{shown}: no SentencePiece model") from None
+    if model and _class_name(files) in ("", "T5Tokenizer", "MT5Tokenizer", "PreTrainedTokenizer"):
+        tokenizer = _of_rules(model.tokenizer_content(shown), files, model.special_pieces())
+    else:
+        tokenizer = _of_class(files, name_or_path)
+    if model:
+        texts = model.probe_texts()
+        check_same_ids(texts, _plain_ids(tokenizer, texts), model.encode(texts), f"{shown} ({model.described})")
+    return tokenizer
+
+
+def _plain_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def _read(files: dict[str, Path], name: str) -> dict:
+    return read_json(files[name]) if name in files else {}
+
+
+def _tokens(content: dict) -> list[str]:
+    """The tokens of a tokenizer.json's model, by their ids."""
+    vocabulary = content["model"]["vocab"]  # [[piece, score], ...] or {token: id}
+    return (
+        [token for token, _ in vocabulary] if isinstance(vocabulary, list) else sorted(vocabulary, key=vocabulary.get)
+    )
+
+
+def _named_tokens(files: dict[str, Path]) -> dict[str, str]:
+    """{"eos_token": "</s>", ...}: the special tokens that the tokenizer's own files name."""
+    found = (_read(files, "tokenizer_config.json") | _read(files, "special_tokens_map.json")).items()
+    return {
+        role: token["content"] if isinstance(token, dict) else token for role, token in found if role in ROLES and token
+    }
+
+
+def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> PreTrainedTokenizerFast:
+    """The tokenizer of a tokenizer.json, whose rules are kept as they are. pieces: {role: token} where no file has one.
+
+    Changes `content` where transformers makes a SentencePiece model into a wrong one: <unk> is the token of that name,
+    and letters without a token become bytes where there are any. T5's tokenizers also get sentinels and an EOS behind
+    each text, which their class once added.
+    """
+    model, config, named = content["model"], _read(files, "tokenizer_config.json"), _named_tokens(files)
+    tokens, is_t5 = _tokens(content), _class_name(files) in ("", "T5Tokenizer", "MT5Tokenizer")
+    if isinstance(model["vocab"], list):
+        model["type"], unknown = "Unigram", named.get("unk_token", "<unk>")
+        model["unk_id"] = tokens.index(unknown) if unknown in tokens else model["unk_id"]
+        if "<0x00>" in tokens:
+            content = with_bytes(content)
+    added = content["added_tokens"]
+    listed = [str(t) for t in config.get("additional_special_tokens") or () if SENTINEL_NAME.fullmatch(str(t))]
+    there = [*tokens, *(token["content"] for token in added)]
+    if is_t5 and not any(map(SENTINEL_NAME.fullmatch, there)) and (pieces or not listed):
+        first = max([len(tokens) - 1, *(token["id"] for token in added)]) + 1
+        count = len(listed) or config.get("extra_ids", NUM_SENTINELS)
+        added += [special_token(first + n, f"<extra_id_{count - 1 - n}>") for n in range(count)]
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(path, Path(folder) / "spiece.model")
-        return _of_model(Path(folder), path.read_bytes())
+        for name in CONFIGS:
+            if name in files:
+                shutil.copyfile(files[name], Path(folder) / name)
+        write_json(Path(folder) / RULES, content)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    sentinels = sorted(
+        (t["content"] for t in added if SENTINEL_NAME.fullmatch(t["content"])), key=lambda t: (len(t), t)
+    )
+    if not tokenizer.extra_special_tokens:
+        tokenizer.add_special_tokens({"extra_special_tokens": sentinels})
+    of_config, vocabulary = _tokens_of_config(files, tokenizer), tokenizer.get_vocab()
+    t5s = {role: name for role, name in T5_NAMES.items() if is_t5 and (name in vocabulary or pieces)}
+    tokenizer.add_special_tokens(t5s | of_config | pieces | named)
+    if is_t5 and tokenizer.eos_token and not tokenizer("")["input_ids"]:
+        eos = tokenizer.eos_token
+        both, ids = ["$A", eos, "$B", eos], [(eos, tokenizer.eos_token_id)]
+        template = processors.TemplateProcessing(single=both[:2], pair=both, special_tokens=ids)
+        tokenizer.backend_tokenizer.post_processor = template
+    return tokenizer
+
+
+def _tokens_of_config(files: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """{"pad_token": "<pad>", ...}: the special tokens whose ids config.json names."""
+    ids = {role: _read(files, "config.json").get(f"{role}_id") for role in ROLES}
+    return {
+        role: tokenizer.convert_ids_to_tokens(number)
+        for role, number in ids.items()
+        if isinstance(number, int) and 0 <= number < len(tokenizer)
+    }
+
+
+def _of_class(files: dict[str, Path], name_or_path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of another class, made by transformers. Special tokens that no file names are those of config.json:
+    the class's own defaults, such as GPT-2's, would be new tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
+    roles = {*ROLES, "bos_token"} - _named_tokens(files).keys()
+    of_config = _tokens_of_config(files, tokenizer)
+    invented = [role for role in roles if (getattr(tokenizer, f"{role}_id") or 0) >= tokenizer.vocab_size]
+    if invented:
+        names = {role: of_config.get(role) for role in invented}
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **names)
+        kept = dict(model_max_length=tokenizer.model_max_length) | tokenizer.special_tokens_map
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **kept)  # has no defaults
+    missing = {role: token for role, token in of_config.items() if role in roles and getattr(tokenizer, role) is None}
+    tokenizer.add_special_tokens(missing)
+    return tokenizer
+
+
+def check_saved(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Saves the tokenizer and loads it again, here and by AutoTokenizer. AssertionError if one is another then."""
+    texts = probe_texts(tokenizer.get_vocab())
+    wanted = tokenizer(texts)["input_ids"], tokenizer.get_vocab(), tokenizer.eos_token_id, tokenizer.pad_token_id
+    with tempfile.TemporaryDirectory() as folder:
+        save_tokenizer(tokenizer, Path(folder))
+        for again in (load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)):
+            found = again(texts)["input_ids"], again.get_vocab(), again.eos_token_id, again.pad_token_id
+            assert found == wanted, f"{tokenizer.name_or_path}: the tokenizer is another when it is saved and loaded"
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,11 +1,14 @@
 """Letters without a token: the share of <unk> among the tokens of a text."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow.compute
 from transformers import PreTrainedTokenizerBase
+
+from common.errors import UserError
 
 MOST_UNKNOWN = 0.001  # share of tokens beyond which there is a warning
 
@@ -32,6 +35,14 @@ class Unknown:
             "use another tokenizer (--tokenizer_name), or one that writes them as bytes (--byte_fallback in "
             "create_tokenizer.py, and where a tokenizer is trained on the way)"
         )
+
+    def refuse_beyond(self, most: float) -> None:
+        """UserError if more than this share of a split's tokens is <unk>."""
+        if (share := max(self.shares.values(), default=0.0)) > most:
+            raise UserError(
+                f"{100 * share:.1f} % of the tokens are <unk>, of which nothing can be learnt. Give another tokenizer "
+                f"(--tokenizer_name), or --most_unknown {math.ceil(100 * share) / 100:g} to train all the same"
+            )
 
 
 def unknown_in_rows(tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]) -> Unknown:

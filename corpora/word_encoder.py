@@ -16,12 +16,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from corpora.sentencepiece_models import CUTS_BYTE_NAMES
 from corpora.tokenizers import plain_backend, plain_encoder
 
 WORDS_OF_A_TEXT = 64  # that are tokenised together
 LONGEST_WORD = 64  # characters; longer ones, rare, are tokenised each time
 SLOTS = 1 << 22  # of the table of known words; a newer word replaces an older one in its slot
 MOST_KEPT = 1 << 24  # ids and characters kept; beyond this, the memory is emptied
+_SPACE_RULES = ((" {2,}", " "), (" {2,}", "▁"), (r"\A | \z", ""), ("^ | $", ""))  # what is replaced, and by what
+_FIRST_MARK = {"type": "Prepend", "prepend": "▁"}
+_WHITE_SPACE = {"type": "WhitespaceSplit"}
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash; odd, so that it has an inverse modulo 2^64
 
 
@@ -70,25 +74,32 @@ def cuts_at_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
     special = {token["content"]: token["special"] for token in content["added_tokens"]}
     if content["model"].get("type") != "Unigram" or not all(special.values()) or tokenizer.eos_token not in special:
         return False
-    return _known_normalizer(content["normalizer"]) and _cuts(content["pre_tokenizer"])
+    rules = content["normalizer"] or {}
+    is_marked = _FIRST_MARK in rules.get("normalizers", [rules])
+    return _known_normalizer(content["normalizer"]) and _cuts(content["pre_tokenizer"], is_marked)
 
 
 def _known_normalizer(rule: dict | None) -> bool:
-    """Rules that turn a character into others, and those that remove superfluous spaces."""
-    if rule is None or rule["type"] == "Precompiled":
+    """Rules that turn a character into others, those that remove superfluous spaces, and the mark of a first word."""
+    if rule is None or rule["type"] in ("Precompiled", "NFC", "Strip"):
         return True
     if rule["type"] == "Sequence":
         return all(map(_known_normalizer, rule["normalizers"]))
     if rule["type"] == "Replace":
-        return (rule["pattern"].get("Regex"), rule["content"]) in ((" {2,}", " "), (r"\A | \z", ""), ("^ | $", ""))
-    return False
+        pattern = rule["pattern"]
+        is_symbol = "String" in pattern and not set(pattern["String"] + rule["content"]) & set(" ▁")
+        return is_symbol or (pattern.get("Regex"), rule["content"]) in _SPACE_RULES
+    return rule == _FIRST_MARK
 
 
-def _cuts(rule: dict | None) -> bool:
-    if rule is not None and rule["type"] == "Sequence":
-        rules = rule["pretokenizers"]
-        return len(rules) == 2 and rules[0]["type"] == "WhitespaceSplit" and _cuts(rules[1])
-    return rule is not None and rule["type"] == "Metaspace" and rule["prepend_scheme"] == "always" and rule["split"]
+def _cuts(rule: dict | None, is_marked: bool) -> bool:
+    """Whether words are cut at spaces and each begins with ▁. is_marked: the normalizer has put one before a text."""
+    if rule is None:
+        return False
+    if rule["type"] == "Sequence":
+        rules = [part for part in rule["pretokenizers"] if part not in (_WHITE_SPACE, CUTS_BYTE_NAMES)]
+        return len(rules) == 1 and _cuts(rules[0], is_marked)
+    return rule["type"] == "Metaspace" and rule["split"] and (is_marked or rule["prepend_scheme"] == "always")
 
 
 @functools.cache

@@ -14,10 +14,11 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, T5GemmaConfig
 from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
 
+from common.errors import UserError
 from modeling.families import family_of
 
 SOURCES = {"gemma2": "Gemma 2"}  # decoder-only families whose layers are an encoder-decoder's, by model_type
-WARM_UP_STEPS = 1000  # of an unbalanced model's cross-attention (section 4 of the paper)
+WARM_UP_STEPS = 1000  # in which a new cross-attention is trained alone (section 4 of the paper)
 # {part of a name in T5Gemma: the same in Gemma 2}
 _NAMES = {
     r"\.pre_(self|cross)_attn_layernorm\.": ".input_layernorm.",
@@ -34,10 +35,10 @@ def _sizes(config: PreTrainedConfig) -> dict:
 
 
 def adapted_config(decoder: PreTrainedConfig, encoder: PreTrainedConfig) -> T5GemmaConfig:
-    """The configuration of the encoder-decoder that two decoder-only configurations make. ValueError if the model would
+    """The configuration of the encoder-decoder that two decoder-only configurations make. UserError if the model would
     have two vocabularies."""
     if encoder.vocab_size != decoder.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the encoder has {encoder.vocab_size:,} tokens and the decoder {decoder.vocab_size:,}: both "
             "must read the same tokenizer"
         )

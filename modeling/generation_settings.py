@@ -6,16 +6,42 @@ from common.processes import print_once
 from constants import CODE_ENTRIES
 
 # Settings that `generate` no longer supports, or not alone, or whose result depends on the machine's speed.
-_NOT_FOLLOWED = ("num_beam_groups", "diversity_penalty", "penalty_alpha", "constraints", "force_words_ids")
-_NOT_FOLLOWED += ("dola_layers", "guidance_scale", "stop_strings", "assistant_early_exit", "return_dict_in_generate")
-_NOT_FOLLOWED += ("max_time",)
+_NOT_FOLLOWED = (
+    "num_beam_groups",
+    "diversity_penalty",
+    "penalty_alpha",
+    "constraints",
+    "force_words_ids",
+    "dola_layers",
+    "guidance_scale",
+    "stop_strings",
+    "assistant_early_exit",
+    "return_dict_in_generate",
+    "max_time",
+)
 # Settings that forbid, force or weigh single tokens, as the targets of the checkpoint's own training wanted it.
-TOKEN_RULES = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "forced_bos_token_id")
-TOKEN_RULES += ("forced_eos_token_id", "sequence_bias", "exponential_decay_length_penalty", "watermarking_config")
+TOKEN_RULES = (
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "sequence_bias",
+    "exponential_decay_length_penalty",
+    "watermarking_config",
+)
 # The other settings that decide which text is found, each with the value that changes nothing.
-_SEARCH = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False, "min_length": 0, "min_new_tokens": 0}
-_SEARCH |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-_SEARCH |= {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
+_SEARCH = {
+    "num_beams": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
@@ -44,7 +70,7 @@ def deciding_settings(own: GenerationConfig) -> dict:
 def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
     """Lets generate() write at most this number of tokens."""
     model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
-    model.generation_config.max_new_tokens = None  # of an older checkpoint: it would count instead
+    model.generation_config.max_new_tokens = None  # an older checkpoint has it, and it would count instead
 
 
 def forget_search(model: PreTrainedModel, greedy: bool) -> None:

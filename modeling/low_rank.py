@@ -36,7 +36,7 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    model.base_checksum = checksum(model)
+    model.base_checksum = None if model.device.type == "meta" else checksum(model)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     trained = {n for n, module in linears.items() if module is not output_head(model) and module.weight.requires_grad}
     layers = sorted({name.rpartition(".")[2] for name in trained})
@@ -134,7 +134,7 @@ def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         tuned = PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
         for name, layer in tuned.named_modules():
             if isinstance(layer, BaseTunerLayer) and users[id(layer.get_base_layer().weight)] > 1:
-                raise ValueError(f"{name.removeprefix('base_model.model.')} shares its weights with another layer")
+                raise UserError(f"{name.removeprefix('base_model.model.')} shares its weights with another layer")
         whole = tuned.merge_and_unload()
     for parameter in trained:  # peft has frozen them
         parameter.requires_grad_(True)

@@ -5,6 +5,7 @@ import functools
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from common.errors import UserError
 from constants import VOCAB_SIZE_MULTIPLE
 from corpora.own_ids import ids_offset
 from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level
@@ -22,8 +23,7 @@ def matching_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> 
     {"▁the": 5, "▁<extra_id_0>": 99} and {"▁the": 7, "<extra_id_0>": 199, "▁il": 8} -> {7: 5, 199: 99}
     """
     before, after = old.get_vocab(), new.get_vocab()
-    # ByT5's tokens for bytes beyond ASCII look like letters, and are parts of letters.
-    all_letters = is_byte_level(old) == is_byte_level(new)
+    all_letters = _writes_bytes(old) == _writes_bytes(new)
     shared = {piece for piece in before.keys() & after.keys() if all_letters or piece.isascii()}
     pairs = {after[piece]: before[piece] for piece in shared if not SENTINEL_NAME.fullmatch(piece)}
     for role in ("pad_token_id", "eos_token_id", "unk_token_id", "bos_token_id"):  # by their role, not by their text
@@ -31,6 +31,15 @@ def matching_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> 
             pairs[getattr(new, role)] = getattr(old, role)
     sentinels = (find_sentinel_ids(tokenizer, required=False).tolist() for tokenizer in (new, old))
     return pairs | dict(zip(*sentinels, strict=False))
+
+
+def _writes_bytes(tokenizer: PreTrainedTokenizerBase) -> str:
+    """How its tokens write letters beyond ASCII: "" as themselves; ByT5 and byte-level BPE as one sign for each byte,
+    which looks like another letter."""
+    if is_byte_level(tokenizer):
+        return "ByT5"
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return "ByteLevel" if backend is not None and "ByteLevel" in str(backend.decoder) else ""
 
 
 def same_vocabulary(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> bool:
@@ -50,12 +59,12 @@ def change_vocabulary(
     """
     rows = model.get_input_embeddings().num_embeddings
     if new.bos_token_id is None and model.config.decoder_start_token_id == old.bos_token_id:
-        raise ValueError(
+        raise UserError(
             f"--tokenizer_name: a {type(new).__name__} without bos_token, with which the decoder of this "
             f"{model.config.model_type} model begins"
         )
     if len(old) > rows:
-        raise ValueError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
+        raise UserError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
     pairs = matching_ids(old, new)
     size = embedding_rows(len(new))
 

@@ -101,6 +101,11 @@ def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
 
 
 # ---------------------------------------------------------------- rows
+def mean_targets(denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int) -> float:
+    """Target tokens of rows of this input length, in the mean of the denoisers under their weights."""
+    return sum(w * denoiser.targets_for(inputs_length) for w, denoiser in zip(weights, denoisers, strict=True))
+
+
 def build_rows(
     denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int
 ) -> tuple[list[list[Example]], list[float], int]:
@@ -113,7 +118,7 @@ def build_rows(
     ValueError if `inputs_length` is too short for the examples of a row.
     """
     alone = [denoiser.targets_for(inputs_length) for denoiser in denoisers]
-    mean = sum(w * targets for w, targets in zip(weights, alone, strict=True))
+    mean = mean_targets(denoisers, weights, inputs_length)
     targets_length = round(mean)
     deficits = [w * (mean - targets) for w, targets in zip(weights, alone, strict=True)]
     low = [i for i, deficit in enumerate(deficits) if deficit > 1e-9 * inputs_length]
@@ -209,7 +214,7 @@ class PackedChunks(Examples):
 class DenoiserMixture(PackedObjective):
     """Packed batches of a mixture of denoisers, from {"input_ids" [B, R], "row" [B], "key" [B]} of `PackedChunks`.
 
-    Raises ValueError, naming what to change, if sentinels are missing, the tokenizer cannot write a mode, or rows are
+    Raises UserError, naming what to change, if sentinels are missing, the tokenizer cannot write a mode, or rows are
     too short.
     """
 
@@ -240,12 +245,12 @@ class DenoiserMixture(PackedObjective):
         rows = built(input_seq_length)
         if rows is None:
             least = next(n for n in itertools.count(input_seq_length + 1) if built(n))
-            raise ValueError(f"--input_seq_length {input_seq_length}: --objective {objective} needs at least {least}")
+            raise UserError(f"--input_seq_length {input_seq_length}: --objective {objective} needs at least {least}")
         self.kinds, self.shares, self.targets_length = rows
         if most_spans(self.kinds) > len(self.sentinel_ids):
             shorter = [n for n in range(2, input_seq_length) if built(n)]
             fitting = [n for n in shorter if most_spans(built(n)[0]) <= len(self.sentinel_ids)]
-            raise ValueError(
+            raise UserError(
                 f"--input_seq_length {input_seq_length} with --objective {objective} masks {most_spans(self.kinds)} "
                 f"spans in one example, but the tokenizer has {len(self.sentinel_ids)} sentinels: use "
                 f"--input_seq_length {max(fitting, default=0)} or less, longer spans, or a tokenizer that has more"
@@ -311,12 +316,12 @@ def modes_of(objective: str) -> list[str]:
 
 def mode_ids(tokenizer: PreTrainedTokenizerBase, objective: str) -> dict[str, tuple[int, ...]]:
     """{mode: its tokens}: its own token, or those that the tokenizer writes its text with, as UL2's checkpoints were
-    trained (`prepend_prompt` of GoogleCloudPlatform/t5x-on-vertex-ai). ValueError if a mode would be <unk>."""
+    trained (`prepend_prompt` of GoogleCloudPlatform/t5x-on-vertex-ai). UserError if a mode would be <unk>."""
     vocabulary, encode, found = tokenizer.get_vocab(), plain_encoder(tokenizer), {}
     for mode in modes_of(objective):
         found[mode] = (vocabulary[mode],) if mode in vocabulary else tuple(map(int, encode([mode])[0]))
         if tokenizer.unk_token_id in found[mode]:
-            raise ValueError(
+            raise UserError(
                 f"--objective {objective}: the tokenizer {tokenizer.name_or_path} cannot write {mode}: "
                 "use another objective, or other modes (DENOISERS in constants.py)"
             )

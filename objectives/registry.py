@@ -4,9 +4,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.text import PreTrainingDataArguments
 from corpora.own_ids import ids_offset
-from data_collator_t5 import find_sentinel_ids, is_byte_level
+from data_collator_t5 import compute_input_and_target_lengths, find_sentinel_ids, is_byte_level
 from modeling.segment_masks import enable_packing
-from objectives.denoisers import DenoiserMixture
+from objectives.denoisers import DenoiserMixture, denoisers_of, mean_targets
 from objectives.documents import DocumentSpans
 from objectives.objective import Objective
 from objectives.spans import SpanCorruption
@@ -20,7 +20,7 @@ def get_objective(
     """The objective that the flags of the text name, for this tokenizer; the model is made ready for it.
 
     The model gets segment masks if rows hold several examples, and its configuration names sentinels and offset of
-    ready-made ids for readers of the checkpoint. ValueError for impossible lengths, densities and vocabularies.
+    ready-made ids for readers of the checkpoint. UserError for impossible lengths, densities and vocabularies.
     """
     start, config = model.config.decoder_start_token_id, model.config
     if args.objective == "span_corruption":
@@ -35,6 +35,15 @@ def get_objective(
     if ids_offset(tokenizer) or is_byte_level(tokenizer):  # tokenizers whose tokens do not name the sentinels
         config.sentinel_ids = find_sentinel_ids(tokenizer).tolist()
     return objective
+
+
+def lengths_of(args: PreTrainingDataArguments) -> tuple[int, int]:
+    """(S, T): input and target length of the rows of the objective that the flags of the text name."""
+    if args.objective == "span_corruption":
+        spans = args.noise_density, args.mean_noise_span_length
+        return args.input_seq_length, compute_input_and_target_lengths(args.input_seq_length, *spans)[1]
+    denoisers, weights = zip(*denoisers_of(args.objective).values(), strict=True)
+    return args.input_seq_length, round(mean_targets(denoisers, weights, args.input_seq_length))
 
 
 def packed_flag(args: PreTrainingDataArguments) -> str | None:

@@ -101,7 +101,7 @@ def pytorch_answers(model: PreTrainedModel, sources: list[list[int]], wanted: An
 
 def compare(kind: str, wanted: Answers, found: Answers) -> dict:
     """{"texts", "same_tokens", "near_ties", "largest_difference", "tolerance"} of an engine and PyTorch's own answers.
-    ValueError if they differ by more than the tolerance of `kind`."""
+    UserError if they differ by more than the tolerance of `kind`."""
     tolerance, same, ties, largest = TOLERANCES[kind], 0, 0, 0.0
     for number, (tokens, others) in enumerate(zip(wanted.tokens, found.tokens, strict=True)):
         everything, theirs = wanted.log_probs[number], found.log_probs[number]
@@ -115,7 +115,7 @@ def compare(kind: str, wanted: Answers, found: Answers) -> dict:
         place = next((place for place, token in enumerate(tokens) if others[place] != token), len(tokens) - 1)
         gap = everything[place].max() - everything[place][others[place]] if others[place] >= 0 else np.inf
         if not gap <= 2 * tolerance:
-            raise ValueError(
+            raise UserError(
                 f"{kind}: text {number + 1} is answered with other tokens than PyTorch's from token "
                 f"{place + 1} on (PyTorch prefers its own by {gap:.3g} nats): not written"
             )
@@ -125,9 +125,9 @@ def compare(kind: str, wanted: Answers, found: Answers) -> dict:
 
 
 def _within(kind: str, largest: float, shown: str) -> dict[str, float]:
-    """{"largest_difference", "tolerance"}; ValueError if the difference is larger, or nan."""
+    """{"largest_difference", "tolerance"}; UserError if the difference is larger, or nan."""
     if not largest <= TOLERANCES[kind]:
-        raise ValueError(f"{kind}: {shown}, {TOLERANCES[kind]:g} are allowed: not written")
+        raise UserError(f"{kind}: {shown}, {TOLERANCES[kind]:g} are allowed: not written")
     return dict(largest_difference=largest, tolerance=TOLERANCES[kind])
 
 
@@ -250,7 +250,7 @@ def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
 @torch.no_grad()
 def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     """{"texts", "largest_difference", "tolerance", "loaded_by"} of the encoder in a folder and the model's own. If
-    sentence-transformers is installed, it loads its folder. ValueError for a difference beyond the tolerance."""
+    sentence-transformers is installed, it loads its folder. UserError for a difference beyond the tolerance."""
     model, sources, loaded_by = original.model, original.sources, ["transformers"]
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)].from_pretrained(folder).eval()
     batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]

@@ -6,33 +6,52 @@ from functools import partial
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HTTPError  # of the HTTP library that it uses
+from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
 
+from common.errors import UserError
 from common.processes import in_background
 
 # Parts of a run's folder that are not published: training state, local paths, the trackers' own files.
 NOT_PUBLISHED = (
-    "optimizer* scheduler* scaler* rng_state* trainer_state.json training_args.bin loss_state_* manifest.json latest "
-    "global_step* zero_to_fp32.py run.json task.json predictions.jsonl checkpoint-* wandb* runs* trackio* _* .*"
-).split()
+    "optimizer*",
+    "scheduler*",
+    "scaler*",
+    "rng_state*",
+    "trainer_state.json",
+    "training_args.bin",
+    "loss_state_*",
+    "manifest.json",
+    "latest",
+    "global_step*",
+    "zero_to_fp32.py",
+    "checkpoint-*",
+    "run.json",
+    "task.json",
+    "predictions.jsonl",
+    "wandb*",
+    "runs*",
+    "trackio*",
+    "_*",
+    ".*",
+)
 UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
 
 
 def create_repository(name: str, private: bool | None, token: str | None, flag: str = "--push_to_hub") -> str:
-    """Full name of the model repository, created if needed. ValueError if the Hub refuses."""
+    """Full name of the model repository, created if needed. UserError if the Hub refuses."""
     try:
         return HfApi(token=token).create_repo(name, private=private, exist_ok=True).repo_id
     except UPLOAD_ERRORS as error:
-        raise ValueError(f"{flag} {name}: {reason(error)}") from None
+        raise UserError(f"{flag} {name}: {reason(error)}") from None
 
 
 def upload(folder: Path, name: str, private: bool | None, message: str, token: str | None = None) -> str:
-    """Uploads a folder's files, creating the repository if needed; its address. ValueError if that fails."""
+    """Uploads a folder's files, creating the repository if needed; its address. UserError if that fails."""
     repository = create_repository(name, private, token)
     try:
         done = start_upload(folder, repository, message, token, ignore=NOT_PUBLISHED).result()
     except UPLOAD_ERRORS as error:
-        raise ValueError(f"the model is whole in {folder}, but the upload to {name} failed: {reason(error)}") from None
+        raise UserError(f"the model is whole in {folder}, but the upload to {name} failed: {reason(error)}") from None
     return str(done.repo_url)
 
 

@@ -57,12 +57,7 @@ def model_card(
     run, results = record["run"], record["results"]
     arguments, task = run.get("arguments", {}), task_of(run)
     entry = _first_entry(task, arguments) if task else {}
-    evaluations = [line for line in record["metrics"] if any(key.startswith("eval_") for key in line)]
-    numbers = {
-        key.removeprefix("eval_"): float(value)
-        for key, value in (results or (evaluations or [{}])[-1]).items()
-        if key.startswith("eval_") and isinstance(value, (int, float)) and not key.endswith(_NO_RESULT)
-    }
+    numbers = _numbers(results, record["metrics"])
     objective, family = arguments.get("objective") or "span_corruption", family_of(model.config)
     denoisers = denoisers_of(objective if objective in OBJECTIVES else "span_corruption").values()
     shown = min((denoiser for denoiser, _ in denoisers), key=lambda one: one.is_prefix)  # one that masks spans
@@ -100,6 +95,16 @@ def model_card(
         shown_search=shown_search,
     )
     return f"{card}\n"
+
+
+def _numbers(results: dict, metrics: list[dict]) -> dict[str, float]:
+    """{metric: value} of a run's results, of an unfinished run from its last evaluation."""
+    evaluations = [line for line in metrics if any(key.startswith("eval_") for key in line)]
+    return {
+        key.removeprefix("eval_"): float(value)
+        for key, value in (results or (evaluations or [{}])[-1]).items()
+        if key.startswith("eval_") and isinstance(value, (int, float)) and not key.endswith(_NO_RESULT)
+    }
 
 
 def _first_entry(task: tuple[str, str], arguments: dict) -> dict:

@@ -231,8 +231,15 @@ def peak_memory_bytes() -> int:
 
 # ---------------------------------------------------------------- progress
 IN_THE_BAR = (
-    "loss learning_rate sequences_per_second tokens_per_second mfu padding_share peak_memory_gib eval_loss"
-).split()
+    "loss",
+    "learning_rate",
+    "sequences_per_second",
+    "tokens_per_second",
+    "mfu",
+    "padding_share",
+    "peak_memory_gib",
+    "eval_loss",
+)
 BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of one width; "left" is in the postfix
 
 

@@ -1,8 +1,9 @@
-"""Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape alone.
+"""Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape; and what there is.
 
     stored = activation_bytes(config, batch=32, source=512, target=114, attention="t5_fused", bf16=True)
     states = state_bytes("zero2", config, shapes, "adamw_torch", processes=64, bf16=True)
     sent = communication_bytes("fsdp2", parameters, processes=64)
+    check_before_data(model, args)                     # refuses a run for which memory or disk is too small
 
 Sources of the formulas: the tensors that autograd saves, counted operation by operation in transformers' T5
 (tests/slow/test_memory.py compares with what it really saves); Rajbhandari et al. 2020, "ZeRO", sections 3 to 5 and 7,
@@ -13,11 +14,26 @@ Legend of shapes: B batch, S source length, T target length, D d_model, I heads 
 """
 
 import math
+import re
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
-from transformers import T5Config
+import torch
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel, T5Config
 
+from arguments.sharding import wants_fsdp, zero_stage
+from arguments.training import GPUS, T5TrainingArguments, check_warmup
+from common.command_line import MOST
+from common.errors import UserError
+from common.processes import cores_of_a_process, free_memory, processes_here
+from common.reports import human_bytes
+from constants import HARDWARE_PEAKS
+from model_t5 import build_config, count_parameters
 from modeling.families import Stack, family_of, shape_of
+from modeling.low_rank import has_low_rank
+from training.optimizers import check_muon, check_schedule
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's buffers, with overlap_comm, for reducing and gathering (its documentation)
@@ -261,3 +277,157 @@ def communication_bytes(
     if strategy == "zero2":
         return Communication(0, accumulation * once, once)
     return Communication(accumulation * once, accumulation * 2 * once, 0)
+
+
+# ---------------------------------------------------------------- this machine
+@dataclass(frozen=True)
+class Gpu:
+    """name, memory in bytes, compute capability."""
+
+    name: str
+    memory: float
+    capability: tuple[int, int]
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether it has bfloat16 and TF32, and Triton kernels run on it: from compute capability 8 (Ampere) on."""
+        return self.capability >= (8, 0)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """processes: in all. cores: of each. sharding: ddp, zero1 to zero3 or fsdp2. memory: bytes of the machine that are
+    free for each."""
+
+    processes: int = 1
+    cores: int = 1
+    sharding: str = "ddp"
+    memory: float = math.inf
+
+
+def peaks_of(name: str) -> dict[str, float] | None:
+    """The entry of HARDWARE_PEAKS that is part of a device's name; None for a GPU that is not known."""
+    known = (peaks for key, peaks in HARDWARE_PEAKS.items() if re.search(rf"{key}(?!\d)", name))
+    return next(known, None)
+
+
+def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
+    """Peak matrix FLOP/s of a known GPU in the precision used; None where it is not known (no MFU is shown then)."""
+    if device.type != "cuda":
+        return None
+    peaks = peaks_of(torch.cuda.get_device_name(device))
+    return peaks["bf16" if bf16 else "tf32"] * 1e12 if peaks else None
+
+
+def find_gpu(args) -> Gpu | None:
+    """The GPU of `--assume_gpu`, else the one that this process trains on, with the memory that is free on the fullest
+    one of all processes; None on a CPU. All processes must call it."""
+    if args.assume_gpu:
+        name = GPUS[args.assume_gpu]
+        peaks = HARDWARE_PEAKS[name]
+        major, minor = divmod(round(10 * peaks["capability"]), 10)
+        return Gpu(name, peaks["memory_gb"] * 1e9, (major, minor))
+    if args.device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(args.device)
+    free = min(gather_object([torch.cuda.mem_get_info(args.device)[0]]))  # a screen or other programs use the rest
+    return Gpu(properties.name, free, (properties.major, properties.minor))
+
+
+def fitting_flan_t5(args: T5TrainingArguments) -> str:
+    """The name of the largest Flan-T5 whose weights, gradients and moments of AdamW, 16 bytes a weight, leave a third
+    of the GPU's memory to activations; on a CPU, which trains slowly, the smallest."""
+    gpu, fitting = find_gpu(args), "small"
+    for size in ("base", "large", "xl", "xxl"):
+        shape = shape_of(build_config(f"t5-v1_1-{size}"))
+        if gpu and 16 * (shape.layer_weights + shape.embedding_weights) < gpu.memory * 2 / 3:
+            fitting = size
+    return f"google/flan-t5-{fitting}"
+
+
+def find_launcher(args) -> Launcher:
+    """How this process was started."""
+    sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
+    memory = free_memory() / processes_here() if args.use_cpu else math.inf
+    return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
+
+
+# ---------------------------------------------------------------- needed and there
+def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
+    trained = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+    return optimizer_bytes(args.optim, trained, model.config)
+
+
+def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
+    """Bytes of weights, gradients and optimizer on a GPU or, on a CPU, of all processes of this machine; without
+    activations. In mixed precision the weights stay float32."""
+    processes = processes_here() if args.use_cpu else 1
+    weights, trained = count_parameters(model), count_parameters(model, True)
+    memory = processes * (4 * (weights + trained) + _state_bytes(model, args))
+    return memory / args.world_size if _shards_by_fsdp(args) else memory
+
+
+def _shards_by_fsdp(args: T5TrainingArguments) -> bool:
+    return wants_fsdp(args) and not args.use_cpu  # accelerate shards on GPUs only
+
+
+def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
+    """Bytes of the model, and of the checkpoints while one more is being written."""
+    kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
+    # LoRA's matrices are saved alone, but DeepSpeed keeps frozen weights too.
+    saved = 4 * count_parameters(model, trained_only=has_low_rank(model) and not args.deepspeed)
+    return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args)))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a run needs, and those that there are."""
+
+    memory: float
+    memory_there: float
+    disk: float
+    disk_there: float
+
+
+def needs_of(model: PreTrainedModel, args: T5TrainingArguments) -> Needs:
+    """What a run of this model needs and the machine has. All processes must call it."""
+    gpu, folder = find_gpu(args), Path(args.output_dir)
+    there = gpu.memory if gpu else free_memory()
+    disk_there = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
+    return Needs(needed_memory(model, args), there, needed_disk(model, args), disk_there)
+
+
+def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, needs: Needs) -> None:
+    """UserError for too little memory or disk; checks warm-up, schedule and optimizer too."""
+    check_warmup(args, steps)
+    check_schedule(args, steps)
+    check_muon(args, model)
+    if needs.disk > needs.disk_there and not args.assume_gpu:  # of another machine
+        raise UserError(
+            f"--output_dir {args.output_dir} will need {human_bytes(needs.disk)} and has "
+            f"{human_bytes(needs.disk_there)} free: use another disk, a smaller --save_total_limit or "
+            "--save_only_model"
+        )
+    if needs.memory > needs.memory_there and not args.deepspeed and not _shards_by_fsdp(args):
+        raise UserError(
+            f"{human_bytes(needs.memory)} are needed for weights, gradients and optimizer alone, and "
+            f"{human_bytes(needs.memory_there)} are available: use --optim adafactor, --deepspeed "
+            "zero_stage2_config.json, or a smaller --config_name"
+        )
+
+
+def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None:
+    """`check_plan` before the data are prepared, which may take hours. A dry run shows its plan first."""
+    if not args.dry_run:
+        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args))
+
+
+def disk_free(folder: Path) -> int:
+    """Bytes free where `folder` is or will be."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def bytes_below(folder: Path) -> int:
+    """Bytes in the files of a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,7 +1,7 @@
 """A run from start to end: plan and checks before it, results and files after it; `TrainingRun` is one of T5Trainer."""
 
-import dataclasses
 import math
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +37,8 @@ from runs.callbacks import (
     TieCallback,
     install_callbacks,
 )
-from runs.room import check_plan, room_for
-from runs.speed import device_peak_flops
+from runs.decision import Decision
+from runs.memory import check_plan, device_peak_flops, needs_of
 from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.checkpoints import changed_schedule, check_optimizer_state, give_up_later, old_files
@@ -74,18 +74,25 @@ class Run:
 class TrainingRun(Run):
     """A run of T5Trainer from its plan to its results.
 
-    title: such as "pre-training". flags: the parsed dataclasses. data: the training data. rows: further rows of the
-    plan. checkpoint: the one that the run resumes from, or None.
+    decision: what the run is. data: the training data. rows: further rows of the plan.
     """
 
-    def __init__(
-        self, trainer: T5Trainer, title: str, flags: list, data: "Text | TaskData", checkpoint: str | None, rows: dict
-    ):
-        super().__init__(trainer.args, title)
-        self.trainer, self.flags, self.data, self.checkpoint, self.rows = trainer, flags, data, checkpoint, rows
+    def __init__(self, decision: Decision, trainer: T5Trainer, data: "Text | TaskData", rows: dict):
+        super().__init__(decision.args, decision.title)
+        self.decision, self.trainer, self.data = decision, trainer, data
+        self.checkpoint = decision.checkpoint
+        self.rows = rows | {"speed": decision.speed.described}
         self.sequences = global_batch_size(self.args)
         per_example = data.tokens_per_example
         self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
+
+    def execute(self, next_script: str) -> dict:
+        """Shows the plan, trains, evaluates and saves; returns the results. next_script: what to run then, with its
+        flags but --model_name_or_path."""
+        self.start()
+        trained = self.trainer.train(resume_from_checkpoint=self.checkpoint)
+        command = f"python {next_script} --model_name_or_path {shlex.quote(self.args.output_dir)}"
+        return self.finish(trained.metrics, command)
 
     def start(self) -> None:
         """Installs our callbacks, prints the plan, checks memory and disk, starts the trackers and writes run.json.
@@ -98,7 +105,7 @@ class TrainingRun(Run):
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         warmup = warmup_of(vars(args), steps)
         self._install_callbacks()
-        room = (memory, memory_there), (disk, disk_there) = room_for(self.trainer.model, args)
+        needs = needs_of(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
         plan = {
             "model": described_model(self.trainer.model),
@@ -113,15 +120,17 @@ class TrainingRun(Run):
             "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
             f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
-            "memory": f"{human_bytes(memory)} (weights, gradients, optimizer), plus activations; "
-            f"{human_bytes(memory_there)} available",
-            "disk": f"{human_bytes(disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
-            f"{human_bytes(disk_there)} free",
+            "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer), plus activations; "
+            f"{human_bytes(needs.memory_there)} available",
+            "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
+            f"{human_bytes(needs.disk_there)} free",
         }
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, data.unknown and data.unknown.warning(), *changed)
         with exit_on_user_error():
-            check_plan(self.trainer.model, args, steps, room)
+            if data.unknown:
+                data.unknown.refuse_beyond(self.decision.model.most_unknown)
+            check_plan(self.trainer.model, args, steps, needs)
             if not args.deepspeed:
                 check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
         if args.dry_run:
@@ -175,11 +184,9 @@ class TrainingRun(Run):
 
     def _record(self) -> dict:
         """The content of run.json."""
-        arguments = {}
-        for group in self.flags:
-            arguments |= group.to_dict() if hasattr(group, "to_dict") else dataclasses.asdict(group)
         fingerprints = self.data.fingerprints(self.trainer.processing_class)
-        record = run_record(arguments, self.trainer.model, self.tokens_per_step, fingerprints, self.data.documents)
+        flags, documents = self.decision.flags(), self.data.documents
+        record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
         record["sequences_per_step"] = self.sequences
         record["unknown_share"] = self.data.unknown and self.data.unknown.shares
         return record

@@ -29,7 +29,7 @@ from objectives.objective import Objective
 
 SAMPLES_FILE = "samples.md"
 COLUMNS = ["text", "masked", "filled in"]
-SHOWN_GAPS = 4  # of each text
+SHOWN_GAPS = 4  # gaps of a text that samples.md shows
 NEW_TOKENS = 48  # enough tokens for these samples
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _MODES = {denoiser["mode"] for denoiser in DENOISERS.values() if "mode" in denoiser}
@@ -97,7 +97,7 @@ class SamplesCallback(TrainerCallback):
             self._write(kept if state.global_step else [])
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, model: PreTrainedModel, **__) -> None:
-        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # a forward pass needs all ranks
+        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # then a forward pass needs all ranks
         if not (state.is_world_process_zero or together):
             return
         was_training = model.training

@@ -1,7 +1,7 @@
 """Chooses settings that make a run fast and describes them in a line: `--speed auto`; `--speed plain` chooses none.
 
-    chosen = choose(gpu, job, args, launcher)        # [Choice(name, value, reason), ...]; changes nothing
-    row = make_fast(model, job, model_args, args)    # chooses, applies it, and returns the line for the plan
+    speed = decide_speed(job, args)                 # a frozen record, with a line for the plan; changes nothing
+    apply_speed(speed, model, model_args, args)     # gives it to the model and the flags
 
 A flag that is given wins. Only what changes a run's numbers by no more than rounding is chosen: the global batch, the
 order of the rows and the weights stay; a resumed run keeps what it had. Whatever changes more is a flag of its own.
@@ -9,21 +9,28 @@ order of the rows and the weights stay; a resumed run keeps what it had. Whateve
 
 import math
 import os
-import re
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
-from transformers import T5Config
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedModel, T5Config
 
-from arguments.sharding import wants_fsdp, zero_stage
-from arguments.training import CUDA_GRAPHS, GPUS
-from common.processes import cores_of_a_process, free_memory, lacks_compiler, processes_here
-from constants import HARDWARE_PEAKS
+from arguments.training import CUDA_GRAPHS, T5TrainingArguments
+from common.processes import lacks_compiler
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
 from modeling.kernels.attention import Case, kernel_name, triton_lacks
-from runs.memory import RESERVE, activation_bytes, state_bytes
+from runs.memory import (
+    RESERVE,
+    Gpu,
+    Launcher,
+    activation_bytes,
+    find_gpu,
+    find_launcher,
+    peaks_of,
+    state_bytes,
+)
 from training.checkpoints import run_of
 
 MOST_WORKERS = 8  # data workers of a process
@@ -31,38 +38,26 @@ PREFETCHED = 4  # batches that a worker makes ahead
 # Compiling takes a minute or two for each shape of a batch, of training and of evaluation. A run is compiled if it
 # would take REPAYS_COMPILING seconds or more without it, at an assumed speed: a share of the GPU's peak, or FLOP/s of a
 # CPU's core. A GPU's step takes at least SHORTEST_STEP, for its launches.
-# A CPU of two cores compiles for 30 to 120 s; then a step takes two thirds of the time (results/LOG.md, 2026-11-22).
+# A CPU of two cores compiles for 30 to 120 s; then a step takes two thirds of the time (results/LOG.md).
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 RESUMED = "as the run that is resumed"
 DROPOUT_RESERVE = 0.25  # of a GPU's memory, instead of RESERVE: activation_bytes counts no masks of dropout
-BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md, 2026-11-22)
-EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md, 2026-11-21)
+BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md)
+EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """name, memory in bytes, compute capability."""
+class Batches:
+    """What the batches of a run can look like. source, target: tokens of the longest row. shapes: that batches have, 0
+    for any number. packed: the flag and value that put several examples into a row, or None. packable: whether
+    `--speed auto` may do so."""
 
-    name: str
-    memory: float
-    capability: tuple[int, int]
-
-    @property
-    def is_recent(self) -> bool:
-        """Whether it has bfloat16 and TF32, and Triton kernels run on it: from compute capability 8 (Ampere) on."""
-        return self.capability >= (8, 0)
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """processes: in all. cores: of each. sharding: ddp, zero1 to zero3 or fsdp2. memory: bytes of the machine that are
-    free for each."""
-
-    processes: int = 1
-    cores: int = 1
-    sharding: str = "ddp"
-    memory: float = math.inf
+    source: int
+    target: int
+    shapes: int
+    packed: str | None = None
+    packable: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,8 @@ class Job:
     packable: whether a batch's examples may be packed into fewer rows.
 
     weights: shapes of the tensors that are trained. frozen: number of the other weights. attention: what the model has
-    now. steps: -1 where only epochs are known. earlier: the recorded flags of the run that is resumed.
+    now, attention_is_given: by --attn_implementation. steps: -1 where only epochs are known. earlier: the flags
+    of the run that is resumed.
     """
 
     config: T5Config
@@ -85,6 +81,52 @@ class Job:
     earlier: dict = field(default_factory=dict)
     packable: bool = False
     frozen: int = 0
+    attention_is_given: bool = False
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a run uses, as flags and machine decide it. Fields from per_device_train_batch_size to packing are flags;
+    activation_checkpointing is never chosen. tf32: for float32 products. described: the choices and their reasons, for
+    the plan."""
+
+    attention: str
+    bf16: bool
+    torch_compile: bool
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    activation_checkpointing: bool | None
+    dataloader_num_workers: int | None
+    dataloader_persistent_workers: bool
+    dataloader_prefetch_factor: int | None
+    packing: bool | None = None
+    tf32: bool = False
+    expandable_segments: bool = False
+    described: str = "plain: nothing is chosen"
+
+    def flags(self, args: T5TrainingArguments) -> dict[str, Any]:
+        """{training flag: value} of this record. A plan for another GPU keeps this machine's data workers."""
+        names = [name for name in _OF_FLAGS if not (args.assume_gpu and name.startswith("dataloader"))]
+        values = {name: getattr(self, name) for name in names if hasattr(args, name)}
+        if self.torch_compile and not args.torch_compile:
+            values |= {"torch_compile": True, "torch_compile_backend": "inductor"}
+        if args.assume_gpu:  # nothing is trained
+            values["bf16"] = self.bf16
+        elif self.bf16 and args.use_cpu:
+            values |= {"bf16": True, "mixed_precision": "bf16"}
+        return values
+
+
+_OF_FLAGS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "activation_checkpointing",
+    "dataloader_num_workers",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+    "packing",
+)
+MICRO_BATCH, TF32, EXPANDABLE = "micro-batch", "float32 products", "expandable segments"  # choices that are no flags
 
 
 @dataclass(frozen=True)
@@ -105,7 +147,8 @@ class Choice:
 # ---------------------------------------------------------------- the choice
 def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     """What suits the machine, each with its reason. gpu: None on a CPU. args: the T5TrainingArguments, whose `given`
-    names the flags that win ("attn_implementation" among them where the model's flags give it)."""
+    names the flags that win."""
+    given = args.given | ({"attn_implementation"} if job.attention_is_given else set())
     batch, compiled = "per_device_train_batch_size gradient_accumulation_steps", bool(args.torch_compile)
     rules = [  # (what is chosen, the flags that give it, what they give, the rule that chooses otherwise)
         ("bf16", "bf16", bool(args.bf16), _bf16),
@@ -114,13 +157,13 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     ]
     if job.packable:
         rules.append(("packing", "packing", args.packing, _packing))
-    if gpu is not None or args.given.isdisjoint(batch.split()):
-        rules.append(("micro-batch", batch, tuple(getattr(args, name) for name in batch.split()), _micro_batch))
+    if gpu is not None or given.isdisjoint(batch.split()):
+        rules.append((MICRO_BATCH, batch, tuple(getattr(args, name) for name in batch.split()), _micro_batch))
     if gpu is not None:
         rules.append(("dataloader_num_workers", "dataloader_num_workers", args.dataloader_num_workers, _workers))
     chosen = {}
     for name, flags, asked, rule in rules:
-        if not args.given.isdisjoint(flags.split()):
+        if not given.isdisjoint(flags.split()):
             chosen[name] = Choice(name, asked, "given")
         elif found := rule(gpu, job, args, launcher, chosen):
             chosen[name] = Choice(name, *found)
@@ -131,13 +174,13 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     if chosen["dataloader_num_workers"].value:
         more["dataloader_persistent_workers"] = True, "they stay alive between epochs"
         more["dataloader_prefetch_factor"] = PREFETCHED, "batches are ready before they are needed"
-    if args.given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}):
+    if given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}):
         more["non_blocking"] = True, "pinned batches are copied while the GPU works"
-    if gpu.is_recent and "tf32" not in args.given:
-        more["float32 products"] = "high", "TF32, where bfloat16 does not reach"
+    if gpu.is_recent and "tf32" not in given:
+        more[TF32] = "high", "TF32, where bfloat16 does not reach"
     if {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(os.environ):
-        more["expandable segments"] = True, "less memory is lost between tensors"
-    return choices + [Choice(name, *found) for name, found in more.items() if name not in args.given]
+        more[EXPANDABLE] = True, "less memory is lost between tensors"
+    return choices + [Choice(name, *found) for name, found in more.items() if name not in given]
 
 
 # Each rule returns (value, reason), or None where nothing is to be chosen. chosen: {name: Choice} so far.
@@ -269,84 +312,54 @@ def _workers(_gpu: Gpu, _job: Job, _args, launcher: Launcher, _chosen: dict) -> 
     return min(MOST_WORKERS, launcher.cores), f"a process has {launcher.cores} cores"
 
 
-# ---------------------------------------------------------------- this machine
-def peaks_of(name: str) -> dict[str, float] | None:
-    """The entry of HARDWARE_PEAKS that is part of a device's name; None for a GPU that is not known."""
-    known = (peaks for key, peaks in HARDWARE_PEAKS.items() if re.search(rf"{key}(?!\d)", name))
-    return next(known, None)
-
-
-def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
-    """Peak matrix FLOP/s of a known GPU in the precision used; None where it is not known (no MFU is shown then)."""
-    if device.type != "cuda":
-        return None
-    peaks = peaks_of(torch.cuda.get_device_name(device))
-    return peaks["bf16" if bf16 else "tf32"] * 1e12 if peaks else None
-
-
-def find_gpu(args) -> Gpu | None:
-    """The GPU of `--assume_gpu`, else the one that this process trains on, with the memory that is free on the fullest
-    one of all processes; None on a CPU. All processes must call it."""
-    if args.assume_gpu:
-        name = GPUS[args.assume_gpu]
-        peaks = HARDWARE_PEAKS[name]
-        major, minor = divmod(round(10 * peaks["capability"]), 10)
-        return Gpu(name, peaks["memory_gb"] * 1e9, (major, minor))
-    if args.device.type != "cuda":
-        return None
-    properties = torch.cuda.get_device_properties(args.device)
-    free = min(gather_object([torch.cuda.mem_get_info(args.device)[0]]))  # a screen or other programs use the rest
-    return Gpu(properties.name, free, (properties.major, properties.minor))
-
-
-def find_launcher(args) -> Launcher:
-    """How this process was started."""
-    sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
-    memory = free_memory() / processes_here() if args.use_cpu else math.inf
-    return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
-
-
-def make_fast(model, job: Job, model_args, args) -> str:
-    """Applies to model and flags, in all processes, what `choose` finds in the first one; returns the plan's row."""
+# ---------------------------------------------------------------- decided, and applied
+def decide_speed(job: Job, args) -> Speed:
+    """What the run will use: the flags, and what `choose` finds in the first process. All processes must call it."""
+    flags = {name: getattr(args, name) for name in _OF_FLAGS if hasattr(args, name)}
+    speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), **flags)
     if args.speed == "plain":
-        return "plain: nothing is chosen"
-    if model_args.attn_implementation:
-        args.given |= {"attn_implementation"}
-    gpu = find_gpu(args)
-    (choices,) = broadcast_object_list([choose(gpu, job, args, find_launcher(args))])
+        return speed
+    (choices,) = broadcast_object_list([choose(find_gpu(args), job, args, find_launcher(args))])
     values = {choice.name: choice.value for choice in choices}
-    attention = values["attn_implementation"]
-    if attention == "t5_fused" and not (job.dropout or args.assume_gpu):
+    if values["attn_implementation"] == "t5_fused" and not (job.dropout or args.assume_gpu):
         shape = (job.source, job.source, job.config.num_heads, job.config.d_kv)  # the encoder's, over whole rows
         dtype = torch.bfloat16 if values["bf16"] else torch.float32
         kernel = kernel_name(Case(args.device, dtype, shape, own=(False, True), causal=False))
         choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == "t5_fused" else c for c in choices]
-    if attention != job.attention:
-        set_attention(model, attention)
-    model_args.attn_implementation = attention
-    if values["bf16"] and args.use_cpu and not args.bf16:
-        args.bf16, args.mixed_precision = True, "bf16"
-    if values["torch_compile"] and not args.torch_compile:
-        args.torch_compile, args.torch_compile_backend = True, "inductor"
-    if "packing" in values:
-        args.packing = values["packing"]
-    if "micro-batch" in values:
-        args.per_device_train_batch_size, args.gradient_accumulation_steps = values["micro-batch"]
-    if args.assume_gpu:  # nothing is trained
-        args.bf16 = values["bf16"]
-        return "; ".join(map(str, choices))
-    for name in ("dataloader_num_workers", "dataloader_persistent_workers", "dataloader_prefetch_factor"):
-        if name in values:
-            setattr(args, name, values[name])
-    if "float32 products" in values:
-        torch.set_float32_matmul_precision(values["float32 products"])
-    if "expandable segments" in values:
+    batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))
+    chosen = {name: values[name] for name in ("bf16", "torch_compile", *_OF_FLAGS) if name in values}
+    chosen |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=steps)
+    chosen |= dict(tf32=TF32 in values, expandable_segments=EXPANDABLE in values)
+    described = "; ".join(map(str, choices))
+    return replace(speed, attention=values["attn_implementation"], **chosen, described=described)
+
+
+def use_speed(speed: Speed, model: PreTrainedModel, args: T5TrainingArguments) -> None:
+    """Gives the model and torch what was decided, in all processes."""
+    if speed.attention != model.config._attn_implementation:
+        set_attention(model, speed.attention)
+    if speed.tf32 and not args.assume_gpu:
+        torch.set_float32_matmul_precision("high")
+    if speed.expandable_segments and not args.assume_gpu:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    return "; ".join(map(str, choices))
 
 
-def job_of(model, source: int, target: int, shapes: int, steps: int, checkpoint: str | None, packable=False) -> Job:
-    """The job of a model that is about to be trained; checkpoint: which the run resumes, or None."""
-    now, trained = model.config._attn_implementation, [tuple(p.shape) for p in model.parameters() if p.requires_grad]
-    earlier, frozen = run_of(checkpoint).get("arguments", {}), count_parameters(model) - count_parameters(model, True)
-    return Job(model.config, source, target, shapes, steps, dropout_of(model), now, trained, earlier, packable, frozen)
+def job_of(
+    planned: PreTrainedModel, batches: Batches, steps: int, checkpoint: str | None, attention: str | None
+) -> Job:
+    """The job of a run. planned: its model, perhaps without weights. checkpoint: which the run resumes, or None;
+    attention: --attn_implementation."""
+    return Job(
+        planned.config,
+        batches.source,
+        batches.target,
+        batches.shapes,
+        steps,
+        dropout=dropout_of(planned),
+        attention=planned.config._attn_implementation,
+        attention_is_given=attention is not None,
+        weights=[tuple(p.shape) for p in planned.parameters() if p.requires_grad],
+        frozen=count_parameters(planned) - count_parameters(planned, True),
+        earlier=run_of(checkpoint).get("arguments", {}),
+        packable=batches.packable,
+    )

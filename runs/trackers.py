@@ -33,6 +33,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from arguments.training import T5TrainingArguments
 from common.command_line import check_folder
+from common.errors import UserError
 from common.processes import answers, is_first_process, print_once
 from common.reports import markdown_table, plain_json, side_file, tracked_name, write_json
 from runs.callbacks import metrics_until
@@ -265,7 +266,7 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         try:
             trackers[name] = TRACKERS[name](args, identity, title, config, step)
         except Exception as error:
-            raise ValueError(f"--report_to {name}: {type(error).__name__}: {error}") from error
+            raise UserError(f"--report_to {name}: {type(error).__name__}: {error}") from error
     if "tensorboard" in sent:  # which hides the rest
         sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
     callback = TrackersCallback(trackers, identity, sent, path)

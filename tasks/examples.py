@@ -5,6 +5,8 @@ tasks/registry.py (T5's texts), and the function of `build_tokenize_function` (t
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,13 +15,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalPrediction
 
+from common.command_line import listed
 from common.errors import UserError
+from common.processes import print_once
 from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets
 from data_collator_t5 import find_bos_id
 from modeling.loss import STATISTICS, token_metrics
 from tasks.metrics.scoring import score_predictions
-from tasks.registry import reference_texts, source_text, target_text
+from tasks.registry import as_list, reference_texts, source_text, target_text
 
 
 def build_tokenize_function(
@@ -57,6 +61,56 @@ def build_tokenize_function(
     return tokenize
 
 
+def without_end_tokens(
+    task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], place: str | None = None
+) -> list[dict]:
+    """The rows, without the names of EOS and padding at the end of free texts to be written: "a b </s>" -> "a b". The
+    tokenizer writes EOS itself.
+
+    place: prints what was left out, and the other special tokens in the texts, as of these rows.
+    """
+    ends = tuple(token for token in (tokenizer.eos_token, tokenizer.pad_token) if token)
+
+    def shortened(text: object) -> object:
+        while isinstance(text, str) and text.rstrip().endswith(ends):
+            text = text.rstrip()
+            text = text.removesuffix(next(end for end in ends if text.endswith(end))).rstrip()
+        return text
+
+    kept, cut = [], 0
+    for row in rows:
+        if task["target_type"] == "text" and task["target"] in row:
+            value = row[task["target"]]
+            texts = list(map(shortened, value)) if isinstance(value, list | tuple) else shortened(value)
+            if texts != value:
+                row, cut = row | {task["target"]: texts}, cut + 1
+        kept.append(row)
+    if place and cut:
+        print_once(f"{place}: {cut:,} targets end in {' or '.join(ends)}, which is left out: the tokenizer writes it")
+    if place:
+        _tell_special_tokens(task, tokenizer, kept, place)
+    return kept
+
+
+def _tell_special_tokens(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], place: str) -> None:
+    """Prints which special tokens of the tokenizer texts of the rows hold: they are read as such, not as text."""
+    special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True))))
+    found = Counter()
+    for row in rows:
+        values = [row[column] for column in (*task["inputs"].values(), task["target"]) if column in row]
+        found.update({token for value in values for text in as_list(value) for token in special.findall(str(text))})
+    if found:
+        shown = listed(f"{token} ({count:,} rows)" for token, count in found.most_common())
+        print_once(f"{place}: texts hold special tokens, which are read as such and not as text: {shown}")
+
+
+def known_sources(task: dict, rows: dict[str, list[dict]]) -> dict[str, int]:
+    """{split: rows whose source is a training row's too}, where there are any. rows: {split: its rows}."""
+    trained = {hash(source_text(task, row)) for row in rows.get("train", [])}
+    known = {split: sum(hash(source_text(task, row)) in trained for row in those) for split, those in rows.items()}
+    return {split: count for split, count in known.items() if count and split != "train"}
+
+
 def as_rows(columns: dict[str, list]) -> list[dict]:
     """{"a": [1, 2], "b": [3, 4]} -> [{"a": 1, "b": 3}, {"a": 2, "b": 4}]."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -72,10 +126,13 @@ def max_lengths(task: dict, split: str) -> tuple[int, int | None]:
 def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor | None:
     """[C, T] token ids of the class labels, EOS included, padded with -100; None for tasks without classes.
 
-    UserError if the tokenizer writes two labels alike.
+    UserError if the tokenizer writes two labels alike, or reads a part of one as a special token.
     """
     if task["target_type"] != "class":
         return None
+    for label in task["labels"]:
+        if token := next((token for token in tokenizer.all_special_tokens if token in label), None):
+            raise UserError(f"--labels {label}: {token} is a special token of the tokenizer. Take it off the labels.")
     encoded = encode_targets(tokenizer, task["labels"])
     if len(_labels_as_read_back(task, tokenizer)) < len(encoded):
         raise UserError(

@@ -6,13 +6,15 @@ as_source("mine", entry)   -> the text to paste into constants.py
 
 from pathlib import Path
 
-from arguments.own_pairs import OWN, SHAPES, has_training_rows, own_entry
+from arguments.own_pairs import OWN, SHAPES, has_training_rows, named_columns, own_entry
 from arguments.task import TaskArguments
 from common.command_line import listed
 from common.errors import UserError
 from common.processes import print_once
+from corpora.files import ROW_SUFFIXES, data_suffix, expand_files
+from corpora.reading import first_line
 from tasks.registry import as_list, number_of
-from tasks.rows import SplitReader, pieces_of
+from tasks.rows import SplitReader, pieces_of, single_answer
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
 _OPTIMIZED = "metric_to_optimize"  # the first of `metrics` here
@@ -21,10 +23,12 @@ _OPTIMIZED = "metric_to_optimize"  # the first of `metrics` here
 def completed(args: TaskArguments) -> dict:
     """The entry of own pairs. --record_shape and --labels, where the rows tell them, are printed and set in `args`, and
     so in task.json. UserError if the first record has no known shape."""
+    if args.tsv_header is None:
+        args.tsv_header = _tsv_header(args)
     entry = own_entry(args)
     if "inputs" not in entry:
         record, where = _first_record(entry, args)
-        fitting = (name for name, columns in SHAPES.items() if set(columns.split()) <= set(record))
+        fitting = (name for name, columns in SHAPES.items() if set(columns) <= set(record))
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
             raise UserError(
@@ -32,7 +36,7 @@ def completed(args: TaskArguments) -> dict:
                 f"--target_column; available: {listed(record)}"
             )
         entry = own_entry(args)
-        columns = SHAPES[args.record_shape].replace(" ", ", ")
+        columns = ", ".join(SHAPES[args.record_shape])
         print_once(
             f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
             "--target_column would say otherwise"
@@ -42,6 +46,28 @@ def completed(args: TaskArguments) -> dict:
         entry = own_entry(args)
         print_once(f"--labels {','.join(args.labels)}: the classes of the training rows")
     return entry
+
+
+def _tsv_header(args: TaskArguments) -> bool | None:
+    """Whether the .tsv files have a header line, where all columns are given as numbers: only if their first lines have
+    these names. None if that is no question. UserError if the files differ."""
+    names, found = named_columns(args), {}
+    if not (names and all(name.isdecimal() for name in names)):
+        return None
+    for flag in ("train_file", "validation_file"):
+        for file in expand_files(f"--{flag}", getattr(args, flag) or [], ROW_SUFFIXES):
+            if data_suffix(file) == ".tsv":
+                found[set(names) <= set(first_line(file))] = file
+    if len(found) > 1:
+        raise UserError(
+            f"--tsv_header: line 1 of {found[True]} has the columns {', '.join(names)}, and line 1 of {found[False]} "
+            "has not. Say whether line 1 of all files is a header: true or false"
+        )
+    for is_header, file in found.items():
+        what = "names the columns" if is_header else "is a row, and columns are counted from 0"
+        print_once(f"{file}: line 1 {what} (--tsv_header {str(is_header).lower()})")
+        return is_header
+    return None
 
 
 def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
@@ -60,7 +86,7 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
         raise UserError("--target_type class needs --labels where there are no training rows to find them in")
     texts = entry | dict(target_type="text")
     rows = SplitReader(OWN, texts, args, "train")
-    values = [text for row in rows for text in as_list(row[entry["target"]])]
+    values = [single_answer(row[entry["target"]], entry["target"], "--target_type class") for row in rows]
     found = {str(value).strip() for value in values}
     if len(found) > max(10, len(values) // 2):
         raise UserError(

@@ -16,7 +16,8 @@ from arguments.own_pairs import OWN, own_entry
 from arguments.task import LENGTHS, find_entry, task_arguments, task_names
 from common.errors import UserError
 from common.reports import plain_json, read_json, write_json
-from corpora.files import is_plain_text, open_text
+from corpora.files import data_suffix, is_plain_text, open_text
+from corpora.reading import first_line
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
@@ -79,26 +80,34 @@ class InputReader:
     """Reads the inputs of a task. A line of a text file is an input, or a row of JSON, CSV, TSV and parquet.
 
     entry: the task's. columns: of the file, for the entry's inputs in their order; None: those of the same names.
+    tsv_header: whether line 1 of a .tsv is a header although the columns are numbers; None: if it has them.
     """
 
-    def __init__(self, entry: dict, columns: list[str] | None = None):
+    def __init__(self, entry: dict, columns: list[str] | None = None, tsv_header: bool | None = None):
+        self.tsv_header = tsv_header
         self.inputs = ["text"] if is_text_corpus(entry) else list(entry["inputs"].values())
         if columns and len(columns) != len(self.inputs):
             raise UserError(
                 f"--source_column {','.join(columns)}: the task reads {len(self.inputs)} columns, "
                 f"{', '.join(self.inputs)}. Name yours in this order"
             )
-        if columns:
-            entry = entry | {"file_columns": dict(zip(self.inputs, columns, strict=True))}
-        self.entry, self.renamed = entry, entry.get("file_columns", {})
+        self.numbers = columns or self.inputs
+        self.numbers = self.numbers if all(name.isdecimal() for name in self.numbers) else []
+        self.renamed = dict(zip(self.inputs, columns, strict=True)) if columns else entry.get("file_columns", {})
+        self.entry = entry | {"file_columns": self.renamed}
         self.prepares = not (columns or is_text_corpus(entry))  # whether `preprocess` gets whole rows
 
     def read(self, path: Path) -> Iterator[Input]:
         """The inputs, one after another. UserError with the place of one that cannot be read."""
         if not is_plain_text(path):
-            for number, record in enumerate(read_records(self.entry, path), start=1):
+            has_header, renamed = None, self.renamed
+            if data_suffix(path) == ".tsv" and self.numbers:
+                has_header = set(self.numbers) <= set(first_line(path)) if self.tsv_header is None else self.tsv_header
+                places = self.numbers if has_header else map(int, self.numbers)
+                renamed = dict(zip(self.inputs, places, strict=True))
+            for number, record in enumerate(read_records(self.entry, path, has_header), start=1):
                 for row in self._rows_within(record, f"{path}, row {number}"):
-                    yield from self._of_row(row, f"{path}, row {number}")
+                    yield from self._of_row(row, renamed, f"{path}, row {number}")
             return
         if len(self.inputs) > 1:
             raise UserError(
@@ -117,16 +126,16 @@ class InputReader:
         holds = path[0] in record or path[0] == "*" and nested
         return nested_rows(record, path, place) if holds else [record]
 
-    def _of_row(self, row: dict, place: str) -> Iterator[Input]:
+    def _of_row(self, row: dict, renamed: dict, place: str) -> Iterator[Input]:
         """The input that a row is, or those that the entry's preprocess makes of it."""
         if taken := {"prediction", "n_best"} & row.keys():
             raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
-        read = row | renamed_columns(row, self.renamed)
+        read = row | renamed_columns(row, renamed)
         if self.prepares:
             read = preprocessed(self.entry, read, place)
         why = "which the task reads; --source_column names yours"
         for one in as_list(read):
-            found = {column: checked_value(one, column, self.renamed, place, why) for column in self.inputs}
+            found = {column: checked_value(one, column, renamed, place, why) for column in self.inputs}
             yield self._made(one if isinstance(read, list) else row, found)
 
     def _made(self, row: dict, found: dict) -> Input:

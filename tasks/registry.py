@@ -175,11 +175,12 @@ def source_text(task: dict, row: dict) -> str:
     The items of a list are joined by spaces.
     """
     prefix = task.get("prefix") or ""
-    if prefix == prefix.rstrip():  # otherwise literally: "TL;DR <text>"
-        prefix += (": " if "" in task["inputs"] else " ") * bool(prefix)  # "summarize: <text>", "rte sentence1: ..."
+    if prefix and prefix == prefix.rstrip():  # otherwise literally: "TL;DR <text>"
+        prefix += ": " if "" in task["inputs"] else " "  # "summarize: <text>", "rte sentence1: ..."
     parts = []
     for key, column in task["inputs"].items():
-        parts += [f"{key}:"] * bool(key) + [" ".join(str(item).strip() for item in as_list(row[column]))]
+        text = " ".join(str(item).strip() for item in as_list(row[column]))
+        parts.append(f"{key}: {text}" if key else text)
     return prefix + " ".join(parts)
 
 

@@ -5,19 +5,21 @@ record of a file, the Hub or a stream --file_columns, preprocess--> rows --the e
 
 import contextlib
 import itertools
-import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 
 from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
-from common.command_line import comma_words, did_you_mean, home_path, listed
+from common.command_line import comma_words, did_you_mean, home_path, listed, quoted
+from common.errors import UserError
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
-from corpora.hub import load_dataset_splits
-from corpora.reading import read_rows, read_text_documents, read_tsv
+from corpora.hub import classes_of, load_dataset_splits
+from corpora.reading import class_names, first_line, is_missing, read_rows, read_text_documents, read_tsv
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, source_text, target_text
@@ -27,23 +29,27 @@ MISSING = object()  # a missing column; None is an empty value
 HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
 
 
-def load_rows(name: str, task: dict, args: TaskArguments, split: str) -> list[dict]:
-    """All rows of a split as {column: value} with the entry's column names. ValueError if there are none.
+def load_rows(name: str, task: dict, args: TaskArguments, split: str, left_out: Counter | None = None) -> list[dict]:
+    """All rows of a split as {column: value} with the entry's column names. UserError if there are none.
 
     Rows of a test split have the target column only where their labels are public. With --streaming no more than
-    --max_eval_samples rows of a --validation_file are read.
+    --max_eval_samples rows of a --validation_file are read. left_out: gets the rows that each condition of skip_where
+    left out.
     """
     named, evaluated = own_files(args, task), eval_splits(task)[0]
     held_out = task.get("held_out") and split in ("train", evaluated) and evaluated not in named
     source = "train" if held_out else split
     limit = args.max_eval_samples if args.streaming and source in named else None
-    rows = list(itertools.islice(SplitReader(name, task, args, source), limit))
+    reader = SplitReader(name, task, args, source)
+    rows = list(itertools.islice(reader, limit))
+    if left_out is not None:
+        left_out.update(reader.left_out)
     if held_out:
         rows = _halves(name, task, rows)[split != "train"]
     if split == "train":
         rows = training_rows(task, rows)
     if not rows:
-        raise ValueError(f"task {name}, split {split}: no rows")
+        raise UserError(f"task {name}, split {split}: no rows")
     if may_hide_answers(task, split) and _hides_answers(task, rows):
         rows = [{column: value for column, value in row.items() if column != task["target"]} for row in rows]
     return merged_references(task, rows) if task.get("merge_references") and split != "train" else rows
@@ -55,7 +61,7 @@ def _halves(name: str, task: dict, rows: list[dict]) -> tuple[list[dict], list[d
     source_of = [source_text(task, row) for row in rows]
     sources = list(dict.fromkeys(source_of))
     if len(sources) < 2:
-        raise ValueError(
+        raise UserError(
             f"task {name}: {len(sources)} different sources are too few to hold some out for evaluation; "
             "give --validation_file"
         )
@@ -104,7 +110,7 @@ def own_files(args: TaskArguments, task: dict) -> dict[str, list[str]]:
 
 def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Files:
     """The files of a split that the flags or the entry name, or {column: text files}; None if it is on the Hub.
-    ValueError if it is nowhere."""
+    UserError if it is nowhere."""
     suffixes = TEXT_SUFFIXES if is_text_corpus(task) else ROW_SUFFIXES
     if own := own_files(args, task).get(split):
         return expand_files("--train_file" if split == "train" else "--validation_file", own, suffixes)
@@ -115,7 +121,7 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
         return None
     if split not in files:
         there = ", ".join(files) or "none (nor hub or builtin), give --train_file"
-        raise ValueError(f"task {name}: its entry has no file for the split {split}; available: {there}")
+        raise UserError(f"task {name}: its entry has no file for the split {split}; available: {there}")
     if not isinstance(files[split], dict):
         return _found(name, args, split, files[split], suffixes)
     return {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
@@ -132,32 +138,36 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
             path = folder.joinpath(*within)
         if not path.exists() and not compressed(path) and not set("*?[") & set(str(file)):
             folder = f"--data_dir {args.data_dir}" if args.data_dir else "--data_dir is not given"
-            raise ValueError(f"{folder}: no file {file}, which task {name} reads as {split}")
+            raise UserError(f"{folder}: no file {file}, which task {name} reads as {split}")
         found += [path] if path.is_file() else expand_files(f"task {name}:", [str(path)], suffixes)
     return found
 
 
-def read_records(task: dict, path: Path) -> Iterator[dict]:
-    """The records of one file, under its own column names."""
+def read_records(task: dict, path: Path, has_header: bool | None = None) -> Iterator[dict]:
+    """The records of one file, under its own column names, or under numbers for a .tsv without a header line.
+
+    has_header: of a .tsv. None: as the entry and the file say.
+    """
     if is_text_corpus(task) and is_plain_text(path):
         return ({"text": document} for document in read_text_documents(path))
     if data_suffix(path) in (".tsv", ".txt"):
-        return read_tsv(path, header=_has_header(task, path))
+        return read_tsv(path, _has_header(task, path) if has_header is None else has_header)
     return read_rows(path)
 
 
 def _has_header(task: dict, path: Path) -> bool:
     """Whether the first line of a tab-separated file names its columns. If the entry counts them, only a line with the
-    entry's own names does."""
-    if {type(there) for there in task.get("file_columns", {}).values()} != {int}:
+    entry's own names does, and no line if these are numbers."""
+    places = [place for there in task.get("file_columns", {}).values() for place in as_list(there)]
+    if {type(place) for place in places} != {int}:
         return True
-    with open_text(path) as stream:
-        return set(task["inputs"].values()) <= set(stream.readline().rstrip("\n").split("\t"))
+    names = set(task["inputs"].values())
+    return not all(name.isdecimal() for name in names) and names <= set(first_line(path))
 
 
 def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
     """Rows of text files whose lines belong together: {"en": train.en, "de": train.de} -> {"en": line, "de": line}.
-    ValueError if one of them has fewer lines. A carriage return within a line does not end it, as in TensorFlow
+    UserError if one of them has fewer lines. A carriage return within a line does not end it, as in TensorFlow
     Datasets' reader of WMT: the lines behind it would be paired with others than theirs."""
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(open_text(path, newline="\n")) for path in paths.values()]
@@ -165,15 +175,15 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
             if None in lines:
                 shorter = list(paths.values())[lines.index(None)]
                 others = ", ".join(str(path) for path in paths.values() if path != shorter)
-                raise ValueError(f"{shorter}: ends at line {number - 1:,}, before {others}")
+                raise UserError(f"{shorter}: ends at line {number - 1:,}, before {others}")
             yield dict(zip(paths, (line.rstrip("\r\n") for line in lines), strict=True))
 
 
 # ---------------------------------------------------------------- records -> rows
 class SplitReader:
-    """Iterates over the rows of one split, with the entry's columns. ValueError, with the place, for a wrong row.
+    """Iterates over the rows of one split, with the entry's columns. UserError, with the place, for a wrong row.
 
-    files_of: the split whose files are read, if that is another.
+    files_of: the split whose files are read, if that is another. left_out: {(column, value): rows with it so far}.
     """
 
     def __init__(self, name: str, task: dict, args: TaskArguments, split: str, files_of: str | None = None):
@@ -182,11 +192,14 @@ class SplitReader:
         names_are_the_hubs = self.files is None and "files" in task
         self.renamed = {} if names_are_the_hubs else task.get("file_columns", {})
         without = task.get("train_without", {}) if split == "train" else {}
-        self.left_out, self.elsewhere = task.get("skip_where", {}), set()
+        conditions, self.elsewhere = task.get("skip_where", {}), set()
         if isinstance(without, dict):
-            self.left_out = self.left_out | without
-        elif self.files and not own_files(args, task):
+            conditions = conditions | without
+        self.left_out = Counter({(column, text): 0 for column, texts in conditions.items() for text in texts})
+        if isinstance(without, str) and self.files and not own_files(args, task):
             self.elsewhere = {source_text(task, row) for row in SplitReader(name, task, args, without)}
+
+        self.first = ""  # the place of the first record and its columns, for an error about another
 
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
@@ -200,36 +213,54 @@ class SplitReader:
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
             if self.split not in splits:
                 more = "; --validation_split_percentage holds some rows out" if self.split == "validation" else ""
-                raise ValueError(
+                raise UserError(
                     f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}{more}"
                 )
-            yield splits[self.split].to_list(), where
+            rows = splits[self.split]
+            yield self.with_class_names(rows.to_list(), classes_of(rows)), where
         elif isinstance(self.files, dict):
             for paths in zip(*self.files.values(), strict=True):
                 yield read_parallel(dict(zip(self.files, paths, strict=True))), " and ".join(map(str, paths))
         else:
             for path in self.files:
-                yield read_records(self.task, path), str(path)
+                yield self.with_class_names(read_records(self.task, path), class_names(path)), str(path)
+
+    def with_class_names(self, records: Iterable[dict], names: dict[str, list[str]]) -> Iterable[dict]:
+        """The records of own pairs with the names of classes in place of their numbers, as `names` has them by column;
+        unchanged if --labels gives a column's classes otherwise. -1, for no class, stays."""
+        labels = self.task.get("labels", [])
+        names = {column: of_column for column, of_column in names.items() if not labels or {*labels} & {*of_column}}
+        if self.name != OWN or not names:
+            return records
+
+        def name(column: str, value: object) -> object:
+            return names[column][value] if isinstance(value, int) and value in range(len(names[column])) else value
+
+        return (record | {c: name(c, record[c]) for c in names if c in record} for record in records)
 
     def rows_of(self, record: dict, place: str) -> Iterator[dict]:
         """The rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
+        self.first = self.first or f"{place} has ({listed(record)})"
         for piece in pieces_of(self.task, record, place):
-            for row in as_list(preprocessed(self.task, piece | renamed_columns(piece, self.renamed), place)):
-                if self._is_left_out(row, place):
+            renamed = piece | renamed_columns(piece, self.renamed)
+            for row in as_list(preprocessed(self.task, renamed, place)):
+                if self._is_left_out(row | renamed, place):
                     continue
                 picked = self._picked(row, place)
                 if not self.elsewhere or source_text(self.task, picked) not in self.elsewhere:
                     yield picked
 
     def _is_left_out(self, row: dict, place: str) -> bool:
-        """Whether the row has one of the values that leave rows out."""
-        for column, values in self.left_out.items():
+        """Whether the row has one of the values that leave rows out; each is counted."""
+        found = []
+        for column, text in self.left_out:
             value = value_of(row, column)
             if value is MISSING:
                 raise no_column(place, column, row, "by which rows are left out")
-            if ("" if lacks_value(value) else str(value)) in values:
-                return True
-        return False
+            if is_written(value, text):
+                found.append((column, text))
+        self.left_out.update(found)
+        return bool(found)
 
     def _picked(self, row: dict, place: str) -> dict:
         """The task's columns of a row; only the answers of a test split may be missing."""
@@ -238,41 +269,73 @@ class SplitReader:
         for column in columns_of(task):
             value, needed = value_of(row, column), column in task["inputs"].values() or not hidden
             if needed or not (value is MISSING or lacks_value(value)):
-                picked[column] = checked_value(row, column, self.renamed, place, f"which task {self.name} needs")
+                why = f"which task {self.name} needs"
+                if value is MISSING and not self.first.startswith(place):
+                    why += f" and {self.first}"
+                picked[column] = checked_value(row, column, self.renamed, place, why)
+        if task["target_type"] != "text" and task["target"] in picked:
+            picked[task["target"]] = single_answer(picked[task["target"]], task["target"], place)
         if not hidden:
             if picked[task["target"]] == []:
-                raise ValueError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
+                raise UserError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
             try:
                 target_text(self.name, task, picked)
             except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
+                raise UserError(f"{place}: {error}") from None
         return picked
 
 
 def lacks_value(value: object) -> bool:
-    """Whether a value, or an item of a list, is missing: None, or NaN, which pandas writes for it in JSON."""
-    return any(item is None or (isinstance(item, float) and math.isnan(item)) for item in as_list(value))
+    """Whether a value, or an item of a list, is missing."""
+    return any(map(is_missing, as_list(value)))
+
+
+def is_written(value: object, text: str) -> bool:
+    """Whether a text says the value of a row: "0" is 0.0, "false" is False, "" is a missing value."""
+    if lacks_value(value) or text == "":
+        return text == "" and (lacks_value(value) or value == "")
+    if text.lower() in ("true", "false"):
+        return str(value).lower() == text.lower()
+    try:
+        return str(value) == text or Decimal(str(value)) == Decimal(text)
+    except ArithmeticError:  # one of them is no number
+        return False
 
 
 def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:
-    """The value of a column. ValueError if it is missing or empty, or holds a record, a list or bytes, whose text would
+    """The value of a column. UserError if it is missing or empty, or holds a record, a list or bytes, whose text would
     be Python's. renamed: {column: its name in the source}, as an entry's `file_columns`."""
     value = value_of(row, column)
     if value is MISSING:
         names = as_list(renamed.get(column, column))
         raise no_column(place, str(next((name for name in names if value_of(row, name) is MISSING), column)), row, why)
     if lacks_value(value):
-        raise ValueError(f"{place}: the column {column} is empty{' in part' if value else ''}, {why}")
+        raise UserError(f"{place}: the column {column} is empty{' in part' if value else ''}, {why}")
     for item in as_list(value):
         if isinstance(item, dict | list | bytes):
-            raise ValueError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}")
+            raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}")
     return value
 
 
-def no_column(place: str, column: str, row: dict, why: str) -> ValueError:
+def single_answer(value: object, column: str, place: str) -> object:
+    """The item of a list of one, as labelling tools write it; any other value unchanged. UserError for several."""
+    if not isinstance(value, list | tuple) or not value:
+        return value
+    if len(value) > 1:
+        text = ", ".join(map(str, value))
+        raise UserError(
+            f"{place}: the column {column} has {len(value)} labels ({text}), and a row can have one. To learn several, "
+            f'write them as one text, "{text}", and train with --target_type text'
+        )
+    return value[0]
+
+
+def no_column(place: str, column: str, row: dict, why: str) -> UserError:
     """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A, B"."""
-    near = did_you_mean(column, list(map(str, row)))
-    return ValueError(f"{place}: no column {column}{near}, {why}; available: {listed(row)}")
+    names = [quoted(str(name)) for name in row]
+    near = did_you_mean(column, names)
+    header = "; line 1 of the file is its header" if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes} else ""
+    return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(names)}{header}")
 
 
 def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
@@ -285,11 +348,11 @@ def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
 
 def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
     """The rows below a path of fields, each with the fields around it: {"a": 1, "b": [{"c": 2}]}, ["b"] ->
-    {"a": 1, "c": 2}. * stands for any name: {"x": {"c": 2}}, ["*"] -> {"c": 2}. ValueError if there are none."""
+    {"a": 1, "c": 2}. * stands for any name: {"x": {"c": 2}}, ["*"] -> {"c": 2}. UserError if there are none."""
     first, *rest = path
     if first != "*" and first not in record:
         there = list(map(str, record))
-        raise ValueError(
+        raise UserError(
             f"{place}: no field {first}{did_you_mean(first, there)} that holds records; available: {listed(there)}"
         )
     outer = {} if first == "*" else {name: value for name, value in record.items() if name != first}
@@ -298,7 +361,7 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
         inner = [inner]
     for row in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else [inner]:
         if not isinstance(row, dict):
-            raise ValueError(f"{place}: the field {first} holds no records, but a value of type {type(row).__name__}")
+            raise UserError(f"{place}: the field {first} holds no records, but a value of type {type(row).__name__}")
         yield from nested_rows(outer | row, rest, place) if rest else [outer | row]
 
 
@@ -308,21 +371,21 @@ def renamed_columns(row: dict, names: dict) -> dict:
     for column, there in names.items():
         values = [value_of(row, name) for name in as_list(there)]
         if MISSING not in values:
-            several = [text for value in values for text in as_list(value) if text not in (None, "")]
+            several = [text for value in values for text in as_list(value) if not (is_missing(text) or text == "")]
             found[column] = several if isinstance(there, list) else values[0]
     return found
 
 
 def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
-    """What the entry's function makes of a row. ValueError with the place of what it cannot read."""
+    """What the entry's function makes of a row. UserError with the place of what it cannot read."""
     function, name = preprocess_of(task)
     try:
         made = function(row)
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{place}: the preprocess {name}: {reason}; available: {listed(row)}") from None
+        raise UserError(f"{place}: the preprocess {name}: {reason}; available: {listed(row)}") from None
     if any(not isinstance(each, dict) for each in as_list(made)):
-        raise ValueError(
+        raise UserError(
             f"{place}: the preprocess {name} returns {made!r:.60}: must be a row (a dictionary) or "
             "a list of rows ([] leaves this one out)"
         )
@@ -332,7 +395,8 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
 def value_of(row: dict, column: str | int) -> object:
     """The value of a column, or MISSING; a dotted name descends, also through a list of records.
 
-    ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], as from {"answers": [{"text": "a"}]}
+    ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], as from {"answers": [{"text": "a"}]}, and lists within it
+    are one list.
     """
     if column in row or not isinstance(column, str):
         return row.get(column, MISSING)
@@ -340,7 +404,7 @@ def value_of(row: dict, column: str | int) -> object:
     value = row.get(first)
     if isinstance(value, list):
         values = [value_of(item, rest) if isinstance(item, dict) else MISSING for item in value]
-        return MISSING if MISSING in values else values
+        return MISSING if MISSING in values else [one for value in values for one in as_list(value)]
     return value_of(value, rest) if isinstance(value, dict) else MISSING
 
 
@@ -351,10 +415,10 @@ def is_text_corpus(task: dict) -> bool:
 
 
 def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
-    """The corpus of the training rows, which is not read yet. ValueError if there is none."""
+    """The corpus of the training rows, which is not read yet. UserError if there is none."""
     files = files_of_split(name, task, args, "train")
     if isinstance(files, dict):
-        raise ValueError(
+        raise UserError(
             f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
             "one file of rows of them"
         )
@@ -367,19 +431,23 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
     """The rows of a text corpus's first documents, to evaluate on; the corpus begins after them."""
-    rows_of = row_splitter(name, task, args, "validation", corpus.here)
+    rows_of = row_splitter(name, task, args, "validation", corpus)
     held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
     return [row for record in held_out for row in rows_of(record)]
 
 
 def row_splitter(
-    name: str, task: dict, args: TaskArguments, split: str = "train", here: Callable[[], str] = lambda: "a row"
+    name: str, task: dict, args: TaskArguments, split: str = "train", corpus: Corpus | None = None
 ) -> Callable[[dict], list[dict]]:
-    """The function that makes a split's rows from a record of the stream. here: returns the place of the record."""
+    """The function that makes a split's rows from a record of the corpus, which tells its place."""
     reader = SplitReader(name, task, args, split, files_of="train")
+    names = classes_of(getattr(corpus, "dataset", None))
+    for path in reader.files or []:
+        names |= class_names(path)
 
     def rows_of(record: dict) -> list[dict]:
-        rows = list(reader.rows_of(record, f"task {name}, {here()}"))
+        (record,) = reader.with_class_names([record], names)
+        rows = list(reader.rows_of(record, f"task {name}, {corpus.here() if corpus else 'a row'}"))
         return training_rows(task, rows) if split == "train" else rows
 
     return rows_of

@@ -8,6 +8,7 @@ T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tas
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from common.processes import print_once
 from common.whole_folders import cached
 from corpora.blocks import Corpus
 from corpora.examples import row_lengths
+from corpora.files import say_once
 from corpora.streams import StreamDataset, one_by_one
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, unknown_in_rows
@@ -66,16 +68,27 @@ class Task:
 
     def read(self, splits: list[str], corpus: Corpus | None = None) -> dict[str, list[dict]]:
         """{split: all its rows}; of a streamed text without validation file the first documents are held out.
-        corpus: of the training rows, if they are streamed, which then begins behind them."""
+        UserError if a condition of --skip_rows_where leaves out no row.
+
+        corpus: of the training rows, if they are streamed, which then begins behind them.
+        """
         holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
         if holds_out and corpus is None:
             corpus = self.open_stream()
-        rows = {}
+        rows, skipped = {}, Counter()
         for split in splits:
+            left_out = Counter()
             if holds_out and split in registry.eval_splits(self.entry):
                 rows[split] = held_out_rows(self.name, self.entry, self.args, corpus)
             else:
-                rows[split] = load_rows(self.name, self.entry, self.args, split)
+                rows[split] = load_rows(self.name, self.entry, self.args, split, left_out)
+            for (column, value), count in left_out.items() if self.name == OWN else ():
+                say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
+            skipped.update(left_out)
+        unmet = next((condition for condition, count in skipped.items() if not count), None)
+        if unmet and self.name == OWN and "train" in splits and len(splits) > 1:
+            column, value = unmet
+            raise UserError(f"--skip_rows_where {column}={value}: no row has this value. Give one that the column has.")
         return rows
 
     def label(self, split: str) -> str:
@@ -106,24 +119,30 @@ class LoadedTask(Task):
         self.entry, self.numbers_from = task.entry, "as its entry says"
         target = self.entry["target"]
         if self.entry["target_type"] == "number" and "numbers" not in self.entry:
-            splits = ("train", *rows) if "train" in rows else rows
-            split = next((split for split in splits if target in rows[split][0]), None)
-            if split is not None:
-                self.numbers_from = f"from the {split} rows"
-                numbers = registry.found_numbers(row[target] for row in rows[split])
+            known = [split for split in ("train", *rows) if split in rows and target in rows[split][0]]
+            if known:
+                self.numbers_from = f"from the {known[0]} rows"
+                numbers = registry.found_numbers(row[target] for row in rows[known[0]])
                 self.entry = self.entry | {"numbers": numbers}
         self.rows, self.data = {}, {}
         self.examples = {split: len(found) for split, found in rows.items()}
         for split, found in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            self.rows[split] = found[:limit]
+            of_split = self.rows[split] = examples.without_end_tokens(
+                self.entry, tokenizer, found[:limit], self._place(split)
+            )
             self.data[split] = self._tokens(split)
-            if self.entry["target_type"] == "class" and limit is None and self.entry["target"] in found[0]:
-                used = {registry.target_text(self.name, self.entry, row) for row in found}
+            if self.entry["target_type"] == "class" and self.entry["target"] in of_split[0]:
+                used = {registry.target_text(self.name, self.entry, row) for row in of_split}
                 missing = [label for label in self.entry["labels"] if label not in used]
                 if missing:
-                    print_once(f"task {self.name}, {split}: no row has the label {', '.join(missing)}")
+                    first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
+                    print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
             self._tell_letters_lost_by_rouge(split)
+
+    def _place(self, split: str) -> str:
+        """What messages about a split begin with."""
+        return f"task {self.name}, {split}"
 
     def _tell_letters_lost_by_rouge(self, split: str) -> None:
         """Prints that ROUGE means little where most letters of the targets are none to rouge_score's tokenizer."""
@@ -135,7 +154,7 @@ class LoadedTask(Task):
             if lost > len(letters) / 2:
                 share = f"{100 * lost / len(letters):.0f} % of the targets' letters are others"
                 print_once(
-                    f"task {self.name}, {split}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
+                    f"{self._place(split)}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
                     f"{share}: name other --metrics, the first of which chooses the best model"
                 )
 
@@ -195,9 +214,10 @@ class LoadedTask(Task):
         tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, *lengths)
 
         def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
+            rows = examples.without_end_tokens(self.entry, self.tokenizer, rows)
             return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
-        units = one_by_one(row_splitter(self.name, self.entry, self.args, here=self.corpus.here))
+        units = one_by_one(row_splitter(self.name, self.entry, self.args, corpus=self.corpus))
         described = f"{registry.preprocess_of(self.entry)[1]} {self.entry.get('max_piece_length')}"
         size = self.args.shuffle_buffer_size
         return StreamDataset.of_run([(self.corpus, units)], batch, args, size, description=described)
@@ -264,9 +284,13 @@ class Tasks:
         direction."""
         return len(self) > 1 and len({is_greater_better(task.entry["metrics"][0]) for task in self}) == 1
 
-    def most_tokens(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-        """Tokens that a source and a target may have, of all tasks."""
-        lengths = [examples.answer_length(task.entry, examples.class_label_ids(task.entry, tokenizer)) for task in self]
+    def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:
+        """Tokens that a source and a target may have, of all tasks. tokenizer: None where it is still to be trained;
+        labels then count as long as the entry allows."""
+        lengths = [task.entry["max_target_length"] for task in self]
+        if tokenizer is not None:
+            labels = [examples.class_label_ids(task.entry, tokenizer) for task in self]
+            lengths = [examples.answer_length(task.entry, ids) for task, ids in zip(self, labels, strict=True)]
         return max(task.entry["max_source_length"] for task in self), max(lengths)
 
     def flags(self, args: FineTuningArguments) -> dict:
@@ -301,6 +325,20 @@ class Tasks:
             "metric_for_best_model": args.metric_for_best_model if args.chose_metric else f"eval_{metric}",
             "greater_is_better": greater,
         }
+
+    def training_texts(self) -> list[str]:
+        """The sources and targets of all training rows, from which a tokenizer is trained where none is named."""
+        if self.args.streaming:
+            raise UserError(
+                "--streaming: a model from scratch needs a tokenizer, and the rows are not read beforehand. Train one "
+                "with create_tokenizer.py and give it as --tokenizer_name"
+            )
+        texts = []
+        for task in self:
+            for row in task.read(["train"])["train"][: self.args.max_train_samples]:
+                texts.append(registry.source_text(task.entry, row))
+                texts += registry.reference_texts(task.name, task.entry, row)
+        return texts
 
     @property
     def summarise(self) -> Callable[[dict], dict] | None:
@@ -343,6 +381,7 @@ class TaskData:
         self.empty = self._by_name(
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )
+        self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
         for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
         self.train = self._training_data()
@@ -415,13 +454,16 @@ class TaskData:
         """The rows of the plan: what is read, mixed and measured."""
         corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
+        known = [
+            f"{count:,} of {len(data[name]):,} {name} sources are trained on" for name, count in self.known.items()
+        ]
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
-        cut = [text for task in self.tasks for text in self._cut(task)]
         return {
             "stream": corpus and corpus.description,
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
+            "known": "; ".join(known) or None,
             "empty": ", ".join(empty) or None,
-            "cut": ", ".join(cut) or None,
+            "cut": "; ".join(f"{text} ({name})" for name, text in self._by_name(self._cut).items()) or None,
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
@@ -441,18 +483,17 @@ class TaskData:
         best = "mean of each task's first metric" if best == "average" else best
         return "; ".join([*told, f"{'largest' if args.greater_is_better else 'smallest'} {best} is best"])
 
-    def _cut(self, task: LoadedTask) -> list[str]:
-        """The shares of a task's training rows that are cut: "12% of the sources at 512 tokens". They include the few
-        rows that have exactly the maximum length."""
-        if "train" not in task.data:
-            return []  # a stream, whose rows are not known
-        found, of_task = [], f" of {task.name}" if len(self.tasks) > 1 else ""
-        columns = {"input_ids": "sources", "labels": "targets"}
-        for (column, name), most in zip(columns.items(), examples.max_lengths(task.entry, "train"), strict=True):
-            share = float(np.mean(row_lengths(task.data["train"], column) >= most)) if most else 0
-            if share >= 0.005:
-                found.append(f"{share:.0%} of the {name}{of_task} at {most} tokens")
-        return found
+    def _cut(self, task: LoadedTask) -> dict[str, str]:
+        """{split: the share of its rows that are cut}: "12% of the sources at 512 tokens". It includes the few rows
+        that have exactly the maximum length. Training rows of a stream are not known."""
+        found = {}
+        for split, rows in task.data.items():
+            most = dict(zip(("input_ids", "labels"), examples.max_lengths(task.entry, split), strict=True))
+            for column, name in {"input_ids": "sources", "labels": "targets"}.items():
+                share = float(np.mean(row_lengths(rows, column) >= most[column])) if most[column] else 0.0
+                if share >= 0.005:
+                    found.setdefault(split, []).append(f"{share:.0%} of the {name} at {most[column]} tokens")
+        return {split: ", ".join(texts) for split, texts in found.items()}
 
     def record(self) -> dict:
         """The content of task.json, from which evaluate_t5.py repeats the numbers."""

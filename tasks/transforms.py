@@ -14,6 +14,9 @@ import string
 import unicodedata
 from collections.abc import Callable
 
+from common.errors import UserError
+from corpora.reading import is_missing
+
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
 # Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
@@ -88,7 +91,7 @@ def _wsc(row: dict) -> dict:
     holds = re.compile(rf"(?<!\w){re.escape(pronoun)}(?!\w)")
     places = [place for place, word in enumerate(words) if holds.search(word)]
     if " " in pronoun or not places:
-        raise ValueError(f"the pronoun {pronoun!r} (span2_text) is not in the text {row['text'][:60]!r}")
+        raise UserError(f"the pronoun {pronoun!r} (span2_text) is not in the text {row['text'][:60]!r}")
     nearest = min(places, key=lambda place: (abs(place - index), place))
     before, after = holds.split(words[nearest], maxsplit=1)
     words[nearest] = f"{before}*{pronoun}*{' ' * bool(after)}{after}"
@@ -124,7 +127,7 @@ def _wiki_split(row: dict) -> dict:
 # ---------------------------------------------------------------- instructions
 def _alpaca(row: dict) -> dict:
     """Instruction and input, where there is one, as `source`; the output as `target`."""
-    texts = [row["instruction"], row.get("input") or ""]
+    texts = [row["instruction"], "" if is_missing(row.get("input")) else row["input"]]
     return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row.get("output")}
 
 

@@ -40,7 +40,16 @@ from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint
 GIVEN_UP = "_given_up-"  # beginning of the name of a checkpoint that the run has resumed before
-RUN_FILES = "metrics.jsonl all_results.json run.json loss.png predictions.jsonl trackers.json samples.md README.md"
+RUN_FILES = (
+    "metrics.jsonl",
+    "all_results.json",
+    "run.json",
+    "loss.png",
+    "predictions.jsonl",
+    "trackers.json",
+    "samples.md",
+    "README.md",
+)
 
 
 # ---------------------------------------------------------------- deleting
@@ -247,7 +256,7 @@ def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
     found = [folder / SAVING]
     if checkpoint is None:
         found += [*folder.glob("checkpoint-*"), *folder.glob(f"{GIVEN_UP}*")]
-        found += (folder / name for name in (*RUN_FILES.split(), TASK_RECORD))
+        found += (folder / name for name in (*RUN_FILES, TASK_RECORD))
         found += (folder / "tensorboard").rglob("*.tfevents.*")  # a second run's curves would be drawn over the first
     return [path for path in found if path.exists() or path.is_symlink()]
 
@@ -269,25 +278,67 @@ def _given_up(checkpoint: Path, number: int) -> Path:
 
 # Fields of the configuration that decide the shapes of the weights, and what the weights mean.
 _SHAPE = (
-    "model_type d_model d_kv d_ff num_heads num_layers num_decoder_layers vocab_size feed_forward_proj "
-    "relative_attention_num_buckets relative_attention_max_distance tie_word_embeddings "
-    "hidden_size head_dim intermediate_size num_attention_heads num_key_value_heads num_hidden_layers layer_types "
-    "sliding_window"
-).split()
+    "model_type",
+    "d_model",
+    "d_kv",
+    "d_ff",
+    "num_heads",
+    "num_layers",
+    "num_decoder_layers",
+    "vocab_size",
+    "feed_forward_proj",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+    "tie_word_embeddings",
+    "hidden_size",
+    "head_dim",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "layer_types",
+    "sliding_window",
+)
 # Flags that decide what the optimizer's state belongs to, which examples follow, and how they are corrupted.
 _DECISIVE = (
-    "optim lora_rank train_only seed data_seed objective input_seq_length noise_density mean_noise_span_length packing "
-    "eos_between_documents mixing mixing_cap mixing_temperature train_sampling_strategy length_buckets"
-).split()
-# Those that decide which part of a text is trained on: its fingerprint covers all of it, a task's its training rows.
+    "optim",
+    "lora_rank",
+    "train_only",
+    "seed",
+    "data_seed",
+    "objective",
+    "input_seq_length",
+    "noise_density",
+    "mean_noise_span_length",
+    "packing",
+    "eos_between_documents",
+    "mixing",
+    "mixing_cap",
+    "mixing_temperature",
+    "train_sampling_strategy",
+    "length_buckets",
+)
+# Flags that decide which part of a text is trained on. (A text's fingerprint covers all of it, but a task's covers only
+# its training rows.)
 _DECIDES_PART = (
-    "text_column input_ids_column max_train_samples validation_split_percentage validation_split_count"
-).split()
-# Flags that may differ between nodes: where files are, and what only the first process does.
+    "text_column",
+    "input_ids_column",
+    "max_train_samples",
+    "validation_split_percentage",
+    "validation_split_count",
+)
+# Flags that may differ between nodes: where files are, and what only the first process uses.
 _OF_A_NODE = (
-    "local_rank output_dir overwrite_output_dir overwrite_cache resume_from_checkpoint report_to disable_tqdm "
-    "dataloader_num_workers preprocessing_num_workers"
-).split()
+    "local_rank",
+    "output_dir",
+    "overwrite_output_dir",
+    "overwrite_cache",
+    "resume_from_checkpoint",
+    "report_to",
+    "disable_tqdm",
+    "dataloader_num_workers",
+    "preprocessing_num_workers",
+)
 
 
 def check_same_flags(*groups: object) -> None:
@@ -318,9 +369,11 @@ def check_resumed(
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
     if flags:
         flags = {"lora_rank": None, "train_only": None} | flags  # which earlier commits lack
-    decisive = _DECISIVE + _DECIDES_PART * ("objective" in now)  # a flag of text
+    decisive = _DECISIVE
+    if "objective" in now:  # pre-training
+        decisive += _DECIDES_PART
     if now.get("length_buckets"):  # each micro-batch is of one bucket
-        decisive = [*decisive, "per_device_train_batch_size"]
+        decisive += ("per_device_train_batch_size",)
     keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]
     compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
     if saved:

@@ -61,6 +61,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
                 part._iterator = None
 
     def _get_train_sampler(self, train_dataset=None):
+        """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before."""
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if hasattr(dataset, "order"):
             return dataset.order
@@ -80,6 +81,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return EpochSampler(len(dataset), seed)
 
     def _get_eval_sampler(self, eval_dataset):
+        """Overrides Trainer to put rows of similar length into one batch; `evaluation_loop` restores their order."""
         if not _has_rows(eval_dataset):
             return SequentialSampler(eval_dataset)
         # Rows of similar length need little padding; the longest come first, so that memory fails at once or never.

@@ -16,6 +16,7 @@ from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
+from common.errors import UserError
 from common.processes import is_first_process, print_once
 from common.reports import write_json
 from common.whole_folders import SAVING, is_disk_full, publish, share
@@ -71,6 +72,7 @@ class SavingTrainer(RowOrderTrainer):
         return None
 
     def _get_output_dir(self, trial):
+        """Overrides Trainer to write a checkpoint aside, since Trainer takes no other folder for it."""
         folder = super()._get_output_dir(trial)
         return str(Path(folder) / SAVING) if self._is_saving else folder
 
@@ -128,8 +130,8 @@ class SavingTrainer(RowOrderTrainer):
 
     @contextlib.contextmanager
     def _full_disk_put_off(self) -> Iterator[None]:
-        """Keeps the error of a full disk until the end of `_write_checkpoint`. Within it the ranks wait for each other:
-        one that left would never be there."""
+        """Keeps the error of a full disk until the end of `_write_checkpoint`. A rank that raised it early would leave
+        the others waiting in a collective call."""
         try:
             yield
         except Exception as error:
@@ -174,7 +176,7 @@ class SavingTrainer(RowOrderTrainer):
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         if missing:
             with exit_on_user_error():
-                raise ValueError(
+                raise UserError(
                     f"the checkpoint lacks {len(missing)} of the model's tensors: {missing[:3]}; another "
                     "version of transformers may have named them otherwise when it was saved"
                 )
@@ -190,6 +192,7 @@ class SavingTrainer(RowOrderTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self):
+        """Overrides Trainer for FSDP2 and LoRA, as `_load_from_checkpoint` does."""
         if self.is_deepspeed_enabled or not (self.is_fsdp_enabled or has_low_rank(self.model)):
             super()._load_best_model()
         else:

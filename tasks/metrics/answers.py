@@ -21,7 +21,8 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _NUMBER = re.compile(r"(?:(?<![\w)\]%])[-\u2212]\$?)?(?:\d[\d,]*(?:\.\d+)?|(?<!\.)\.\d[\d,]*)")
 _PLAIN_NUMBER = str.maketrans({",": None, "$": None, "\u2212": "-"})
 _DETERMINERS = frozenset(
-    "a an few her his each every many much my our some that the their these this those which whose your".split()
+    ("a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that", "the", "their")
+    + ("these", "this", "those", "which", "whose", "your")
 )
 
 

@@ -146,6 +146,7 @@ def score_predictions(
         target_texts = [number_text(value, task.get("numbers", {}).get("step")) for value in gold]
     target_lists = list(map(as_list, target_texts))
     several = max(map(len, target_lists)) > 1
+    references = target_lists if several else [text for (text,) in target_lists]
     positive_last = values, gold
     if kind == "class" and positive_label(task) == task["labels"][0]:  # metrics take class 1 of two for the positive
         positive_last = [[value if value == INVALID else 1 - value for value in side] for side in (values, gold)]
@@ -153,25 +154,24 @@ def score_predictions(
     scores: dict[str, float] = {}
     for name in task["metrics"]:
         if name in task.get("metric_functions", {}):
-            texts = predicted_texts, target_lists if several else [text for (text,) in target_lists]
-            scores[name] = float(task["metric_functions"][name](*(texts if kind == "text" else (values, gold))))
+            pair = (predicted_texts, references) if kind == "text" else (values, gold)
+            scores[name] = float(task["metric_functions"][name](*pair))
         elif name not in METRICS:
             module = _load_evaluate(name)
             sides = _reads(module, kind)
             if sides == ("texts", "texts") and several:
                 raise UserError(f"metric {name}: takes one reference for each row, and some rows have several")
-            predictions, references = (predicted_texts, target_lists) if sides[0] == "texts" else positive_last
-            if sides == ("texts", "texts"):
-                references = [text for (text,) in target_lists]
-            scores |= _evaluate_scores(name, module.compute(predictions=predictions, references=references))
+            of_side = {"lists": target_lists, "texts": references, "values": positive_last[1]}
+            predictions = predicted_texts if sides[0] == "texts" else positive_last[0]
+            scores |= _evaluate_scores(name, module.compute(predictions=predictions, references=of_side[sides[1]]))
         else:
             pair = (predicted_texts, target_lists) if name in _TEXT_METRICS else (values, gold)
             pair = positive_last if name == "f1" else pair
             scores[name] = METRICS[name](*pair, context) if name in _IN_CONTEXT else METRICS[name](*pair)
     for key, value in scores.items():
         if not math.isfinite(value):  # see general._zero_where_undefined
-            logger.warning("Metric %s is %s; it is reported as 0.0.", key, value)
-            scores[key] = 0.0
+            scores[key] = math.inf if is_greater_better(key) is False else 0.0
+            logger.warning("Metric %s is %s; it is reported as %s.", key, value, scores[key])
     if kind != "text":
         scores["invalid_outputs"] = sum(value is None for value in found)
     return scores
@@ -180,9 +180,9 @@ def score_predictions(
 def _with_worst(task: dict, found: list[float | None], gold: list[float]) -> list[float]:
     """Numbers, with the worst possible answer in place of None: the entry's `unreadable`, else the end of the range
     that is farther from the row's own number: [None, None], [1, 4] of numbers between 0 and 5 -> [5, 0]."""
-    numbers = task.get("numbers") or {"least": min(gold), "most": max(gold)}
-    least, most = numbers["least"], numbers["most"]
-    worst = [numbers.get("unreadable", most if value - least <= most - value else least) for value in gold]
+    known = task.get("numbers") or {"least": min(gold), "most": max(gold)}
+    least, most = known["least"], known["most"]
+    worst = [known.get("unreadable", most if value - least <= most - value else least) for value in gold]
     return [worst[row] if value is None else value for row, value in enumerate(found)]
 
 

@@ -439,8 +439,8 @@ class RunTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (["--packing", "document"], "--packing document: must be one of chunks, documents"),
-        (["--objective", "ul2"], "--packing documents needs --objective span_corruption: examples of ul2 have fixed"),
-        (["--eos_between_documents", "false"], "--eos_between_documents false: --packing documents finds documents by"),
+        (["--objective", "ul2"], "--packing documents: needs --objective span_corruption"),
+        (["--eos_between_documents", "false"], "--eos_between_documents False: --packing documents finds documents by"),
     )
     def test_refused(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -26,7 +26,7 @@ from absl.testing import parameterized
 from fake_hub import FakeHub
 from helpers import run_main, sentences, small_disk
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 
 import export_checkpoint
 import pre_train_t5
@@ -111,7 +111,7 @@ class HuggingFaceTest(TestCase):
         run_folder = self.folder / "run"
         for step in (2, 4, 6):
             shutil.copytree(workspace() / "whole", run_folder / f"checkpoint-{step}")
-            (run_folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+            TrainerState(global_step=step).save_to_json(run_folder / f"checkpoint-{step}" / "trainer_state.json")
         weights = run_folder / "checkpoint-6" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:900])
         _, printed, _ = self.export(run_folder)
@@ -186,7 +186,9 @@ class EnginesTest(TestCase):
         (source / "generation_config.json").write_text(json.dumps(settings))
         found, _, _ = self.export(source, "--formats", "ctranslate2")
         self.assertNotIn("search", found["ctranslate2"], "decoded greedily")
-        (source / "task.json").write_text(json.dumps({"benchmark": "mine", "generation_num_beams": 3}))
+        (source / "task.json").write_text(
+            json.dumps({"benchmark": "mine", "dataset_name": "own", "generation_num_beams": 3})
+        )
         found, printed, _ = self.export(source, "--formats", "ctranslate2", "--overwrite_output_dir")
         search = {"beam_size": 3, "length_penalty": 0.5, "patience": patience}
         self.assertEqual(found["ctranslate2"]["search"], search)

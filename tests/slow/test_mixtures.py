@@ -152,7 +152,7 @@ class MixtureTest(parameterized.TestCase):
         self.assertNotIn(Mixture({"a": self.parts()["a"], "b": self.parts()["a"]}, [1, 1], 8)._fingerprint, prints)
 
     def test_a_task_without_rows_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "an epoch of 8 rows has none of the task a; try --mixing temperature"):
+        with self.assertRaisesRegex(ValueError, "an epoch of 8 rows has none of the task a. Give --mixing equal"):
             Mixture(self.parts(), [1, 999], 8)
 
     def test_average(self):

@@ -39,6 +39,8 @@ def workspace() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:6]))
+    fields = "".join(f"{number % 2}\t{row['text']}\n" for number, row in enumerate(ROWS))
+    (folder / "rows.tsv").write_text(f"{fields}0\tleft\n")
     (folder / "in.en").write_text("".join(row["text"] + "\n" for row in ROWS))
     (folder / "in.de").write_text("".join(row["color"] + "\n" for row in ROWS))
     (folder / "glue/CoLA").mkdir(parents=True)
@@ -87,6 +89,12 @@ class ScriptsTest(parameterized.TestCase):
             "kind --target_type class",
             "eval_accuracy",
         ),
+        (
+            "without_header",
+            "--train_file rows.tsv --source_column 1 --target_column 0 --validation_split_percentage 20 "
+            "--skip_rows_where 1=left --target_type class",
+            "eval_accuracy",
+        ),
         ("side_by_side", "--source_file in.en --target_file in.de --max_target_length 4", "eval_bleu"),
         (
             "mixture",
@@ -121,9 +129,15 @@ class ScriptsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("", None),
-        ("--max_source_length 12", "cut +25% of the sources at 12 tokens\n"),
-        ("--max_source_length 12 --max_target_length 8", "at 12 tokens, 50% of the targets at 8 tokens\n"),
-        ("--max_source_length 12 --max_target_length 2 --target_type class", "cut +25% of the sources at 12 tokens\n"),
+        (
+            "--max_source_length 12",
+            "cut +25% of the sources at 12 tokens .train.; 25% of the sources at 12 tokens .validation.",
+        ),
+        ("--max_source_length 12 --max_target_length 8", "at 12 tokens, 50% of the targets at 8 tokens .train."),
+        (
+            "--max_source_length 12 --max_target_length 2 --target_type class",
+            "cut +25% of the sources at 12 tokens .train.;",
+        ),
     )
     def test_the_plan_says_how_many_rows_are_cut(self, flags, wanted):
         rows = [("tree", "tree"), ("tree", "moon"), ("moon", "tree " * 10), ("moon " * 20, "tree " * 10)]

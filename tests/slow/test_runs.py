@@ -17,9 +17,8 @@ from warm_python import warm_python
 import pre_train_t5
 from common.reports import read_metrics
 from common.whole_folders import checkpoints_of
-from data_t5 import Text
 from model_t5 import build_config, count_parameters, create_model, train_only
-from runs import room
+from runs import memory
 from runs import run as runs
 
 ROOT = Path(pre_train_t5.__file__).parent
@@ -166,9 +165,9 @@ class BeforeARunTest(parameterized.TestCase):
     def test_too_little_is_refused_before_anything_is_prepared_or_deleted(self, what, message):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
-        little = mock.patch.object(room, what, return_value=1000)
-        with little, mock.patch.object(room, "bytes_below", return_value=0):
-            with mock.patch.object(Text, "examples", side_effect=AssertionError("the data are prepared")):
+        little = mock.patch.object(memory, what, return_value=1000)
+        with little, mock.patch.object(memory, "bytes_below", return_value=0):
+            with mock.patch.object(pre_train_t5, "Text", side_effect=AssertionError("the data are prepared")):
                 code, _, err = self.run_script("--overwrite_output_dir")
             dry_run = self.run_script("--overwrite_output_dir", "--dry_run")
         self.assertEqual(code, 2)
@@ -179,7 +178,7 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(self.files(), before)
 
     def test_a_plan_for_another_machine_needs_no_disk_of_this_one(self):
-        with mock.patch.object(room, "disk_free", return_value=1000):
+        with mock.patch.object(memory, "disk_free", return_value=1000):
             self.assertEqual(self.run_script("--dry_run", "--assume_gpu", "h100")[0], 0)
 
     @parameterized.parameters(
@@ -192,7 +191,7 @@ class BeforeARunTest(parameterized.TestCase):
     def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_prepared_or_deleted(self, flags, missing):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
-        with mock.patch.object(Text, "examples", side_effect=AssertionError("the data are prepared")):
+        with mock.patch.object(pre_train_t5, "Text", side_effect=AssertionError("the data are prepared")):
             code, _, err = self.run_script("--overwrite_output_dir", "--lr_scheduler_type", *flags.split())
         self.assertEqual(code, 2)
         self.assertRegex(err, rf"--lr_scheduler_type {flags.split()[0]} with --lr_scheduler_kwargs '.*{missing}")
@@ -231,7 +230,7 @@ class BeforeARunTest(parameterized.TestCase):
             deepspeed=None,
         )
         whole, trained = 4 * count_parameters(model), state * count_parameters(model, trained_only=True)
-        needed = room.needed_disk(model, args)
+        needed = memory.needed_disk(model, args)
         self.assertEqual(needed, whole + 2 * (whole + trained))
 
     def test_muon_with_nothing_to_train_is_refused(self):
@@ -241,12 +240,12 @@ class BeforeARunTest(parameterized.TestCase):
 
     def test_what_lies_there_is_not_needed_twice(self):
         self.assertEqual(self.run_script()[0], 0)
-        with mock.patch.object(room, "disk_free", return_value=room.bytes_below(self.out)):
+        with mock.patch.object(memory, "disk_free", return_value=memory.bytes_below(self.out)):
             self.assertEqual(self.run_script("--resume_from_checkpoint")[0], 0)
 
     def test_disk_of_a_folder_that_is_not_there_yet(self):
-        self.assertEqual(room.disk_free(self.out / "a" / "b"), room.disk_free(self.out.parent))
-        self.assertEqual(room.bytes_below(self.out), 0)
+        self.assertEqual(memory.disk_free(self.out / "a" / "b"), memory.disk_free(self.out.parent))
+        self.assertEqual(memory.bytes_below(self.out), 0)
         self.out.mkdir()
         (self.out / "file").write_bytes(b"12345")
-        self.assertEqual(room.bytes_below(self.out), 5)
+        self.assertEqual(memory.bytes_below(self.out), 5)

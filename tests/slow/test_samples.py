@@ -54,8 +54,11 @@ class ResumedTest(TestCase):
         callback.path = self.folder / samples.SAMPLES_FILE
         texts = [f"## Step {step}\n\n| ## Step one: [1]. | a | b |\n\n" for step in (2, 4)]
         callback.path.write_text("".join(texts))
-        callback.on_train_begin(None, TrainerState(global_step=2))
+        evaluated = [{"step": 2, "eval_loss": 1.0}]
+        callback.on_train_begin(None, TrainerState(global_step=2, log_history=evaluated))
         self.assertEqual(callback.path.read_text(), texts[0])
+        callback.on_train_begin(None, TrainerState(global_step=2))
+        self.assertEmpty(callback.path.read_text(), "the resumed run makes this evaluation")
 
 
 class PromptTest(TestCase):

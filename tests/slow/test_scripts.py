@@ -6,6 +6,7 @@ Hermetic: text, tasks, tokenizer and models of a few thousand weights are made h
 
 import contextlib
 import functools
+import io
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import constants
 import fine_tune_t5
 import pre_train_t5
+from common.errors import UserError
 from common.reports import human_count, read_metrics
 
 SUBJECTS = "the cat,a dog,my friend,the river,one bird,her sister,the tall man".split(",")
@@ -248,7 +250,7 @@ class PreTrainTest(ScriptTest):
         words = argv_of(flags | dict(torch_compile_backend="aot_eager"))
         self.assertIn("--precompile: compiled in two steps and kept in", run_main(pre_train_t5.main, *words, code=0)[1])
         self.assertEmpty(list((self.folder / "run").glob("*")))
-        self.assert_refused("--precompile fills the cache of --torch_compile", pre_train_t5.main, **flags)
+        self.assert_refused("--precompile True: fills the cache of --torch_compile", pre_train_t5.main, **flags)
 
 
 # ---------------------------------------------------------------- fine-tuning
@@ -385,7 +387,10 @@ class FineTuneTest(ScriptTest):
     def test_the_demo_checkpoint_is_found(self):
         home = self.folder / "home"
         shutil.copytree(self.checkpoint, home / "out" / "pre_train_t5", ignore=shutil.ignore_patterns("checkpoint-*"))
-        flags = self.flags(model_name_or_path=None, max_train_samples=16, max_eval_samples=4)
-        with contextlib.chdir(home):
-            _, printed = run(fine_tune_t5.main, **flags)
-        self.assertIn("no model was named: starting from the checkpoint out/pre_train_t5", printed)
+        with contextlib.chdir(home), contextlib.redirect_stdout(io.StringIO()):
+            model_args, *_ = fine_tune_t5.parse_flags(["--use_cpu", "true"])
+            self.assertEqual(model_args.model_name_or_path, "out/pre_train_t5")
+            for flags in ("--task glue/cola", "--train_file x.jsonl --source_column a --target_column b"):
+                (home / "x.jsonl").write_text('{"a": "b", "b": "a"}\n')
+                with self.assertRaisesRegex(UserError, "--model_name_or_path: .*google/flan-t5-small.*--config_name"):
+                    fine_tune_t5.parse_flags([*flags.split(), "--use_cpu", "true"])

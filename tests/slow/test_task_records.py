@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -95,6 +96,24 @@ def reported(results: dict) -> dict:
     return {n: value for n, value in results.items() if n.startswith("eval_") and not n.endswith(timings)}
 
 
+# Takes plain strings, as `wer` of `evaluate` does: the share of words that are others at their place.
+WER = """
+import datasets
+import evaluate
+
+
+class Metric(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features({side: datasets.Value("string") for side in ("predictions", "references")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        pairs = [(p.split(), r.split()) for p, r in zip(predictions, references)]
+        wrong = sum(abs(len(p) - len(r)) + sum(a != b for a, b in zip(p, r)) for p, r in pairs)
+        return {"wer": wrong / sum(len(r) for _, r in pairs)}
+"""
+
+
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -112,8 +131,9 @@ class TestCase(parameterized.TestCase):
     def fine_tune(self, task: str, *more) -> dict:
         flags = f"--benchmark mine --dataset_name {task} --model_name_or_path base --output_dir {self.out} "
         flags += f"--data_cache_dir {workspace()}/cache --max_steps 40 --learning_rate 2e-2 --use_cpu true "
-        flags += "--eval_strategy steps --eval_steps 40 --save_strategy steps --save_steps 40 "
+        flags += "--eval_strategy steps --save_strategy steps "
         flags += "--per_device_train_batch_size 4 --disable_tqdm true --report_to none"
+        flags += "" if "--eval_steps" in more else " --eval_steps 40 --save_steps 40"
         data = [] if "--train_file" in more else ["--data_dir", "data"]
         results, self.printed = run(fine_tune_t5.main, *flags.split(), *data, *more)
         return reported(results)
@@ -251,6 +271,43 @@ class RepeatTest(TestCase):
         ):
             with mock.patch.dict(constants.DATASET_VALS, mine=entries):
                 self.assertRegex(self.evaluate(code=2)[1], message)
+
+    def test_an_own_metric_in_a_folder_and_the_smallest_value_is_best(self):
+        import evaluate
+
+        for cache in ("HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
+            self.enterContext(mock.patch.object(evaluate.config, cache, self.folder / cache))
+        self.enterContext(mock.patch.object(sys, "path", sys.path.copy()))  # `evaluate` adds its module cache
+        folder = self.folder / "wer"
+        folder.mkdir()
+        (folder / "wer.py").write_text(WER)
+        self.enterContext(
+            mock.patch.dict(constants.DATASET_VALS, mine={"ending": TASKS["ending"] | {"metrics": [str(folder)]}})
+        )
+        wanted = self.fine_tune("ending", "--eval_steps", "20", "--save_steps", "20")
+        self.assertIn(f"smallest {folder} is best", self.printed)
+        state = json.loads((self.out / "trainer_state.json").read_text())
+        values = [line[f"eval_{folder}"] for line in state["log_history"] if f"eval_{folder}" in line]
+        self.assertEqual(state["best_metric"], min(values))
+        self.assertEqual(wanted[f"eval_{folder}"], min(values))
+        self.assert_same(self.evaluate()[0], wanted)
+
+    def test_own_pairs_show_the_positive_class_and_the_length_of_the_labels(self):
+        labels = ["the moon stands by the river wall", "tree"]
+        rows = [{"line": line, "kind": labels["tree" in line]} for line in LINES]
+        path = self.folder / "own.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        flags = ["--train_file", path, "--validation_file", path, "--source_column", "line", "--target_column", "kind"]
+        flags += ["--target_type", "class", "--metrics", "f1,accuracy", "--positive_label", labels[0]]
+        flags += ["--model_name_or_path", "base", "--output_dir", self.out, "--max_steps", 2, "--use_cpu", "true"]
+        flags += ["--data_cache_dir", workspace() / "cache", "--report_to", "none", "--disable_tqdm", "true"]
+        results, printed = run(fine_tune_t5.main, *flags)
+        self.assertIn(f"f1 (of the class {labels[0]}), accuracy from teacher-forced scoring", printed)
+        self.assertIn("largest f1 is best", printed)
+        length = len(load_tokenizer("base")(labels[0])["input_ids"])
+        self.assertGreater(length, 8)
+        self.assertIn(f"max_target_length={length},", printed)
+        self.assert_same(self.evaluate()[0], reported(results))
 
     def test_the_entry_of_another_toolkit(self):
         entry = dict(prefix="topic", text_column_name="line", label_column_name="topic", labels={0: "tree", 1: "moon"})

@@ -21,7 +21,7 @@ from arguments.text import PreTrainingDataArguments
 from corpora import blocks, hub, streams
 from corpora.own_ids import has_ids
 from corpora.streams import MixedLane
-from data_t5 import find_text
+from data_t5 import FoundText, Text
 from objectives import registry
 from objectives.denoisers import with_mode_tokens
 from objectives.registry import get_objective
@@ -91,9 +91,8 @@ class TestCase(parameterized.TestCase):
         """(text, objective, training examples) of a rank."""
         name = None if has_ids(flags) else "letters"
         model_args = SimpleNamespace(tokenizer_name=name, model_name_or_path=None, vocab_size=IDS)
-        with mock.patch("data_t5.load_tokenizer", return_value=self.byte_tokenizer()):
-            text = find_text(flags, model_args)
-        tokenizer = with_mode_tokens(text.tokenizer, flags.objective)
+        found = FoundText(flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
+        tokenizer = with_mode_tokens(found.tokenizer, flags.objective)
         config = T5Config(
             vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
         )
@@ -108,8 +107,8 @@ class TestCase(parameterized.TestCase):
             eval_strategy="steps",
             main_process_first=lambda **_: contextlib.nullcontext(),
         )
-        train, _ = text.examples(objective, args, checkpoint)
-        return text, objective, train
+        text = Text(found, objective, args, checkpoint)
+        return text, objective, text.train
 
     _tokenizer = None
 
@@ -171,7 +170,7 @@ class StreamedTextTest(TestCase):
         """What a row masks and keeps together are the documents' own tokens, each as often as it stands in the text."""
         flags = self.flags("file", streaming=True, **OBJECTIVES[objective])
         text, corrupt, stream = self.open(flags)
-        encode = {letter: number for letter, number in text.tokenizer.get_vocab().items() if len(letter) == 1}
+        encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
         eos = [1] if flags.eos_between_documents else []
         wanted = [token for line in lines(1) for token in [*map(encode.get, line), *eos]]
         joined = "," + ",".join(map(str, wanted)) + ","
@@ -187,7 +186,7 @@ class StreamedTextTest(TestCase):
         taken = map(lane._turn, range(2 * len(stream.turns)))
         turns = [(corpus, given[corpus] - 1) for corpus, given in taken]
         shares = np.bincount([corpus for corpus, _ in turns]) / len(turns)
-        np.testing.assert_allclose(shares, text.weights, atol=1e-3)
+        np.testing.assert_allclose(shares, text.found.weights, atol=1e-3)
         for corpus in range(2):  # and each corpus is read in its own order, without gaps
             own = [number for of, number in turns if of == corpus]
             self.assertEqual(sorted(own), list(range(len(own))))
@@ -214,7 +213,7 @@ class StreamedTextTest(TestCase):
                 )
             )
             found = np.concatenate([batch["input_ids"] for batch, _ in itertools.islice(stream, 20)])
-        encode = {letter: number for letter, number in text.tokenizer.get_vocab().items() if len(letter) == 1}
+        encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
         tokens = np.array([token for line in lines(1) for token in [*map(encode.get, line), 1]], dtype=np.uint32)
         rows = objective.rows(tokens)
         count = min(len(found), len(rows))

@@ -35,6 +35,8 @@ from transformers import (
 )
 from warm_python import warm_python
 
+from arguments.model import ModelArguments
+from arguments.task import TaskArguments
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
 from common.processes import finish_process_group
 from common.reports import read_metrics
@@ -48,8 +50,9 @@ from modeling.loss import STATISTICS, token_metrics
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
 from runs import trackers
+from runs.decision import Decision
+from runs.memory import device_peak_flops
 from runs.run import TrainingRun
-from runs.speed import device_peak_flops
 from runs.trackers import wandb_settings
 from trainer_t5 import T5Trainer
 from training.optimizers import learning_rate_factor
@@ -707,7 +710,9 @@ class RunTest(TrainerTest):
         checkpoint = data.pop("checkpoint", None)
         data |= dict(plan=lambda _: {"text": "made up"}, fingerprints=lambda _: {})
         data |= dict(flops_per_sequence=lambda _: 1000)
-        run = TrainingRun(trainer, "test", [trainer.args], types.SimpleNamespace(**data), checkpoint, {})
+        speed = types.SimpleNamespace(described="plain")
+        decision = Decision("test", ModelArguments(), TaskArguments(), trainer.args, None, speed, checkpoint)
+        run = TrainingRun(decision, trainer, types.SimpleNamespace(**data), {})
         return quietly(run.start)[1]
 
     def test_of_equal_scores_the_lower_loss_is_the_best(self):

@@ -22,6 +22,8 @@ import zoo
 from absl.testing import parameterized
 from helpers import OLDER_TRANSFORMERS, run_main
 from safetensors.torch import load_file
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from warm_python import warm_python
 
@@ -65,6 +67,18 @@ SMALL = dict(
     disable_tqdm="true",
     report_to="none",
     preprocessing_num_workers=1,
+)
+ODD_TEXTS = (
+    "Té 😀",
+    "中文 漢字",
+    "one\ntwo",
+    "ABC Abc",
+    "12,345 6",
+    "  two  spaces ",
+    "<0x0A>",
+    "ＡＢ，",
+    "e\u0301",
+    "",
 )
 MADE_FOR_TEXT = ("<extra_id_3>", "▁<extra_id_3>", "a <extra_id_0>b", "</s> <pad>")
 
@@ -159,6 +173,27 @@ class ZooTest(parameterized.TestCase):
         encode = plain_encoder(tokenizer)
         for ids_of_text in encode(list(MADE_FOR_TEXT)):
             self.assertEmpty({0, 1, *ids[:4]} & {*ids_of_text}, "a text became a special token")
+
+    @parameterized.parameters(*zoo.FAMILIES)
+    def test_ids_are_those_of_the_tool_that_made_the_tokenizer(self, family):
+        """sentencepiece for T5, mT5 and umT5, whose tokenizer.json lacks the bytes; `tokenizers`; ByT5's are bytes."""
+        folder, words = animal(family)[0], zoo.lines()
+        texts = [*words[:20], *ODD_TEXTS, words[0] + "\n" + words[1].upper()]
+        if family == "byt5":
+            wanted = [[byte + 3 for byte in text.encode()] for text in texts]
+        elif (folder / "spiece.model").is_file():
+            wanted = SentencePieceProcessor(model_file=str(folder / "spiece.model")).encode(texts)
+        else:
+            made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            wanted = [made.encode(text, add_special_tokens=False).ids for text in texts]
+        tokenizer = load_tokenizer(str(folder))
+        self.assertEqual(tokenizer(texts, add_special_tokens=False)["input_ids"], wanted)
+        self.assertEqual([list(ids) for ids in plain_encoder(tokenizer)(texts)], wanted)
+        if family in ("mt5", "umt5", *zoo.GEMMA):  # with bytes: nothing is lost
+            for text in ("Té 😀", "中", "😀"):
+                ids = tokenizer(text)["input_ids"]
+                self.assertNotIn(tokenizer.unk_token_id, ids)
+                self.assertEqual(tokenizer.decode(ids, skip_special_tokens=True), text)
 
     @parameterized.parameters(*zoo.FAMILIES)
     def test_pre_training_resumes_bit_for_bit(self, family):

@@ -26,7 +26,7 @@ import sentencepiece
 import torch
 from safetensors.torch import save_file
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig
 
 from model_t5 import create_model
@@ -282,6 +282,8 @@ def _write_umt5_tokenizer(folder: Path) -> int:
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**space)]
     )
+    charsmap = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
+    backend.normalizer = normalizers.Sequence([charsmap, normalizers.Replace(Regex(" {2,}"), " ")])
     backend.decoder = decoders.Metaspace(**space)
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     sentinels = [f"<extra_id_{number}>" for number in range(UMT5_SENTINELS)]

@@ -167,7 +167,7 @@ class ScriptTest(parameterized.TestCase):
             ((), "--model_name_or_path: name the decoder-only checkpoint"),
             (("--model_name_or_path", self.folder / "llama"), "is a llama model: only Gemma 2 .gemma2. has the layers"),
             (("--model_name_or_path", self.folder / "zoo"), "is a t5gemma model"),
-            (("--model_name_or_path", source, "--encoder", self.folder / "other"), "its tokenizer is not that of"),
+            (("--model_name_or_path", source, "--encoder", self.folder / "other"), "other: has another tokenizer than"),
         )
         for argv, reason in cases:
             _, _, _, said = self.adapt(*argv, code=2)

@@ -703,7 +703,8 @@ class ProcessTest(TestCase):
 
 class EveryFlagIsUsedTest(absltest.TestCase):
     def test_every_field_of_ours_is_read(self):
-        """As `<...args>.name` or by a name handed to getattr, in some function that does more than check it."""
+        """As `<...args>.name`, `run.model.name` or `run.data.name`, or by a name for getattr, in some function that
+        does more than check it."""
         read = set()
         for path in [
             *ROOT.glob("*.py"),
@@ -731,7 +732,7 @@ class EveryFlagIsUsedTest(absltest.TestCase):
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 base = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
-                names |= {node.attr} if base.endswith("args") else set()
+                names |= {node.attr} if base.endswith("args") or base in ("model", "data") else set()
             by_name |= isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"
         if by_name:
             names |= {

@@ -220,14 +220,14 @@ class ReadTsvTest(TestCase):
         self.assertEqual(list(read_documents(path, "text")), rows)
 
     @parameterized.parameters(
-        ('"He said ""no"""', 1), ('"yes"', 0), ('"a" or "b"', 0), ('say ""', 0), ('"a "" b" c"', 0)
+        ('"He said ""no"""', 1), ('"yes, no"', 1), ('"a" or "b"', 0), ('say ""', 0), ('"a "" b" c"', 0)
     )
-    def test_fields_that_pandas_quoted_are_told(self, field, lines):
-        """pandas' to_csv(sep="\\t") writes such fields, and GLUE's own files have none."""
+    def test_fields_that_excel_and_pandas_quoted_are_told(self, field, lines):
+        """A file of theirs has no other fields with quotes; GLUE's own files have."""
         path, out = self.write("a.tsv", f"n\ttext\n1\t{field}\n2\t{field}\n"), io.StringIO()
         with contextlib.redirect_stdout(out):
             self.assertEqual([row["text"] for row in read_tsv(path)], [field, field])
-        self.assertEqual(out.getvalue().count("some fields look quoted as in CSV"), lines)
+        self.assertEqual(out.getvalue().count("2 fields are in double quotes"), lines)
 
     def test_without_a_header(self):
         path = self.write("a.tsv", "gj04\t1\t\tOur friends.\nc\t0\t*\tThey.\n")

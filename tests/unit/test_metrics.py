@@ -602,6 +602,14 @@ class CheckMetricsTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, f"'t', metrics mine: they fail on the first rows.*{error}"):
             try_metrics("t", entry, [["a"], ["b"]], None)
 
+    @parameterized.parameters(("wer", math.inf), ("meteor", 0.0))
+    def test_a_metric_that_is_no_number_is_never_the_best(self, name, reported):
+        module = mock.Mock(features=FEATURES["strings"])
+        module.compute.return_value = {"value": math.nan}
+        self.enter_context(mock.patch.object(scoring, "_load_evaluate", mock.Mock(return_value=module)))
+        with self.assertLogs("tasks.metrics.scoring", "WARNING"):
+            self.assertEqual(score_predictions(text_task(name), ["a"], [["a"]]), {name: reported})
+
     @parameterized.parameters(*"f1 bleu rougeL pearson sacrebleu meteor folder/of/bertscore token_accuracy".split())
     def test_more_is_better(self, metric):
         self.assertIs(scoring.is_greater_better(metric), True)

@@ -6,7 +6,6 @@ import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import datasets
 import numpy as np
@@ -29,7 +28,7 @@ from corpora.own_ids import IdDocument, IdEncoder, has_ids, ids_offset, ids_toke
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import find_text
+from data_t5 import FoundText, Text
 from model_t5 import build_config
 
 ROOT = Path(pre_train_t5.__file__).parent
@@ -129,11 +128,10 @@ class TokensTest(TestCase):
         objective = SimpleNamespace(tokens_length=6, window=6, identity="whole", cut=lambda ids, _: (6, {"ids": ids}))
         objective.rows = lambda tokens, seed=0: ChunkDataset(tokens, 6, seed)
         training = T5TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2)
-        with mock.patch("data_t5.load_tokenizer", return_value=make_tokenizer(1_000)):
-            text = find_text(args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None))
-        stream, _ = text.examples(objective, training)
+        found = FoundText(args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None), make_tokenizer(1_000))
+        text = Text(found, objective, training)
         self.assertEqual(text.files["validation"][0].tokens.tolist(), self.CLOSED * 8)
-        rows = np.concatenate([batch["ids"] for batch, _ in itertools.islice(stream, 8)])
+        rows = np.concatenate([batch["ids"] for batch, _ in itertools.islice(text.train, 8)])
         np.testing.assert_array_equal(rows, np.reshape(self.CLOSED * 8, (16, 6)))
 
     def test_all_ids_are_in_one_split_or_the_other(self):

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 from absl.testing import absltest, parameterized
@@ -17,12 +18,17 @@ from transformers import ByT5Tokenizer
 
 import constants
 from arguments.task import TaskArguments, check_tasks
+from arguments.training import FineTuningArguments
 from common.command_line import parse_arguments
+from common.errors import UserError
+from corpora.files import expand_files, say_once
+from corpora.reading import read_documents
+from modeling.loss import STATISTICS
 from tasks.own_pairs import as_source, translated
 from tasks.registry import check_entry, reference_texts, source_text
-from tasks.rows import load_rows, row_splitter
+from tasks.rows import load_rows, open_corpus, row_splitter
 from tasks.task_records import recorded_flags, task_record
-from tasks.tasks import LoadedTask, Tasks
+from tasks.tasks import LoadedTask, TaskData, Tasks
 
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {
@@ -62,6 +68,20 @@ FILES = {
     "src.txt": "".join(row["prompt"] + "\n" for row in PAIRS),
     "tgt.txt": "".join(row["completion"] + "\n" for row in PAIRS),
     "short.txt": "one\n",
+    "spaces.csv": '"a, b",prompt, completion\n1,2,3\n',
+    "semicolons.csv": "prompt;completion\na, b;c\n",
+    "tabs.csv": "prompt\tcompletion\na\tb\n",
+    "sep.csv": "sep=,\nprompt,completion\na,b\n",
+    "trailing.csv": "prompt,completion\na,b,\n",
+    "trailing_header.csv": "prompt,completion,,\na,b,,\n",
+    "bare.csv": "What is it?,A cat.\nWho?,A dog.\n",
+    "columns.json": '{"prompt":{"0":"a","1":"b"},"completion":{"0":"c","1":"d"}}',
+    "lists.json": '{"prompt": ["a", "b"], "completion": ["c", "d"]}\n',
+    "split.json": '{"columns":["prompt","completion"],"index":[0],"data":[["a","b"]]}',
+    "other.jsonl": lines([{"question": "a", "answer": "b"}]),
+    "book.csv": "PK\x03\x04\x14\0\0\0",
+    "wide.tsv": "a\tb\na\tb\tc\n",
+    "zero.tsv": "0\t1\na\tb\n",
     "labels.jsonl": lines([{"text": f"text {n}", "label": n % 3 + 1} for n in range(12)]),
     "gold.tsv": "gold\ttext\nyes\ta\n-\tb\nno\tc\n\td\nyes\te\n",
     "twice.jsonl": lines([{"prompt": f"p{n // 4}", "completion": f"c{n}"} for n in range(40)]),
@@ -154,6 +174,109 @@ class ReadTest(TestCase):
         self.assertEqual(self.rows(f"{flags} completion,other", "validation")[0][1], ["answer 0", "reply 0"])
         self.assertLen(self.rows(f"{flags} completion,other"), 40)  # training has a row for each reference
 
+    def test_no_answer_stands_in_the_source(self):
+        """A name that we invent for several answers is none of the file's, which may be called as it likes."""
+        row = {"sentence": "s", "target": "t", "source": "u", "column_1": "v", "a or b": "w", "a": "one", "b": "two"}
+        Path("x.jsonl").write_text(lines([row]))
+        columns = "sentence,target,source,column_1,a or b"
+        flags = ["--train_file", "x.jsonl", "--validation_file", "x.jsonl", "--source_column", columns]
+        wanted = "sentence: s target: t source: u column_1: v a or b: w"
+        self.assertEqual(self.rows([*flags, "--target_column", "a,b"], "validation"), [(wanted, ["one", "two"])])
+
+    def test_conditions_read_the_columns_of_the_file(self):
+        rows = [{"instruction": "i", "output": "o", "target": f"t{n}", "a": "1", "b": "2"} for n in (1, 2)]
+        Path("x.jsonl").write_text(lines(rows))
+        flags = "--train_file x.jsonl --validation_file x.jsonl --skip_rows_where target=t1"
+        self.assertEqual(self.rows(f"{flags} --record_shape alpaca", "validation"), [("i", ["o"])])
+        flags += " --source_column instruction --target_column a,b"
+        self.assertEqual(self.rows(flags, "validation"), [("i", ["1", "2"])])
+
+    @parameterized.parameters(
+        ("x.jsonl", lines([{"0": "a", "1": "b"}]), None),
+        ("x.csv", "0,1\na,b\n", None),
+        ("x.tsv", "1\t0\nb\ta\n", True),  # a header that has the names wins
+        ("x.tsv", "a\tb\n", False),
+        ("x.tsv", "a\tb\n0\tx\n", False),
+        ("x.tsv", "a\tb\n-\t-\n", False),
+    )
+    def test_a_number_is_a_name_or_a_place_as_the_file_has_it(self, name, content, header):
+        Path(name).write_text(content)
+        flags = f"--train_file {name} --validation_file {name} --source_column 0 --target_column 1"
+        self.assertEqual(self.rows(flags, "validation")[0], ("a", ["b"]))
+        (task,) = self.tasks(flags)
+        self.assertIs(task.args.tsv_header, header)
+
+    def test_numbers_of_a_tsv_whose_first_row_holds_them(self):
+        Path("x.tsv").write_text("1\t0\n0\t1\n")
+        flags = "--train_file x.tsv --validation_file x.tsv --source_column 1 --target_column 0"
+        self.assertEqual(self.rows(flags, "validation"), [("0", ["1"])])
+        wanted = [("0", ["1"]), ("1", ["0"])]
+        self.assertEqual(self.rows(f"{flags} --tsv_header false", "validation"), wanted)
+
+    def test_places_in_conditions_and_of_several_answers(self):
+        Path("x.tsv").write_text("p\tx\ty\t-\nq\tx\ty\tz\n")
+        flags = "--train_file x.tsv --validation_file x.tsv --source_column 0 --target_column 1,2 --skip_rows_where 3=-"
+        self.assertEqual(self.rows(flags, "validation"), [("q", ["x", "y"])])
+
+    @parameterized.parameters(
+        ('"a, b"', "1"), (" c", "2"), ('" c"', "2"), ('"a, b"," c"', "a, b: 1  c: 2"), ('d,"a, b"', "d: 3 a, b: 1")
+    )
+    def test_names_of_columns_with_commas_and_spaces(self, name, wanted):
+        Path("x.jsonl").write_text(lines([{"a, b": "1", " c": "2", "d": "3"}]))
+        flags = [
+            "--train_file",
+            "x.jsonl",
+            "--validation_file",
+            "x.jsonl",
+            "--target_column",
+            "d",
+            "--source_column",
+            name,
+        ]
+        self.assertEqual(self.rows(flags)[0][0], wanted)
+
+    @parameterized.parameters(
+        ("w=0", ["a"]),
+        ("w=0.0", ["a"]),
+        ("w=2.50", ["b"]),
+        ("w=", ["c", "d"]),
+        ("v=false", ["a", "b"]),
+        ("v=True", ["c"]),
+        ("code=9007199254740993", ["a"]),
+        ("code=7", ["b"]),
+        ("code=x", ["c"]),
+        ("code=[]", ["d"]),
+    )
+    def test_conditions_compare_by_meaning(self, condition, wanted):
+        rows = [
+            {"q": "a", "w": 0.0, "v": False, "code": 9007199254740993},
+            {"q": "b", "w": "2.5", "v": "False", "code": 7.0},
+            {"q": "c", "w": None, "v": True, "code": "x"},
+            {"q": "d", "w": float("nan"), "v": None, "code": []},
+            {"q": "e", "w": 1, "v": 1, "code": 9007199254740992},
+        ]
+        Path("x.jsonl").write_text(lines(rows))
+        flags = "--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column q"
+        found = [source for source, _ in self.rows([*flags.split(), "--skip_rows_where", condition])]
+        self.assertEqual(found, [row["q"] for row in rows if row["q"] not in wanted])
+
+    def test_what_conditions_leave_out_is_told_and_nothing_is_an_error(self):
+        Path("x.jsonl").write_text(lines([{"q": str(n), "w": n % 3} for n in range(9)]))
+        Path("dev.jsonl").write_text(lines([{"q": "a", "w": 2}, {"q": "b", "w": 7}]))
+        flags = "--train_file x.jsonl --validation_file dev.jsonl --source_column q --target_column q --skip_rows_where"
+        (task,) = self.tasks(f"{flags} w=0 w=7")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            task.read(["train", "validation"])
+        for line in (
+            "train: --skip_rows_where w=0 leaves out 3 rows",
+            "validation: --skip_rows_where w=7 leaves out 1 ",
+        ):
+            self.assertIn(line, printed.getvalue())
+        (task,) = self.tasks(f"{flags} w=zero")
+        with self.assertRaisesRegex(UserError, "--skip_rows_where w=zero: no row has this value"):
+            task.read(["train", "validation"])
+
     @parameterized.parameters(
         ("t0.jsonl", "prompt_completion", "a", "b"),
         ("flan.jsonl", "inputs_targets", "a", "b"),
@@ -231,13 +354,16 @@ class ReadTest(TestCase):
         flags = "--hub_dataset some/set --source_column q --target_column a,b --streaming --max_eval_samples 2"
         (task,) = self.tasks(flags)
         rows = row_splitter(task.name, task.entry, task.args)({"q": "x", "a": "1", "b": "2"})
-        self.assertEqual(rows, [{"q": "x", "target": "1"}, {"q": "x", "target": "2"}])
+        self.assertEqual(rows, [{"q": "x", "a or b": "1"}, {"q": "x", "a or b": "2"}])
 
     def test_a_hub_data_set(self):
         import datasets
 
         rows = datasets.Dataset.from_list([{"pair": {"en": f"e{n}", "de": f"d{n}"}} for n in range(9)])
         datasets.DatasetDict(train=rows, validation=rows.select([0, 1])).save_to_disk("saved")
+        for folder in ("saved", "saved/train"):
+            with self.assertRaisesRegex(UserError, f"--train_file {folder}: a saved data set.*--hub_dataset"):
+                self.rows(f"--train_file {folder} {COLUMNS}")
         flags = "--hub_dataset saved --source_column pair.en --target_column pair.de"
         self.assertEqual(self.rows(flags)[2], ("e2", ["d2"]))
         self.assertLen(self.rows(flags, "validation"), 2)
@@ -299,6 +425,155 @@ class ReadTest(TestCase):
             LoadedTask(task, task.read(["train", "validation"]), ByT5Tokenizer())
         message = "task pairs, validation: rougeL counts words of a-z and 0-9 alone, and 100 % of the targets' letters"
         self.assertEqual(printed.getvalue().count(message), int(told))
+
+    def load(self, rows: list[dict], dev: list[dict], flags: str = "") -> tuple[TaskData, str]:
+        """(the rows of columns q and a with ByT5's tokenizer, what it printed)."""
+        Path("train.jsonl").write_text(lines(rows))
+        Path("held.jsonl").write_text(lines(dev))
+        columns = "--train_file train.jsonl --validation_file held.jsonl --source_column q --target_column a"
+        tasks, printed = self.tasks(f"{columns} --data_cache_dir cache {flags}"), io.StringIO()
+        args = FineTuningArguments(output_dir="out", use_cpu=True, predict_with_generate=False, report_to=[])
+        with contextlib.redirect_stdout(printed):
+            data = TaskData(tasks, ByT5Tokenizer(), args)
+        return data, printed.getvalue()
+
+    def test_end_tokens_of_targets_are_left_out_and_other_special_tokens_told(self):
+        """As in files for T5 of 2020, which were written with " </s>"; ByT5's EOS is 1, a letter its byte + 3."""
+        rows = [{"q": "x </s>", "a": "b </s>"}, {"q": "y", "a": ["c</s></s>", "d <pad>"]}, {"q": "z", "a": "e </s> f"}]
+        tasks, printed = self.load(rows, rows)
+        train, held_out = tasks.train["labels"], tasks.validation["labels"]
+        self.assertEqual([list(ids) for ids in train[:3]], [[ord(letter) + 3, 1] for letter in "bcd"])
+        self.assertEqual([list(ids) for ids in held_out[:2]], [[ord(letter) + 3, 1] for letter in "bc"])
+        (judge,) = tasks.judged.values()
+        answers = np.array([[*map(ord, text), *[0] * (3 - len(text))] for text in ("b", "d", "e")])
+        answers = np.where(answers > 0, answers + 3, 0)
+        scores = judge.compute_metrics(mock.Mock(predictions=(answers, np.zeros((3, len(STATISTICS))))))
+        self.assertAlmostEqual(scores["rougeL"], (1 + 1 + 1 / 2) / 3)  # e of the words e, s, f: precision 1, recall 1/3
+        self.assertIn("train: 3 targets end in </s> or <pad>, which is left out", printed)
+        self.assertIn("validation: 2 targets end in", printed)
+        self.assertRegex(printed, "train: texts hold special tokens, which are .* not as text: </s> .2 rows.")
+
+    def test_labels_with_special_tokens_are_refused(self):
+        rows = [{"q": str(n), "a": f"{n % 2} </s>"} for n in range(8)]
+        with self.assertRaisesRegex(UserError, "--labels 0 </s>: </s> is a special token"):
+            self.load(rows, rows, "--target_type class")
+
+    @parameterized.parameters(("--max_train_samples 4", 4), ("--max_train_samples 5", None), ("", None))
+    def test_classes_that_a_limit_leaves_without_rows_are_named(self, flags, limit):
+        rows = [{"q": f"q{n}", "a": "bad" if n < 4 else "good"} for n in range(9)]
+        _, printed = self.load(rows, rows, f"--target_type class {flags}")
+        told = "task pairs, train: no row among the first 4 has the label good"
+        self.assertEqual(told in printed, limit is not None)
+
+    def test_the_plan_counts_known_sources_and_rows_that_are_cut(self):
+        rows = [{"q": f"q{n}", "a": "x"} for n in range(8)]
+        dev = [{"q": "q1", "a": "y"}, {"q": "q7", "a": "y"}, {"q": "far too long", "a": "y"}, {"q": "new", "a": "y"}]
+        tasks, _ = self.load(rows, dev, "--max_source_length 4 --max_train_samples 7")
+        plan = tasks.plan(1)
+        self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
+        self.assertEqual(plan["cut"], "50% of the sources at 4 tokens (validation)")  # new is three bytes and EOS
+
+    def test_a_label_within_several_lists(self):
+        """The layout of Label Studio's JSON export."""
+        rows = [
+            {"data": {"text": f"q{n}"}, "annotations": [{"result": [{"value": {"choices": [label]}}]}]}
+            for n, label in enumerate(("bad", "good") * 4)
+        ]
+        Path("x.json").write_text(json.dumps(rows))
+        flags = "--train_file x.json --validation_file x.json --source_column data.text --target_type class "
+        flags += "--target_column annotations.result.value.choices"
+        self.assertEqual(self.rows(flags, "validation")[:2], [("q0", ["bad"]), ("q1", ["good"])])
+
+    @parameterized.parameters(("x.ndjson", lines(PAIRS)), ("x.jsonlines", lines(PAIRS)), ("x.tab", table(PAIRS, "\t")))
+    def test_other_names_of_the_formats(self, name, content):
+        Path(name).write_text(content)
+        self.assertLen(self.rows(f"--train_file {name} --validation_file dev.jsonl {COLUMNS}"), len(PAIRS))
+        Path("folder").mkdir()
+        Path(name).rename(f"folder/{name}")
+        self.assertLen(self.rows(f"--train_file folder --validation_file dev.jsonl {COLUMNS}"), len(PAIRS))
+
+    @parameterized.parameters("class", "text")
+    def test_labels_in_lists(self, kind):
+        rows = [{"q": f"q{n}", "a": [["bad", "good"][n % 2]]} for n in range(6)]
+        Path("x.jsonl").write_text(lines(rows))
+        flags = (
+            f"--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column a --target_type {kind}"
+        )
+        self.assertEqual(self.rows(flags, "validation")[:2], [("q0", ["bad"]), ("q1", ["good"])])
+        Path("x.jsonl").write_text(lines([*rows, {"q": "q6", "a": ["bad", "good"]}]))
+        with contextlib.ExitStack() as stack:
+            if kind == "class":
+                message = 'a has 2 labels .bad, good.* text, "bad, good", and train with --target_type text'
+                stack.enter_context(self.assertRaisesRegex(UserError, message))
+            self.rows(flags)
+
+    def test_nan_is_what_null_is(self):
+        """As json.dumps(frame.to_dict("records")) writes a missing value."""
+        nan = float("nan")
+        Path("x.jsonl").write_text(lines([{"q": "q", "a": "x", "b": nan}, {"q": "r", "a": nan, "b": "y"}]))
+        flags = "--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column a,b"
+        self.assertEqual(self.rows(flags, "validation"), [("q", ["x"]), ("r", ["y"])])
+        Path("x.jsonl").write_text(lines([{"instruction": "i", "input": nan, "output": "o"}]))
+        self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl"), [("i", ["o"])])
+        self.assertEqual(list(read_documents(Path("x.jsonl"), "input")), [""])
+
+    @parameterized.product(
+        saved=("folder", "parquet"), labels=(None, "good,bad", "0,1"), kind=("class", "text"), streaming=(False, True)
+    )
+    def test_classes_of_a_data_set_have_its_names(self, saved, labels, kind, streaming):
+        """As datasets' own int2str; --labels in another order, or of numbers, say what they say."""
+        if kind == "text" and labels:
+            return
+        import datasets
+
+        features = datasets.Features(q=datasets.Value("string"), a=datasets.ClassLabel(names=["bad", "good"]))
+        rows = datasets.Dataset.from_dict({"q": list("xyz"), "a": [1, 0, -1]}, features=features)
+        wanted = [rows.features["a"].int2str(number) for number in rows["a"][:2]] if labels != "0,1" else ["1", "0"]
+        rows.to_parquet("x.parquet")
+        datasets.DatasetDict(train=rows, validation=rows).save_to_disk("saved")
+        flags = "--hub_dataset saved" if saved == "folder" else "--train_file x.parquet --validation_file x.parquet"
+        flags += f" --source_column q --target_column a --target_type {kind} --skip_rows_where a=-1"
+        flags += f" --labels {labels}" if labels else ""
+        flags += " --streaming" if streaming else ""
+        (task,) = self.tasks(flags)
+        found = load_rows(task.name, task.entry, task.args, "validation")
+        if streaming:
+            corpus = open_corpus(task.name, task.entry, task.args)
+            rows_of = row_splitter(task.name, task.entry, task.args, corpus=corpus)
+            found = [row for _, record in corpus.all_rows() for row in rows_of(record)]
+        self.assertEqual([reference_texts("pairs", task.entry, row) for row in found], [[name] for name in wanted])
+
+    def test_empty_files_of_a_pattern_and_what_spark_writes(self):
+        for name, text in {
+            "_SUCCESS": "",
+            "_committed_17": "{}",
+            ".part-0.json.crc": "x",
+            "_delta_log/0.json": "{}",
+            "part-0.json": lines(PAIRS[:2]),
+            "part-1.json": "",
+            "part-2.json": "",
+            "part-3.csv": table(PAIRS[2:3], ","),
+            "LICENSE": "none",
+        }.items():
+            Path("spark", name).parent.mkdir(parents=True, exist_ok=True)
+            Path("spark", name).write_text(text)
+        Path("spark/part-4.json.gz").write_bytes(gzip.compress(b""))
+        for pattern, told in (
+            ("spark", ["3 empty files are left out: part-1.json, part-2.json, part-4.json.gz"]),
+            ("spark/part*", ["3 empty files are left out", "1 files end in .json, and 1 do not: part-3.csv"]),
+        ):
+            say_once.cache_clear()
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                rows = self.rows(f"--train_file {pattern} --validation_file dev.jsonl {COLUMNS}")
+            self.assertEqual([source for source, _ in rows], [row["prompt"] for row in PAIRS[:3]])
+            for line in told:
+                self.assertIn(line, printed.getvalue())
+        files = [file.name for file in expand_files("--train_file", ["spark/*"])]
+        self.assertEqual(files, ["LICENSE", "part-0.json", "part-3.csv"])
+        self.assertEqual([file.name for file in expand_files("--train_file", ["spark/_c*"])], ["_committed_17"])
+        with self.assertRaisesRegex(UserError, "spark/part-.12..json: its 2 files are empty"):
+            expand_files("--train_file", ["spark/part-[12].json"])
 
     def test_beside_named_tasks(self):
         tasks = self.tasks(f"--benchmark builtin --dataset_name package_topic --train_file pairs.jsonl {COLUMNS}")
@@ -374,7 +649,7 @@ class MistakeTest(TestCase):
     @parameterized.parameters(
         ("--train_file pairs.csv", "pairs.csv: read as --record_shape prompt_completion", None),
         ("--train_file labels.jsonl", "which column is read and which is written. Say --source_column"),
-        ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt needs --target_column"),
+        ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt: needs --target_column"),
         ("--source_column a --target_column b", "--source_column describes pairs of your own: name them"),
         ("--train_file pairs.jsonl --source_column promt --target_column completion", "did you mean prompt"),
         (f"--train_file nested.json {COLUMNS}", "no column prompt, which task pairs needs; available: version, data"),
@@ -407,6 +682,30 @@ class MistakeTest(TestCase):
         ),
         (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is for named tasks"),
         (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
+        (
+            "--train_file wide.tsv --source_column 0 --target_column 1",
+            "wide.tsv, line 2: 3 fields, the lines before have 2",
+        ),
+        (
+            "--train_file bare.tsv zero.tsv --source_column 0 --target_column 1",
+            "--tsv_header: line 1 of zero.tsv has the columns 0, 1, and line 1 of bare.tsv has not",
+        ),
+        (f"--train_file spaces.csv {COLUMNS}", 'no column completion .did you mean " completion"..*"a, b", prompt'),
+        (f"--train_file semicolons.csv {COLUMNS}", "semicolons.csv, line 1: its fields are separated by semicolons"),
+        (f"--train_file tabs.csv {COLUMNS}", "tabs.csv, line 1: its fields are separated by tabs.* name it .tsv"),
+        (f"--train_file sep.csv {COLUMNS}", "sep.csv, line 1: sep= is a note for Excel. Delete the line"),
+        (f"--train_file trailing.csv {COLUMNS}", "line 2: 3 fields .it ends in a comma., the header has 2"),
+        (f"--train_file trailing_header.csv {COLUMNS}", "line 1: several columns have no name .commas at its end"),
+        (f"--train_file bare.csv {COLUMNS}", "available: What is it.*, A cat.; line 1 of the file is its header"),
+        (f"--train_file columns.json {COLUMNS}", "columns.json: one object of columns, .* orient='records'"),
+        (f"--train_file lists.json {COLUMNS}", "lists.json: one object of columns"),
+        (f"--train_file split.json {COLUMNS}", "split.json: one object of columns"),
+        (
+            f"--train_file a/1.jsonl other.jsonl {COLUMNS}",
+            "other.jsonl, row 1: no column prompt, .* a/1.jsonl, row 1 has .prompt, .*; available: question, answer",
+        ),
+        (f"--train_file book.csv {COLUMNS}", "book.csv: looks like .* Excel workbook: save its sheet as CSV"),
+        (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: the columns are numbers then"),
         (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
     )
     def test_message(self, flags, message, error=ValueError):

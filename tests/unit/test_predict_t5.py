@@ -485,6 +485,28 @@ class TaskTest(TestCase):
         reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
         self.assertEqual([item.texts for item in reader.read(path)], [["one\rand half"], ["two"]])
 
+    @parameterized.parameters(
+        (False, None, ["1", "x", "y"]),
+        (False, ["0"], ["good", "p", "q"]),
+        (None, ["0"], ["good", "p", "q"]),
+        (True, None, ["x", "y"]),
+        (None, None, ["x", "y"]),  # an older task.json: a header that has the name wins
+    )
+    def test_a_number_is_read_as_in_training(self, header, columns, texts):
+        flags = {} if header is None else dict(tsv_header=header)
+        self.with_record(
+            benchmark="own",
+            dataset_name="pairs",
+            train_file=["x.tsv"],
+            source_column=["1"],
+            target_column=["0"],
+            **flags,
+        )
+        entry, record = predict_t5.recorded_task(str(self.model), None)
+        reader = InputReader(entry, columns, record.get("tsv_header"))
+        path = self.write("in.tsv", "good\t1\np\tx\nq\ty\n")
+        self.assertEqual([text for item in reader.read(path) for text in item.texts], texts)
+
     def test_an_empty_row_is_told(self):
         self.with_record(
             benchmark="own",

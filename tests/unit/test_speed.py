@@ -19,8 +19,9 @@ from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, 
 from benchmarks.measure import parameter_shapes
 from common.reports import read_json
 from model_t5 import build_config, create_model, set_attention
-from runs import speed
-from runs.speed import Choice, Gpu, Job, Launcher, choose, find_gpu, make_fast, peaks_of
+from runs import memory, speed
+from runs.memory import Gpu, Launcher, find_gpu, peaks_of
+from runs.speed import Batches, Choice, Job, choose, decide_speed, use_speed
 
 BASE = build_config("t5-v1_1-base", None)
 LONGT5 = LongT5Config()
@@ -110,7 +111,7 @@ class ChoiceTest(parameterized.TestCase):
         with (
             mock.patch.object(torch.cuda, "get_device_properties", lambda _: device),
             mock.patch.object(torch.cuda, "mem_get_info", lambda _: (40e9, 80e9)),
-            mock.patch.object(speed, "gather_object", lambda values: [*values, 20e9]),
+            mock.patch.object(memory, "gather_object", lambda values: [*values, 20e9]),
         ):
             gpu = find_gpu(mock.Mock(assume_gpu=None, device=torch.device("cuda", 0)))
         self.assertEqual(gpu, Gpu("NVIDIA H100", 20e9, (9, 0)))
@@ -195,7 +196,7 @@ class ChoiceTest(parameterized.TestCase):
         model = create_model(build_config("tiny", 256, SHAPE))
         model.requires_grad_(False)
         matrix = model.decoder.block[0].layer[0].SelfAttention.q.weight.requires_grad_(True)
-        job = speed.job_of(model, 64, 16, shapes=1, steps=100, checkpoint=None)
+        job = speed.job_of(model, Batches(64, 16, shapes=1), steps=100, checkpoint=None, attention=None)
         whole = sum(p.numel() for p in model.parameters())
         self.assertEqual((job.weights, job.frozen), ([tuple(matrix.shape)], whole - matrix.numel()))
         config, args = build_config("t5-v1_1-xxl", None), arguments(assume_gpu="h100")
@@ -292,8 +293,8 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_names_of_gpus(self):
         self.assertEqual(list(GPUS), ["h200", "h100", "a100", "l40s", "rtx4090", "rtx3090", "l4", "t4"])
-        for name, memory in (("NVIDIA A100-SXM4-80GB", 80), ("Tesla T4", 16), ("NVIDIA L4", 24), ("NVIDIA L40S", 48)):
-            self.assertEqual(peaks_of(name)["memory_gb"], memory)
+        for name, size in (("NVIDIA A100-SXM4-80GB", 80), ("Tesla T4", 16), ("NVIDIA L4", 24), ("NVIDIA L40S", 48)):
+            self.assertEqual(peaks_of(name)["memory_gb"], size)
         self.assertIsNone(peaks_of("NVIDIA L40"))
         self.assertIsNone(peaks_of("NVIDIA T400"))
 
@@ -342,7 +343,6 @@ class AppliedTest(parameterized.TestCase):
     def test_what_is_chosen_reaches_model_and_flags(self):
         args = arguments(assume_gpu=None)
         model = mock.Mock()
-        model_args = mock.Mock(attn_implementation=None)
         gpu = Gpu("NVIDIA H200", 141e9, (9, 0))
         with (
             mock.patch.object(speed, "find_gpu", lambda _: gpu),
@@ -350,9 +350,12 @@ class AppliedTest(parameterized.TestCase):
             mock.patch.object(torch, "set_float32_matmul_precision") as precision,
             mock.patch.object(torch._C, "_accelerator_setAllocatorSettings") as allocator,
         ):
-            row = make_fast(model, Job(**JOB), model_args, args)
+            before = vars(args).copy()
+            decided = decide_speed(Job(**JOB), args)
+            self.assertEqual(vars(args), before, "deciding changes nothing")
+            use_speed(decided, model, args)
+        args = args.replaced(**decided.flags(args))
         model.set_attn_implementation.assert_called_once_with("t5_fused")
-        self.assertEqual(model_args.attn_implementation, "t5_fused", "which run.json records")
         self.assertTrue(args.torch_compile)
         self.assertEqual(args.torch_compile_backend, "inductor")
         self.assertEqual((args.per_device_train_batch_size, args.gradient_accumulation_steps), (128, 1))
@@ -360,7 +363,7 @@ class AppliedTest(parameterized.TestCase):
         self.assertTrue(args.dataloader_persistent_workers)
         precision.assert_called_once_with("high")
         allocator.assert_called_once_with("expandable_segments:True")
-        self.assertIn("micro-batch 128 x 1", row)
+        self.assertIn("micro-batch 128 x 1", decided.described)
 
     def test_the_recipe_of_the_demo_is_not_eager_float32_on_a_gpu(self):
         """Its recipe said attn_implementation: eager, for CPUs."""

@@ -25,6 +25,7 @@ import evaluate_t5
 import fine_tune_t5
 import pre_train_t5
 from arguments.text import PreTrainingDataArguments
+from common.errors import UserError
 from corpora import tokenizers
 from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import tokenised
@@ -122,7 +123,7 @@ class TrainedTest(TestCase):
         told = mock.patch.object(tokenizers, "TOLD_CHARACTERS", 100)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), told:
             train_tokenizer(lines, self.folder / "told", 300, max_characters=len(text) // 3)
-        told = re.search(r"learns 300 tokens from ([\d,]+) characters in [\d,]+ lines\n", out.getvalue())
+        told = re.search(r"learns 300 tokens from ([\d,]+) characters in [\d,]+ lines: about ", out.getvalue())
         self.assertBetween(int(told[1].replace(",", "")), len(text) // 9, len(text) // 3)
         self.assertRegex(err.getvalue(), "reading the text: 100%.* 700/700 ")
 
@@ -145,6 +146,12 @@ class CountedTest(TestCase):
         )
         self.assertIn("no token for these letters, and a model cannot learn them", found.warning())
         self.assertIsNone(Unknown({"train": 0.001}).warning())
+
+    def test_more_than_a_tenth_is_refused_with_the_flag_that_goes_on(self):
+        Unknown({"train": 0.1, "validation": 0.0}).refuse_beyond(0.1)
+        with self.assertRaisesRegex(UserError, r"12.3 % of the tokens are <unk>.*--most_unknown 0.13"):
+            Unknown({"train": 0.0, "validation": 0.123}).refuse_beyond(0.1)
+        Unknown({"train": 0.0, "validation": 0.123}).refuse_beyond(0.13)
 
 
 class ScriptTest(ScriptCase):
@@ -177,6 +184,13 @@ class ScriptTest(ScriptCase):
         self.assertEqual(code, 0, errors)
         self.assertRegex(printed, r"\nunknown +[\d.]+ % of train, [\d.]+ % of validation tokens are <unk>\n")
         self.assertRegex(printed, r"\nwarning: .* no token for these letters")
+        rows = [{"text": "Éàü 中文 bake", "label": "red"}] * 16
+        odd = str(self.write("lost.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()))
+        flags = self.fine_tuning(train_file=odd, validation_file=odd, dry_run=True)
+        code, _, errors = self.run_script(fine_tune_t5, flags)
+        self.assertEqual(code, 2, errors)
+        self.assertRegex(errors, "of the tokens are <unk>.*--most_unknown 0")
+        self.assertEqual(self.run_script(fine_tune_t5, flags | dict(most_unknown=1))[0], 0)
         flags = dict(
             benchmark="own",
             dataset_name="colour",

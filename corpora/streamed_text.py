@@ -1,0 +1,115 @@
+"""Text that is read, tokenised and packed during the training (`--streaming`).
+
+Only runs that stream import this module, so a cached text loads neither blocks nor streams. `found` is the `FoundText`
+of data_t5.py, `objective` an `Objective` (objectives/objective.py).
+"""
+
+import io
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainingArguments
+
+from common.command_line import listed
+from common.errors import UserError
+from constants import BUILTIN_CORPUS
+from corpora.blocks import Corpus, FileCorpus, hub_corpora
+from corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row
+from corpora.reading import text_of
+from corpora.sources import builtin_sources
+from corpora.streams import StreamDataset, packed
+from corpora.token_files import TokenFile, TokenWriter, document_encoder
+from corpora.tokenizers import tokenizer_fingerprint
+from data_collator_t5 import example_keys
+
+
+def open_corpus(args: Any) -> dict[str, Corpus]:
+    """{split: corpus} of the text that the flags name, as `find_sources` finds it for a cached text."""
+    column = args.input_ids_column or args.text_column
+    if args.train_file:
+        named_files = {"train": args.train_file, "validation": args.validation_file}
+        files = {split: corpus_files(f"--{split}_file", paths, args) for split, paths in named_files.items() if paths}
+    elif args.dataset_name in (None, BUILTIN_CORPUS):
+        sources = builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
+        files = {split: source.files for split, source in sources.items()}
+    else:
+        name, config = args.dataset_name, args.dataset_config_name
+        return hub_corpora(name, config, "--dataset_name", ("train", "validation"), column)
+    return {split: FileCorpus(f"--{split}_file", files[split], column, ids=has_ids(args)) for split in files}
+
+
+def document_reader(found: Any, corpus: Corpus) -> Callable[[dict], str | IdDocument]:
+    """The function from the row that was read last to its document. UserError if its column is missing."""
+    flag, column, read = "--text_column", found.args.text_column, text_of
+    if found.ids:
+        flag, column, read = "--input_ids_column", found.args.input_ids_column or found.args.text_column, ids_of_row
+
+    def document(row: dict) -> str | IdDocument:
+        if column not in row:
+            raise UserError(f"{flag} {column}: {corpus.here()} has the columns {listed(row)}")
+        value = row[column]
+        return value if isinstance(value, IdDocument) else read(value, column, corpus.here())
+
+    return document
+
+
+def eos_between(found: Any) -> int | None:
+    """The id that ends each document; None: as in T5, nothing does."""
+    return found.tokenizer.eos_token_id if found.args.eos_between_documents else None
+
+
+def held_out_files(found: Any, objective: Any, rows: list[int]) -> dict[str, list[TokenFile]]:
+    """{"validation": [a file of each corpus]}: its validation text, or the first documents of its training text, which
+    are then held out. rows: how many examples are wanted of each."""
+    encode = document_encoder(found.tokenizer, found.ids)
+    wanted = [math.ceil(count * objective.tokens_length) for count in rows]
+    splits = zip(found.sources.values(), wanted, strict=True)
+    return {"validation": [_first_tokens(found, sources, count, encode) for sources, count in splits]}
+
+
+def _first_tokens(found: Any, sources: dict[str, Corpus], wanted: int, encode: Callable) -> TokenFile:
+    """At least `wanted` tokens in whole documents, or all there are."""
+    file = io.BytesIO()
+    writer = TokenWriter(file, found.tokenizer, encode, eos_between(found))
+    corpus = sources.get("validation", sources["train"])
+    document_of = document_reader(found, corpus)
+
+    def tokens_in(row: dict) -> int:
+        begin = file.tell()
+        writer.add(document_of(row))
+        writer.flush()
+        return (file.tell() - begin) // writer.dtype.itemsize
+
+    if "validation" in sources:
+        read = itertools.accumulate(tokens_in(row) for _, row in corpus.all_rows())
+        next((tokens for tokens in read if tokens >= wanted), None)
+    else:
+        corpus.hold_out(wanted, tokens_in)
+    return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **writer.info)
+
+
+def training_stream(
+    found: Any, objective: Any, args: TrainingArguments, checkpoint: str | None = None
+) -> StreamDataset:
+    """The training examples of this rank, from where a checkpoint was written on."""
+    encode, eos_id = document_encoder(found.tokenizer, found.ids), eos_between(found)
+
+    def make_batch(numbers: np.ndarray, rows: list[dict]) -> dict[str, np.ndarray]:
+        batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        return batch | {"key": example_keys(args.seed, numbers)}
+
+    corpora = [
+        (corpus, packed(document_reader(found, corpus), encode, objective.window, objective.cut, eos_id))
+        for corpus in found.of_split("train")
+    ]
+    column = found.args.input_ids_column or found.args.text_column
+    described = f"{objective.identity} {column} {eos_id} {tokenizer_fingerprint(found.tokenizer)}"
+    size = found.args.shuffle_buffer_size
+    stream = StreamDataset.of_run(corpora, make_batch, args, size, weights=found.weights, description=described)
+    if checkpoint:
+        stream.resume(checkpoint)
+    return stream

@@ -1,0 +1,73 @@
+"""What a run is, settled before any text or weight is read, in one frozen record.
+
+run = decide(argv)         # in the scripts: the flags, and what `settle` makes of them
+run.args.learning_rate     # every flag has its final value, and nothing changes one later
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from arguments.model import ModelArguments
+from arguments.training import T5TrainingArguments
+from model_t5 import check_model_source, get_model, planned_model
+from runs.memory import check_before_data
+from runs.speed import Batches, Speed, decide_speed, job_of, use_speed
+from training.checkpoints import check_same_flags, prepare_output_dir
+
+
+@dataclass(frozen=True)
+class Decision:
+    """title: such as "pre-training". model, data, args: the flags; data are those of text or tasks. tokenizer: the one
+    that they name, None where it is trained on the text. speed: what is chosen for the machine; the flags hold it
+    already. checkpoint: the one that the run resumes from, or None."""
+
+    title: str
+    model: ModelArguments
+    data: Any
+    args: T5TrainingArguments
+    tokenizer: PreTrainedTokenizerBase | None
+    speed: Speed
+    checkpoint: str | None
+
+    @property
+    def source(self) -> str:
+        """Where the weights come from, for the plan."""
+        return self.model.model_name_or_path or f"scratch ({self.model.config_name})"
+
+    def flags(self) -> dict[str, Any]:
+        """All flags by name, without secrets: the "arguments" of run.json."""
+        model = dataclasses.asdict(self.model) | {"attn_implementation": self.speed.attention}
+        return model | dataclasses.asdict(self.data) | self.args.to_dict()
+
+
+def settle(
+    title: str,
+    model: ModelArguments,
+    data: Any,
+    args: T5TrainingArguments,
+    tokenizer: PreTrainedTokenizerBase | None,
+    batches: Batches,
+    dropout: float | None = None,
+) -> Decision:
+    """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
+    call it. dropout: of the job, unless the flags say one. UserError for what cannot work here."""
+    check_model_source(model, args, batches.packed)
+    check_same_flags(model, data, args)
+    checkpoint = prepare_output_dir(args)
+    planned = planned_model(model, tokenizer, dropout)
+    speed = decide_speed(job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation), args)
+    args = args.replaced(**speed.flags(args))
+    check_before_data(planned, args)
+    return Decision(title, model, data, args, tokenizer, speed, checkpoint)
+
+
+def build_model(
+    run: Decision, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None
+) -> tuple[PreTrainedModel, str | None]:
+    """(model with its weights, summary of a switched vocabulary or None), ready to be trained as decided."""
+    model, vocabulary = get_model(run.model, tokenizer, dropout)
+    use_speed(run.speed, model, run.args)
+    return model, vocabulary
