@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import Seq2SeqTrainingArguments
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
 from arguments.sharding import (
@@ -65,6 +66,7 @@ _NOT_IN_T5TRAINER = (
 )
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without our warm-up
 SPEEDS = ("auto", "plain")
+TRACKERS = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
 GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
 _OUTPUT = "Folder of the run. Must be empty, or resumed or overwritten."
 
@@ -147,7 +149,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", above=0, at_most=1)
     bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: --speed decides.")
-    report_to: list[str] | None = option(None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.")
+    report_to: list[str] | None = option(
+        None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.", choices=TRACKERS
+    )
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
         None, "Processes that load data. Not set: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES
@@ -406,6 +410,9 @@ def settle_training(
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
     """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. UserError for contradictions."""
+    for name in args.report_to:
+        if name in INTEGRATION_TO_CALLBACK and name not in get_available_reporting_integrations():
+            raise UserError(f"--report_to {name}: its package is not installed: install it, or give --report_to none")
     if wants_fsdp(args):
         check_fsdp(args)
     if job not in TRAINING_DEFAULTS:

@@ -39,6 +39,7 @@ RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_fr
 # Names that transformers' training flags had in earlier versions, whose successors are spelt otherwise.
 FORMER_NAMES = {"group_by_length": "train_sampling_strategy", "warmup_ratio": "warmup_steps"}
 
+DEFECT = "A defect of T5 Foundry or of a library. Report it with the command and this traceback (CONTRIBUTING.md)."
 MOST = 10**9  # of every number without an upper bound of its own: more than any run can use
 # {bound of a number: (its sign in --help, whether a value keeps it)}
 _BOUNDS = {
@@ -580,10 +581,11 @@ def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns a ValueError or OSError in the `with` block into one line on stderr and exit code 2."""
+    """Turns a UserError in the `with` block into one line on stderr and exit code 2. Any other exception is a defect,
+    here or in a library: it goes on, with a line on where to report it."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except UserError as error:
         if os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
         if is_first_of_its_node():
@@ -593,3 +595,6 @@ def exit_on_user_error() -> Iterator[None]:
             word = painted("error", RED, sys.stderr)
             print(f"{Path(sys.argv[0]).name}{rank}: {word}: {text}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+    except Exception as error:
+        error.add_note(DEFECT)
+        raise

@@ -192,7 +192,7 @@ BAD_TEXT = (
 )
 BAD_FLAGS = (
     ("flag", dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
-    ("flag_far", dict(qqqq=3), "--qqqq: no such flag; see --help_all"),
+    ("flag_far", dict(qqqq=3), "--qqqq: no such flag; .*--help_all"),
     ("value", dict(max_steps="many"), "argument --max_steps/--max-steps: invalid int value: 'many'"),
     ("recipe", dict(recipe="{bad}/nowhere.yaml"), "recipe .*nowhere.yaml: No such file or directory"),
     ("recipe_key", dict(recipe="{bad}/unknown_key.yaml"), "key max_step: no such flag; did you mean --max_steps"),
@@ -250,20 +250,20 @@ BAD_FLAGS = (
     ("dropout", dict(dropout_rate=1), "--dropout_rate 1.0: must be at least 0 and below 1"),
     ("optimizer", dict(optim="adam"), "--optim adam: must be one of adamw_rms_scaled"),
     ("schedule", dict(lr_scheduler_type="cosin"), "--lr_scheduler_type cosin: must be one of .*cosine"),
-    ("tracker", dict(report_to="wandbb"), r"--report_to wandbb: no such tracker \(did you mean wandb\?\)"),
+    ("tracker", dict(report_to="wandbb"), r"--report_to wandbb: .*did you mean wandb"),
     ("attention", dict(attn_implementation="flash"), "--attn_implementation flash: must be one of .*t5_fused"),
-    ("deepspeed_alone", dict(deepspeed=f"{ROOT}/zero_stage2_config.json"), "--deepspeed: needs a launcher"),
-    ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: no such file"),
+    ("deepspeed_alone", dict(deepspeed=f"{ROOT}/zero_stage2_config.json"), "--deepspeed .*: needs a launcher"),
+    ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: No such file"),
     ("half_precision", dict(fp16=True), "--fp16: T5's activations overflow in float16"),
     ("best_metric_of_ids", dict(metric_for_best_model="nats_per_id"), "--metric_for_best_model nats_per_id: no metric"),
     ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
 )
 CONTRADICTIONS = (
-    ("model_and_shape", dict(model_name_or_path="{good}/model"), "--model_name_or_path and --config_name exclude"),
+    ("model_and_shape", dict(model_name_or_path="{good}/model"), "--config_name tiny: is for a new model"),
     (
         "model_and_overrides",
         dict(model_name_or_path="{good}/model", config_name=None),
-        "--config_overrides changes a new",
+        "--config_overrides d_model=16.*: is for a new",
     ),
     ("steps_and_epochs", dict(num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude each other"),
     (
@@ -276,20 +276,24 @@ CONTRADICTIONS = (
         dict(overwrite_output_dir=True, resume_from_checkpoint=True),
         "--overwrite_output_dir and --resume_from_checkpoint newest exclude each other",
     ),
-    ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience needs --load_best_model_at_end"),
+    ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience 2: needs --load_best_model_at_end"),
     ("best_without_evaluation", dict(load_best_model_at_end=True), "load_best_model_at_end requires"),
-    ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name and --train_file exclude each other"),
-    ("validation_alone", dict(train_file=None, validation_file="{good}/good.txt"), "--validation_file needs --train"),
+    ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name installed_docs: and --train_file exclude"),
+    (
+        "validation_alone",
+        dict(train_file=None, validation_file="{good}/good.txt"),
+        "--validation_file .*good.txt: .*--train_file",
+    ),
     (
         "two_validations",
         dict(validation_file="{good}/good.txt", validation_split_percentage=9),
         "--validation_split_percentage 9.0: holds out .* --validation_file",
     ),
-    ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name needs the Hub name"),
+    ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name en: "),
     (
         "two_vocabularies",
         dict(vocab_size=500),
-        "--vocab_size 500: is for a tokenizer that is trained when none is given",
+        "--vocab_size 500: is for a new tokenizer",
     ),
 )
 MODEL = dict(config_name=None, config_overrides=None)  # and --model_name_or_path
@@ -337,7 +341,7 @@ BAD_MODELS = (
     ("tokenizer_missing", dict(tokenizer_name="{bad}/nowhere"), "--tokenizer_name .*nowhere: no tokenizer there"),
     ("tokenizer_damaged", dict(tokenizer_name="{good}/damaged_tokenizer"), "--tokenizer_name .*damaged_tokenizer: "),
     ("no_sentinels", dict(tokenizer_name="{good}/no_sentinels"), r"no_sentinels has no sentinels \(<extra_id_0>"),
-    ("no_eos", dict(tokenizer_name="{good}/no_eos"), "--tokenizer_name .*no_eos: .* without eos_token, which T5 needs"),
+    ("no_eos", dict(tokenizer_name="{good}/no_eos"), "--tokenizer_name .*no_eos: .* no eos_token, which T5 needs"),
     (
         "another_vocabulary_without_sentinels",
         MODEL | dict(model_name_or_path="{good}/model", tokenizer_name="{good}/no_sentinels"),
@@ -419,7 +423,7 @@ BAD_TASKS = (
     (
         "stopping",
         dict(early_stopping_patience=2, no_load_best_model_at_end=True),
-        "--early_stopping_patience needs --load",
+        "--early_stopping_patience 2: needs --load",
     ),
     (
         "no_evaluation",
@@ -649,22 +653,6 @@ class OddTextTest(TestCase):
             path = self.write(name, b"a" * (name == "odd") + text)
             self.chunks(train_file=str(path), validation_file="{good}/good.txt")
 
-    def test_two_megabytes_on_one_line(self):
-        line = " ".join(sentences(34_000))
-        self.assertGreater(len(line), 2_000_000)
-        path = self.write("line.txt", line.encode())
-        flags = self.pre_training(train_file=str(path), tokenizer_name=None, vocab_size=300, eval_strategy="steps")
-        code, printed, errors = self.run_script(pre_train_t5, flags | dict(max_eval_samples=8))
-        self.assertIsNone(code, errors)
-        results = json.loads((self.folder / "out" / "all_results.json").read_text())
-        self.assertIn("eval_loss", results)
-        self.assertRegex(printed, r"documents +1 \(0 empty ones left out\)")
-        # The same words in lines of their own give as many tokens, and as much is held out.
-        lines = self.write("lines.txt", line.replace(". ", ".\n").encode())
-        one, many = (self.chunks(train_file=str(file), output_dir=str(self.folder / "none")) for file in (path, lines))
-        self.assertAlmostEqual(sum(map(len, one)), sum(map(len, many)), delta=2)
-        self.assertAlmostEqual(len(one[1]), len(many[1]), delta=0.2 * len(many[1]))
-
     def test_rows_with_a_byte_order_mark_and_windows_line_ends(self):
         rows = [(text, LABELS[i % 3]) for i, text in enumerate(sentences(24))]
         plain = "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
@@ -725,7 +713,7 @@ class CacheTest(TestCase):
         flags = self.pre_training(train_file=str(text), eval_strategy="steps", dry_run=True)
         process = started("pre_train_t5", self.argv(flags))
         deadline = time.monotonic() + 120
-        while not list((self.folder / "cache").glob(".tokens-*/train.bin")) and time.monotonic() < deadline:
+        while not list((self.folder / "cache").glob(".tokens-*/*/train.bin")) and time.monotonic() < deadline:
             self.assertIsNone(process.poll(), "it ended before it could be killed")
             time.sleep(0.001)
         process.kill()

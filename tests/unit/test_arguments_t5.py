@@ -29,6 +29,7 @@ from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, PreTrainingArguments, T5TrainingArguments, check_training, has_bf16
 from common import command_line, processes
 from common.command_line import check_limits, exit_on_user_error, option, parse_arguments, refuse
+from common.errors import UserError
 from common.processes import answers, is_first_process, print_once
 from constants import DATASET_VALS, OPTIMIZERS, TRAINING_DEFAULTS
 from corpora.files import data_suffix, expand_files
@@ -659,16 +660,14 @@ class ProcessTest(TestCase):
                 print_once("text")
                 self.assertEqual((out.getvalue(), is_first_process()), (printed, rank == "0"))
 
-    @parameterized.parameters(ValueError, FileNotFoundError, json.JSONDecodeError)
-    def test_errors_of_the_user(self, kind):
-        error = kind("--flag 3: wrong", "", 0) if kind is json.JSONDecodeError else kind("--flag 3: wrong")
+    def test_errors_of_the_user(self):
         with (
             contextlib.redirect_stderr(io.StringIO()) as out,
             mock.patch.object(sys, "argv", ["dir/x.py"]),
             self.assertRaises(SystemExit) as caught,
             exit_on_user_error(),
         ):
-            raise error
+            raise UserError("--flag 3: wrong")
         self.assertEqual(caught.exception.code, 2)
         self.assertStartsWith(out.getvalue(), "x.py: error: --flag 3: wrong")
         self.assertEqual(out.getvalue().count("\n"), 1)
@@ -687,15 +686,16 @@ class ProcessTest(TestCase):
             self.assertRaises(SystemExit),
             exit_on_user_error(),
         ):
-            raise ValueError("--train_file my.txt: no such file")
+            raise UserError("--train_file my.txt: no such file")
         self.assertEqual(out.getvalue(), f"{told}: error: --train_file my.txt: no such file\n" if told else "")
 
     def test_errors_of_ours_and_tracebacks_on_demand(self):
-        for kind in (AssertionError, KeyError, RuntimeError):
-            with self.assertRaises(kind), exit_on_user_error():
+        for kind in (AssertionError, KeyError, ValueError, OSError):
+            with self.assertRaises(kind) as caught, exit_on_user_error():
                 raise kind
-        with mock.patch.dict(os.environ, T5_FOUNDRY_TRACEBACK="1"), self.assertRaises(ValueError), exit_on_user_error():
-            raise ValueError
+            self.assertRegex("".join(caught.exception.__notes__), "defect.*[Rr]eport")
+        with mock.patch.dict(os.environ, T5_FOUNDRY_TRACEBACK="1"), self.assertRaises(UserError), exit_on_user_error():
+            raise UserError
 
     def test_devices(self):
         self.assertEqual(processes.has_accelerator(), torch.accelerator.is_available())
