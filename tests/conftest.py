@@ -30,6 +30,7 @@ def pytest_configure(config):
             signal.signal(number, handler)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t5_tests_")
+    os.environ["XDG_CACHE_HOME"] = f"{tempfile.tempdir}/cache"  # not the user's, where scripts keep their flags
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     has_workers = getattr(config.option, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
     if has_workers and any("unit" not in word for word in config.args):  # the unit tests start no processes
