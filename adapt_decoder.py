@@ -19,11 +19,12 @@ from transformers import set_seed
 
 from common.cached_folders import made_aside
 from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
+from common.errors import UserError
 from common.processes import run_script
 from common.reports import end_summary, human_count, write_json
 from corpora.tokenizers import load_tokenizer, save_tokenizer
-from model_t5 import count_parameters, load_decoder
-from modeling.adaptation import WARM_UP_STEPS, adapt
+from model_t5 import count_parameters
+from modeling.adaptation import WARM_UP_STEPS, adapt, load_decoder
 from modeling.families import family_of, shape_of
 from modeling.new_vocabulary import same_vocabulary
 
@@ -42,9 +43,9 @@ class AdaptationArguments:
 
 
 def check_flags(args: AdaptationArguments) -> None:
-    """ValueError for what cannot work, before any weight is read."""
+    """UserError for what cannot work, before any weight is read."""
     if not args.model_name_or_path:
-        raise ValueError("--model_name_or_path: name the decoder-only checkpoint, such as google/gemma-2-2b")
+        raise UserError("--model_name_or_path: name the decoder-only checkpoint, such as google/gemma-2-2b")
     check_output_dir(args.output_dir, args.overwrite_output_dir, filter(None, (args.model_name_or_path, args.encoder)))
 
 
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> dict[str, str | None]:
         check_flags(args)
         tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
         if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):
-            raise ValueError(f"--encoder {args.encoder}: its tokenizer is not that of {args.model_name_or_path}")
+            raise UserError(f"--encoder {args.encoder}: its tokenizer is not that of {args.model_name_or_path}")
         decoder = load_decoder(args.model_name_or_path, "--model_name_or_path")
         encoder = load_decoder(args.encoder, "--encoder") if args.encoder else None
         set_seed(args.seed)
