@@ -23,8 +23,8 @@ from common.processes import run_script
 from common.reports import end_summary, human_count, write_json
 from common.whole_folders import made_aside
 from corpora.tokenizers import load_tokenizer, save_tokenizer
-from model_t5 import count_parameters, load_decoder
-from modeling.adaptation import WARM_UP_STEPS, adapt
+from model_t5 import count_parameters
+from modeling.adaptation import WARM_UP_STEPS, adapt, load_decoder
 from modeling.families import family_of, shape_of
 from modeling.new_vocabulary import same_vocabulary
 

@@ -30,6 +30,7 @@ from benchmarks import inputs, plan, scripts, step, trainers
 from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, full_name, recording, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
+from common.errors import UserError
 from common.processes import run_script
 from common.reports import aligned, environment_record, human_time, plain_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS, OPTIMIZERS
@@ -154,22 +155,22 @@ def parse(argv: list[str]) -> Namespace:
     command = argv[0] if argv and not argv[0].startswith("-") else ""
     (flags,) = parse_arguments([BenchmarkArguments], argv[1:] if command else argv, about=__doc__)
     if command not in names:
-        raise ValueError(f"{command or 'a command'}: must be one of {', '.join(names)}{did_you_mean(command, names)}")
+        raise UserError(f"{command or 'a command'}: must be one of {', '.join(names)}{did_you_mean(command, names)}")
     args = Namespace(command=command, environment=environment_record(), start=time.monotonic(), **asdict(flags))
     has_gpu = torch.cuda.is_available()
     if args.device == "cuda" and not has_gpu:
-        raise ValueError("--device cuda: this machine has no GPU that PyTorch sees; use --device cpu")
+        raise UserError("--device cuda: this machine has no GPU that PyTorch sees; use --device cpu")
     args.device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
     if args.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for all, peers too
     if args.output:
         check_folder("--output", str(Path(args.output).parent))
         if Path(args.output).is_dir():
-            raise ValueError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
+            raise UserError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
     for name, file in CHECKOUTS.items():
         folder = getattr(args, name)
         if folder and not Path(folder, file).is_file():
-            raise ValueError(f"--{name} {folder}: has no {file}; name a checkout of the project")
+            raise UserError(f"--{name} {folder}: has no {file}; name a checkout of the project")
     return args
 
 

@@ -20,7 +20,6 @@ import contextlib
 import copy
 import itertools
 import logging
-import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +27,8 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
     PreTrainedConfig,
@@ -46,13 +42,13 @@ from common.command_line import check_value, parse_yaml
 from common.errors import UserError
 from common.processes import free_memory, processes_here
 from common.reports import first_line, human_bytes
-from constants import CODE_ENTRIES, MODEL_SHAPES, T5_VOCAB_SIZE
+from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
-from modeling.adaptation import SOURCES
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
+from modeling.loading import NO_MODEL, load_config, reading_weights
 from modeling.low_rank import CONFIG, add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
@@ -64,7 +60,6 @@ _SHAPE_LIMITS |= dict.fromkeys(("num_layers", "num_decoder_layers"), dict(at_lea
 _SHAPE_LIMITS |= {"vocab_size": dict(at_least=2, at_most=2**21), "dropout_rate": dict(at_least=0, below=1)}
 _SHAPE_LIMITS |= {"relative_attention_num_buckets": dict(at_least=4, at_most=2**20)}
 _SHAPE_LIMITS |= dict.fromkeys(("layer_norm_epsilon", "initializer_factor"), dict(above=0, at_most=1000))
-_NO_MODEL = "not a folder or Hub name with a model"
 
 
 # ---------------------------------------------------------------- building
@@ -91,9 +86,9 @@ def parse_overrides(text: str | None) -> dict:
     for pair in filter(None, (text or "").split(",")):
         key, separator, value = (part.strip() for part in pair.partition("="))
         if not separator:
-            raise ValueError(f"--config_overrides {text}: write key=value pairs separated by commas")
+            raise UserError(f"--config_overrides {text}: write key=value pairs separated by commas")
         if key in overrides:
-            raise ValueError(f"--config_overrides {text}: {key} is set twice")
+            raise UserError(f"--config_overrides {text}: {key} is set twice")
         overrides[key] = parse_yaml(value)
         check_value(f"config_overrides {key}", overrides[key], _SHAPE_LIMITS.get(key, {}))
     return overrides
@@ -105,7 +100,7 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
         return config
     for key, value in overrides.items():
         if key not in config.to_dict():
-            raise ValueError(f"--config_overrides {key}={value}: the T5 configuration has no such key")
+            raise UserError(f"--config_overrides {key}={value}: the T5 configuration has no such key")
     values = config.to_dict() | {"tie_word_embeddings": getattr(config, "scale_decoder_outputs", False)} | overrides
     for derived in {"is_gated_act", "dense_act_fn", "scale_decoder_outputs"} - overrides.keys():
         values.pop(derived, None)
@@ -113,13 +108,13 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
         return type(config)(**values)
     except StrictDataclassError as error:
         changed = ",".join(f"{key}={value}" for key, value in overrides.items())
-        raise ValueError(f"--config_overrides {changed}: {' '.join(str(error).split())}") from None
+        raise UserError(f"--config_overrides {changed}: {' '.join(str(error).split())}") from None
 
 
 def check_options(
     config: PreTrainedConfig, attention: str | None = None, training_args: object = None, packed: str | None = None
 ) -> None:
-    """ValueError naming a flag that the model's family does not support. attention: --attn_implementation. packed: the
+    """UserError naming a flag that the model's family does not support. attention: --attn_implementation. packed: the
     flag and value that put several examples into a row, if one does."""
     family = family_of(config)
     for option in family.lacks:
@@ -214,10 +209,10 @@ def train_only(model: PreTrainedModel, pattern: str) -> None:
     try:
         chosen = {name for name in weights if re.search(pattern, name)}
     except re.error as error:
-        raise ValueError(f"--train_only {pattern}: not a regular expression ({error})") from None
+        raise UserError(f"--train_only {pattern}: not a regular expression ({error})") from None
     if not chosen:
         some = ", ".join(itertools.islice(weights, 3))
-        raise ValueError(f"--train_only {pattern}: no weight has such a name; there are {some} ...")
+        raise UserError(f"--train_only {pattern}: no weight has such a name; there are {some} ...")
     for name, weight in weights.items():
         weight.requires_grad_(name in chosen)
 
@@ -235,7 +230,7 @@ def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTo
 
 
 def check_model_source(args: Any, training_args: Any = None, packed: str | None = None) -> None:
-    """ValueError for an unknown name, shape or architecture, or one that does not support other flags
+    """UserError for an unknown name, shape or architecture, or one that does not support other flags
     (`check_options`), or that the run would delete, before any text or weight is read. args: the ModelArguments."""
     if args.model_name_or_path:
         config = _t5_config(args.model_name_or_path)
@@ -249,56 +244,39 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
     if is_local_model(args.model_name_or_path) and training_args:
         base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
         if args.lora_rank and folder in (base, *base.parents):
-            raise ValueError(
+            raise UserError(
                 f"--output_dir {training_args.output_dir} holds the checkpoint that the matrices of "
                 f"--lora_rank {args.lora_rank} will need: name another folder"
             )
         if args.lora_rank and training_args.push_to_hub:
-            raise ValueError(
+            raise UserError(
                 f"--push_to_hub with --lora_rank {args.lora_rank} would upload matrices of a checkpoint "
                 f"that only this machine has, {args.model_name_or_path}: name one of the Hub, or upload "
                 "the merged model with export_checkpoint.py --push_to_hub"
             )
         if training_args.overwrite_output_dir and folder == base.parent and base.name.startswith("checkpoint-"):
-            raise ValueError(
+            raise UserError(
                 f"--overwrite_output_dir would delete {args.model_name_or_path}, from which the training "
                 "is to start: name another --output_dir"
             )
 
 
 def check_room(config: PreTrainedConfig, shown: str) -> None:
-    """ValueError if the machine's memory cannot hold the whole model in each of its processes, which build it before it
+    """UserError if the machine's memory cannot hold the whole model in each of its processes, which build it before it
     is sharded or sent to a GPU. shown: the flag and value that name it."""
     shape, processes = shape_of(config), processes_here()
     needed, there = 4 * (shape.layer_weights + shape.embedding_weights) * processes, free_memory()
     if needed > there:
         copies = f", one for each of {processes} processes," if processes > 1 else ""
-        raise ValueError(
+        raise UserError(
             f"{shown}: its weights in float32{copies} take {human_bytes(needed)} of the machine's memory "
             f"before they are sharded or sent to a GPU, and {human_bytes(there)} are free"
         )
 
 
-def _load_config(name_or_path: str, flag: str, wrong: str = _NO_MODEL) -> PreTrainedConfig:
-    """The configuration of a folder or Hub name. ValueError naming the flag, and what is wrong with its value.
-
-    Code in the same folder, which transformers would offer to run, is never run.
-    """
-    place = name_or_path
-    try:
-        while base := base_of(place):  # LoRA's matrices: the configuration is that of their checkpoint
-            place = base
-        do_not_wait_for_the_hub(place)
-        return _without_code(AutoConfig.from_pretrained(place, trust_remote_code=False))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
-        reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
-        wrong = f"its LoRA matrices belong to {place}, {wrong}" if place != name_or_path else wrong
-        raise UserError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
-
-
-def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = _NO_MODEL) -> T5Config:
-    """`_load_config`; ValueError unless it is of the T5 family."""
-    config = _load_config(name_or_path, flag, wrong)
+def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = NO_MODEL) -> T5Config:
+    """`load_config`; ValueError unless it is of the T5 family."""
+    config = load_config(name_or_path, flag, wrong)
     if config.model_type not in FAMILIES:
         known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
         raise UserError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
@@ -309,28 +287,6 @@ def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str
             f"checkpoint that it was made from, or save it with transformers and the package of {how}: "
             "model.dequantize().save_pretrained(folder)"
         )
-    return config
-
-
-@contextlib.contextmanager
-def _reading_weights(shown: str) -> Iterator[None]:
-    """Turns any failure to read weights into a ValueError that begins with `shown`, the flag and its value."""
-    try:
-        yield
-    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = first_line(error)
-        if "file named" in reason:
-            reason += " Those of Flax or TensorFlow: transformers 4 converts them, by from_flax=True or from_tf=True"
-        raise ValueError(f"{shown}: its weights cannot be read ({reason})") from None
-
-
-def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration and its parts without the entries that name code."""
-    for name in CODE_ENTRIES:
-        vars(config).pop(name, None)
-    for part in vars(config).values():
-        if isinstance(part, PreTrainedConfig):
-            _without_code(part)
     return config
 
 
@@ -347,7 +303,7 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. ValueError naming the folder if it is no checkpoint.
+    that their folder names. UserError naming the folder if it is no checkpoint.
     """
     config = _in_float32(_t5_config(name_or_path))
     check_options(config, attn_implementation)
@@ -358,26 +314,12 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
     if attention := family_of(config).attention(attn_implementation):
         options["attn_implementation"] = attention
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
-    with _reading_weights(shown), _untied_head_is_intended():
+    with reading_weights(shown), _untied_head_is_intended():
         model, report = kind.from_pretrained(name_or_path, trust_remote_code=False, **options)
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ValueError(f"{shown}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}")
+        raise UserError(f"{shown}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}")
     return _prepared(model)
-
-
-def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
-    """A decoder-only checkpoint that can become an encoder-decoder (modeling/adaptation.py), in its own type.
-    ValueError naming the flag for any other one."""
-    config = _load_config(name_or_path, flag)
-    if config.model_type not in SOURCES:
-        known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
-        raise ValueError(
-            f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
-            "encoder-decoder of transformers (docs/t5gemma.md)"
-        )
-    with _reading_weights(f"{flag} {name_or_path}"):
-        return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)
 
 
 def _load_merged(folder: str, base: str, attn_implementation: str | None) -> PreTrainedModel:
@@ -385,11 +327,11 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None) -> Pre
     try:
         model = merged(load_model(base, attn_implementation), folder)
     except ImportError:
-        raise ValueError(
+        raise UserError(
             f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
         ) from None
     except (ValueError, RuntimeError) as error:
-        raise ValueError(
+        raise UserError(
             f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not fit what "
             f"is there ({first_line(error)})"
         ) from None
@@ -447,10 +389,10 @@ def dropout_of(model: PreTrainedModel) -> float:
 
 
 def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
-    """ValueError if the tokenizer has ids without an embedding in the model."""
+    """UserError if the tokenizer has ids without an embedding in the model."""
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer_size > rows:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: use the "
             "tokenizer that the model was trained with (--tokenizer_name), or for a new model "
             f"--config_overrides vocab_size={tokenizer_size}"

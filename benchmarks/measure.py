@@ -23,6 +23,7 @@ import torch
 from transformers import PreTrainedModel, T5Config
 from transformers.activations import NewGELUActivation
 
+from common.errors import UserError
 from common.reports import aligned, first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
@@ -240,12 +241,12 @@ def table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> str:
 # ---------------------------------------------------------------- models
 def full_name(model: str) -> str:
     """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json, unchanged.
-    ValueError if it is neither."""
+    UserError if it is neither."""
     for name in (model, f"t5-v1_1-{model}"):
         if name in MODEL_SHAPES or is_local_model(name):
             return name
     shapes = ", ".join(name.split("-")[-1] for name in MODEL_SHAPES)
-    raise ValueError(f"--model {model}: neither a shape ({shapes}) nor a folder with a config.json")
+    raise UserError(f"--model {model}: neither a shape ({shapes}) nor a folder with a config.json")
 
 
 def benchmark_config(name: str) -> T5Config:

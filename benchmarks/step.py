@@ -27,6 +27,7 @@ from transformers import T5Config
 from benchmarks import measure
 from benchmarks.measure import NotAvailableError
 from benchmarks.scripts import ROOT, run_script
+from common.errors import UserError
 from common.reports import read_json
 from data_collator_t5 import T5DataCollator
 from model_t5 import set_dropout
@@ -109,7 +110,7 @@ def chosen_rungs(rows: str) -> list[Rung]:
         return [r for r in LADDER if r.name == TOP or not (settings_of(r.name)["ours"] or "compile_mode" in r.adds)]
     for name in rows.split(","):
         if name not in RUNGS:
-            raise ValueError(f"--rows {name}: no such row; there are {', '.join(RUNGS)}")
+            raise UserError(f"--rows {name}: no such row; there are {', '.join(RUNGS)}")
     return [rung for rung in LADDER if rung.name in rows.split(",")]
 
 

@@ -11,11 +11,12 @@ unbalanced one, whose encoder has other sizes, it gets new weights, which should
 import re
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, T5GemmaConfig
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, T5GemmaConfig
 from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
 
 from common.errors import UserError
 from modeling.families import family_of
+from modeling.loading import load_config, reading_weights
 
 SOURCES = {"gemma2": "Gemma 2"}  # decoder-only families whose layers are an encoder-decoder's, by model_type
 WARM_UP_STEPS = 1000  # in which a new cross-attention is trained alone (section 4 of the paper)
@@ -86,3 +87,17 @@ def adapt(
         else:
             copied[name] = None
     return model, copied
+
+
+def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
+    """A decoder-only checkpoint that can become an encoder-decoder, in its own type.
+    UserError naming the flag for any other one."""
+    config = load_config(name_or_path, flag)
+    if config.model_type not in SOURCES:
+        known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
+        raise UserError(
+            f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
+            "encoder-decoder of transformers (docs/t5gemma.md)"
+        )
+    with reading_weights(f"{flag} {name_or_path}"):
+        return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from common.errors import UserError
 from constants import ATTENTION_IMPLEMENTATIONS
 
 Window = tuple[int, int] | None  # tokens (before, after) its own that a token sees in a layer with a window
@@ -306,10 +307,10 @@ def shape_of(config: PreTrainedConfig) -> Shape:
 
 
 def refuse_lacking(config: PreTrainedConfig, option: str, shown: str | None = None) -> None:
-    """Raises ValueError if the family does not support `option`. shown: the flag and value to name, else `--option`."""
+    """Raises UserError if the family does not support `option`. shown: the flag and value to name, else `--option`."""
     reason = family_of(config).lacks.get(option)
     if reason is not None:
-        raise ValueError(f"{shown or f'--{option}'}: {reason.format(kind=config.model_type)}")
+        raise UserError(f"{shown or f'--{option}'}: {reason.format(kind=config.model_type)}")
 
 
 # ---------------------------------------------------------------- of a model

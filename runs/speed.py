@@ -66,8 +66,8 @@ class Job:
     packable: whether a batch's examples may be packed into fewer rows.
 
     weights: shapes of the tensors that are trained. frozen: number of the other weights. attention: what the model has
-    now, attention_is_given: by --attn_implementation. steps: -1 where only epochs are known. earlier: the flags
-    of the run that is resumed.
+    now; attention_is_given: whether --attn_implementation names it. steps: -1 where only epochs are known. earlier: the
+    recorded flags of the run that is resumed.
     """
 
     config: T5Config
@@ -86,9 +86,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a run uses, as flags and machine decide it. Fields from per_device_train_batch_size to packing are flags;
-    activation_checkpointing is never chosen. tf32: for float32 products. described: the choices and their reasons, for
-    the plan."""
+    """What a run uses, as flags and machine decide it. activation_checkpointing is as the flag has it: no rule chooses
+    it. tf32: for float32 products. described: the choices and their reasons, for the plan."""
 
     attention: str
     bf16: bool

@@ -10,6 +10,7 @@ from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
 from arguments.training import BY_METRIC
+from common.errors import UserError
 from common.processes import print_once
 from modeling.families import output_head
 
@@ -234,10 +235,10 @@ def layer_matrices(model: torch.nn.Module) -> set[int]:
 
 
 def check_muon(args, model: torch.nn.Module) -> None:
-    """ValueError if there is no matrix that `--optim muon` could train."""
+    """UserError if there is no matrix that `--optim muon` could train."""
     matrices = layer_matrices(model)
     if args.optim == "muon" and not any(id(p) in matrices for p in model.parameters() if p.requires_grad):
-        raise ValueError("--optim muon: is for the matrices of layers, and --train_only trains none; give another one")
+        raise UserError("--optim muon: is for the matrices of layers, and --train_only trains none; give another one")
 
 
 def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tuple[type, dict] | None:
@@ -324,7 +325,7 @@ def restore_options(optimizer: torch.optim.Optimizer, schedule, asked: list[dict
 
 
 def check_schedule(args, total_steps: int) -> None:
-    """ValueError if `--lr_scheduler_kwargs` lacks arguments of transformers' schedule, or has unknown or wrong ones."""
+    """UserError if `--lr_scheduler_kwargs` lacks arguments of transformers' schedule, or has unknown or wrong ones."""
     try:
         if args.lr_scheduler_kwargs and args.lr_scheduler_type in ("constant", "constant_with_warmup"):
             raise ValueError("this schedule takes none")  # transformers drops them
@@ -334,4 +335,4 @@ def check_schedule(args, total_steps: int) -> None:
     except (TypeError, ValueError, ArithmeticError) as error:
         given = json.dumps(args.lr_scheduler_kwargs or {})
         flags = f"--lr_scheduler_type {args.lr_scheduler_type} with --lr_scheduler_kwargs '{given}'"
-        raise ValueError(f"{flags}: {error}") from None
+        raise UserError(f"{flags}: {error}") from None
