@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
-from sentencepiece import SentencePieceProcessor
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import normalizers
 
 from common.errors import UserError
@@ -56,12 +54,15 @@ class SentencePieceModel:
 
     def __init__(self, model: bytes):
         """RuntimeError for bytes that are no model."""
+        from sentencepiece import SentencePieceProcessor  # which a GPU machine may lack
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
         self.processor = SentencePieceProcessor(model_proto=model)
         self.proto = ModelProto.FromString(model)
 
     def _pieces(self, *kinds: str) -> dict[str, float]:
         """{piece: score} of the pieces of these kinds."""
-        wanted = {ModelProto.SentencePiece.Type.Value(kind) for kind in kinds}
+        wanted = {self.proto.SentencePiece.Type.Value(kind) for kind in kinds}
         return {piece.piece: piece.score for piece in self.proto.pieces if piece.type in wanted}
 
     def special_pieces(self) -> dict[str, str]:

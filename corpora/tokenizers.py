@@ -287,7 +287,7 @@ def described_tokenizer(tokenizer: PreTrainedTokenizerBase, origin: str, joins_d
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds the files of a tokenizer, or names ByT5's, which needs none."""
-    return _is_whole(_tokenizer_files(str(folder)))
+    return folder.is_dir() and _is_whole(_tokenizer_files(str(folder)))
 
 
 def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
@@ -302,7 +302,10 @@ def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
         return {name: path / name for name in names if (path / name).is_file()}
     do_not_wait_for_the_hub(name_or_path)
     found = ((name, cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False)) for name in names)
-    return {name: Path(place) for name, place in found if place}
+    files = {name: Path(place) for name, place in found if place}
+    if not files:
+        cached_file(name_or_path, "config.json")  # whose error says why there are none
+    return files
 
 
 def _is_whole(files: dict[str, Path]) -> bool:

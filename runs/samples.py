@@ -8,6 +8,7 @@
 """
 
 import itertools
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -200,8 +201,10 @@ def _word_end_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         return plain_encoder(tokenizer)
     backend, _ = plain_backend(tokenizer)
-    rules = re.sub(r'"prepend_scheme": ?"\w+"', '"prepend_scheme":"never"', backend.to_str())
-    backend = Tokenizer.from_str(rules)
+    rules = json.loads(re.sub(r'"prepend_scheme": ?"\w+"', '"prepend_scheme":"never"', backend.to_str()))
+    if steps := (rules["normalizer"] or {}).get("normalizers"):
+        rules["normalizer"]["normalizers"] = [step for step in steps if step["type"] != "Prepend"]
+    backend = Tokenizer.from_str(json.dumps(rules))
     return lambda texts: [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
 
 

@@ -132,6 +132,7 @@ class RecipeTest(parameterized.TestCase):
         out = Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
         flags = f"{recipe.local} {recipe.steps} --per_device_train_batch_size 4 --per_device_eval_batch_size 8 "
         flags += "--max_eval_samples 16 --logging_steps 1 --warmup_steps 2 --dataloader_num_workers 0 --report_to none "
+        flags += "--most_unknown 1 "
         flags += f"--disable_tqdm true --preprocessing_num_workers 1 --data_cache_dir {self.folder}/cache"
         argv = [str(FOLDER / name), *flags.format(folder=self.folder).split(), "--output_dir", str(out)]
         for module in (corpora.sources, tasks.rows):

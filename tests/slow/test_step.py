@@ -444,8 +444,8 @@ class RunTest(parameterized.TestCase):
         self.assertGreater(self.curve(z_loss=1e-2)[0], self.curve()[0] + 1e-3)
 
     @parameterized.parameters(
-        ("--bf16_residual needs --bf16", dict(bf16_residual=True)),
-        ("--precompile fills the cache of --torch_compile: give both", dict(precompile=True)),
+        ("--bf16_residual True: needs --bf16", dict(bf16_residual=True)),
+        ("--precompile True: fills the cache of --torch_compile", dict(precompile=True)),
         ("--z_loss -1.0: must be at least 0", dict(z_loss=-1.0)),
         ("--loss_chunk_size -1: must be at least 0", dict(loss_chunk_size=-1)),
         ("--generation_cache quantized: must be one of dynamic, static", dict(generation_cache="quantized")),

@@ -89,7 +89,8 @@ for step in range(start + 1, args.steps + 1):
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir(exist_ok=True)
     (checkpoint / "optimizer.pt").touch()
-    (checkpoint / "trainer_state.json").touch()
+    state = {"global_step": step, "max_steps": args.steps, "log_history": []}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
 (folder / "all_results.json").write_text("{}")
 """
 SWEEP = {
@@ -471,7 +472,8 @@ class AgentTest(SweepTest):
         }.items():
             (self.out / f"checkpoint-{step}").mkdir()
             for name in files:
-                (self.out / f"checkpoint-{step}" / name).touch()
+                state = {"global_step": step, "max_steps": 20, "log_history": []}
+                (self.out / f"checkpoint-{step}" / name).write_text(json.dumps(state))
         # 10 was being written when the end came, and 9 holds the model only
         self.assertEqual(flags(self.out), {"resume_from_checkpoint": str(self.out / "checkpoint-5")})
 

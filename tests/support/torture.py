@@ -109,7 +109,7 @@ def material(folder: Path) -> dict[str, list[str]]:
     pre_train += f"--eval_steps 7 --max_eval_samples 32 {common}"
     fine_tune = f"--benchmark glue --dataset_name cola --data_dir {folder} --tokenizer_name {folder}/tokenizer "
     fine_tune += f"--num_train_epochs 3 --per_device_train_batch_size 16 --eval_strategy epoch {common}"
-    mixture = fine_tune.replace("--dataset_name cola", "--dataset_name cola,sst2 --mixing equal")
+    mixture = fine_tune.replace("--dataset_name cola", "--dataset_name cola,sst2 --mixing equal --most_unknown 1")
     streaming = f"--streaming true --shuffle_buffer_size 64 --save_steps 2 --tokenizer_name {folder}/tokenizer "
     pre_train_stream = changed(pre_train.split(), *streaming.split())
     del pre_train_stream[(place := pre_train_stream.index("--vocab_size")) : place + 2]

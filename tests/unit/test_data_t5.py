@@ -370,9 +370,12 @@ class OfflineTest(TestCase):
 
     def test_a_gated_model_says_where_to_ask(self):
         gated = OSError("You are trying to access a gated repo.\nMake sure to have access to it at URL.\n401 Client")
-        for loader, load in (("Tokenizer", load_tokenizer), ("Config", load_model)):
-            asked = mock.patch(f"transformers.Auto{loader}.from_pretrained", side_effect=gated)
-            with asked, self.assertRaisesRegex(ValueError, "google/x: .*a gated repo. Make sure .* at URL[.][)]$"):
+        for place, load in (
+            ("corpora.tokenizers.cached_file", load_tokenizer),
+            ("transformers.AutoConfig.from_pretrained", load_model),
+        ):
+            asked = mock.patch(place, side_effect=gated)
+            with asked, self.assertRaisesRegex(UserError, "google/x: .*a gated repo. Make sure .* at URL[.][)]$"):
                 load("google/x")
 
     def test_local_names_do_not_ask_the_hub(self):
