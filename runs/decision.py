@@ -42,6 +42,12 @@ class Decision:
         model = dataclasses.asdict(self.model) | {"attn_implementation": self.speed.attention}
         return model | dataclasses.asdict(self.data) | self.args.to_dict()
 
+    def decided_flags(self) -> dict[str, Any]:
+        """Those of `flags` whose value is not the default of a flag: given, or decided."""
+        groups = (type(group) for group in (self.model, self.data, self.args))
+        defaults = {field.name: field.default for group in groups for field in dataclasses.fields(group)}
+        return {name: value for name, value in self.flags().items() if value != defaults.get(name) and value != []}
+
 
 def settle(
     title: str,

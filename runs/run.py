@@ -1,5 +1,6 @@
 """A run from start to end: plan and checks before it, results and files after it; `TrainingRun` is one of T5Trainer."""
 
+import json
 import math
 import shlex
 from functools import partial
@@ -134,6 +135,8 @@ class TrainingRun(Run):
             if not args.deepspeed:
                 check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
         if args.dry_run:
+            record = self._record() | {"arguments": self.decision.decided_flags()}
+            print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")
             print_once("--dry_run: nothing was trained or written")
             finish_process_group()
             raise SystemExit(0)
