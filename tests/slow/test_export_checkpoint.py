@@ -30,6 +30,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerState
 
 import export_checkpoint
 import pre_train_t5
+from common.errors import UserError
 from common.whole_folders import checkpoints_of
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model, load_model
@@ -119,7 +120,7 @@ class HuggingFaceTest(TestCase):
         self.assertRegex(printed, "newest whole checkpoint, .*checkpoint-4")
 
     def test_an_export_that_fails_leaves_nothing(self):
-        with mock.patch("export_checkpoint.model_card", side_effect=ValueError("the disk is full")):
+        with mock.patch("export_checkpoint.model_card", side_effect=UserError("the disk is full")):
             self.export(workspace() / "whole", code=2)
         self.assertEmpty(list(self.folder.iterdir()))
 
