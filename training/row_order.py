@@ -21,30 +21,26 @@ class RowOrderTrainer(Seq2SeqTrainer):
     train_collator: BucketCollator | PackingCollator | None = None  # for training alone
     batches_in_use: Iterator = iter(())  # of the epoch
 
-    def get_train_dataloader(self) -> DataLoader:
-        """Overrides Trainer to use collators for training only, and rows that fill the last batch of all ranks. A
-        stream has its own loader, since it is split over the ranks already."""
-        if hasattr(self.train_dataset, "loader"):
-            return with_own_workers(self.train_dataset.loader(self.data_collator, self.args))
-        for_evaluation = self.data_collator
-        self.data_collator = self.train_collator or for_evaluation
-        rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
-        order = self._get_train_sampler() if self.args.world_size > 1 else ()
-        if len(order) % whole:
-            self.train_dataset = FilledRows(rows, -len(order) % whole, order)
-        loader = super().get_train_dataloader()
-        self.train_dataset, self.data_collator = rows, for_evaluation
-        return loader
-
-    def _get_dataloader(self, *args, is_training: bool = False, **kwargs):
-        """Overrides Trainer to start data workers that ignore the signals at which the run saves and stops, and to keep
-        them between epochs of training only, not for every evaluation set."""
-        workers, asked = self.args.dataloader_num_workers, self.args.dataloader_persistent_workers
-        self.args.dataloader_persistent_workers = bool(asked and is_training and workers)
+    def _get_dataloader(self, dataset: Dataset, *args, is_training: bool = False, **kwargs) -> DataLoader:
+        """Overrides Trainer to give rows in our own order; in training with the collator for training only, and with
+        rows that fill the last batch of all ranks. A stream has its own loader, since it is split over the ranks
+        already. Data workers ignore the signals at which the run saves and stops, and are kept between epochs of
+        training only, not for every evaluation set."""
+        if is_training and hasattr(dataset, "loader"):
+            return with_own_workers(dataset.loader(self.data_collator, self.args))
+        kwargs["sampler_fn"] = self.training_order if is_training else self.evaluation_order
+        collator, workers = self.data_collator, self.args.dataloader_persistent_workers
+        self.args.dataloader_persistent_workers = bool(workers and is_training and self.args.dataloader_num_workers)
+        if is_training:
+            self.data_collator = self.train_collator or collator
+            whole = self.args.train_batch_size * self.args.world_size
+            order = self.training_order(dataset) if self.args.world_size > 1 else ()
+            if len(order) % whole:
+                dataset = FilledRows(dataset, -len(order) % whole, order)
         try:
-            loader = super()._get_dataloader(*args, is_training=is_training, **kwargs)
+            loader = super()._get_dataloader(dataset, *args, is_training=is_training, **kwargs)
         finally:
-            self.args.dataloader_persistent_workers = asked
+            self.data_collator, self.args.dataloader_persistent_workers = collator, workers
         for part in {loader, getattr(loader, "base_dataloader", loader)}:
             with_own_workers(part)
         return loader
@@ -60,9 +56,9 @@ class RowOrderTrainer(Seq2SeqTrainer):
                 iterator._shutdown_workers()
                 part._iterator = None
 
-    def _get_train_sampler(self, train_dataset=None):
-        """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
+    def training_order(self, dataset: Dataset):
+        """The sampler of a training. Trainer's order depends on the number of ranks and on what drew random numbers
+        before."""
         if hasattr(dataset, "order"):
             return dataset.order
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -72,7 +68,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         if strategy == "group_by_length":
             return GroupedSampler(row_lengths(dataset).tolist(), seed, global_batch_size(self.args))
         if strategy != "random":
-            return super()._get_train_sampler(dataset)
+            return self._get_train_sampler(dataset)
         if has_sampler:
             return dataset.sampler(seed, global_batch_size(self.args))
         if isinstance(self.train_collator, BucketCollator):
@@ -80,8 +76,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
             return EpochSampler(len(dataset), seed, buckets=buckets, batch=self.args.train_batch_size)
         return EpochSampler(len(dataset), seed)
 
-    def _get_eval_sampler(self, eval_dataset):
-        """Overrides Trainer to put rows of similar length into one batch; `evaluation_loop` restores their order."""
+    def evaluation_order(self, eval_dataset: Dataset | list[dict]):
+        """Puts rows of similar length into one batch; `evaluation_loop` restores their order."""
         if not _has_rows(eval_dataset):
             return SequentialSampler(eval_dataset)
         # Rows of similar length need little padding; the longest come first, so that memory fails at once or never.
@@ -93,7 +89,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
         self.gather_function = self.accelerator.gather_for_metrics
         if not _has_rows(dataloader.dataset):
             return super().evaluation_loop(dataloader, *args, **kwargs)
-        places = np.argsort(self._get_eval_sampler(dataloader.dataset))
+        places = np.argsort(self.evaluation_order(dataloader.dataset))
 
         def in_row_order(predictions, labels) -> dict:
             parts = None if predictions is None else tuple(part[places] for part in predictions)
