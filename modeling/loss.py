@@ -221,7 +221,7 @@ def compute_loss_in_forward(
         # torch counts graphs per code object: with its own copy, a model does not count those of earlier models.
         code = compute.__code__.replace()
         own = types.FunctionType(code, compute.__globals__, compute.__name__, None, compute.__closure__)
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, shapes)
+        torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, shapes)
         # Whole and static: a graph break or a batch of another shape must raise an error, not silently slow the run.
         model.compute_loss = torch.compile(own, fullgraph=True, dynamic=False, **compile_options)
     model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch
