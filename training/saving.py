@@ -101,7 +101,7 @@ class SavingTrainer(RowOrderTrainer):
         self._saved_step = self.state.global_step
         # A run that is told to stop may have seconds left: the one that resumes it uploads, and deletes.
         if self.args.should_save and not (self.is_leaving and self.args.push_to_hub):
-            self._finish_current_push()  # of the previous checkpoint, which may be deleted now
+            self.finish_uploads()  # of the previous checkpoint, which may be deleted now
             rotate(final, self.args.save_total_limit, self.state.best_model_checkpoint)
             if self.args.push_to_hub:
                 self._push_from_checkpoint(str(final))
@@ -170,30 +170,21 @@ class SavingTrainer(RowOrderTrainer):
         return bool(self.accelerator.reduce(flags, reduction="sum").item())
 
     # ------------------------------------------------------------ from the disk
-    def _issue_warnings_after_load(self, load_result):
-        """Overrides Trainer to end the run if a checkpoint lacks tensors; Trainer warns and keeps those of the model.
-        An embedding that shares another's tensor is in no file."""
-        missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
-        if missing:
-            with exit_on_user_error():
-                raise UserError(
-                    f"the checkpoint lacks {len(missing)} of the model's tensors: {missing[:3]}; another "
-                    "version of transformers may have named them otherwise when it was saved"
-                )
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=[]))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """Overrides Trainer to load FSDP2's slices or LoRA's matrices."""
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):  # noqa: ARG002
+        """Overrides Trainer to load FSDP2's slices or LoRA's matrices, and to end the run if a checkpoint lacks
+        tensors: Trainer warns and keeps those of the model."""
+        folder = Path(resume_from_checkpoint)
         if self.is_fsdp_enabled:
-            load_sharded_weights(self.model, Path(resume_from_checkpoint))
+            load_sharded_weights(self.model, folder)
         elif has_low_rank(self.model):
-            load_low_rank(self.model, Path(resume_from_checkpoint))
+            load_low_rank(self.model, folder)
         else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            with exit_on_user_error():
+                load_weights(self.model, folder)
 
     def _load_best_model(self):
-        """Overrides Trainer for FSDP2 and LoRA, as `_load_from_checkpoint` does."""
-        if self.is_deepspeed_enabled or not (self.is_fsdp_enabled or has_low_rank(self.model)):
+        """Overrides Trainer to load the best checkpoint as `_load_from_checkpoint` does."""
+        if self.is_deepspeed_enabled:
             super()._load_best_model()
         else:
             self._load_from_checkpoint(self.state.best_model_checkpoint)
@@ -238,7 +229,7 @@ class SavingTrainer(RowOrderTrainer):
         if into := whole.get(self.args.hub_strategy):
             self._uploads.append(start(f"{message}, {into}", into=into))
 
-    def _finish_current_push(self) -> None:
+    def finish_uploads(self) -> None:
         """Waits for the uploads in the background and prints those that failed; the training continues without them."""
         for started in self._uploads:
             if error := started.exception():
@@ -254,11 +245,32 @@ class SavingTrainer(RowOrderTrainer):
         from publishing.hub_uploads import upload
         from publishing.model_cards import model_card, read_run
 
-        self._finish_current_push()
+        self.finish_uploads()
         folder = Path(self.args.output_dir)
         card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())
         (folder / "README.md").write_text(card, encoding="utf-8")
         return upload(folder, self.hub_model_id, self.args.hub_private_repo, commit_message, self.args.hub_token)
+
+
+def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All weights in the folder of a checkpoint, by their names."""
+    weights = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        weights |= load_file(path)
+    for path in () if weights else sorted(folder.glob("pytorch_model*.bin")):  # of transformers before version 5
+        weights |= torch.load(path, map_location="cpu", weights_only=True)
+    return weights
+
+
+def load_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Gives the model the weights in `folder`. UserError if any are missing; an embedding that shares another's tensor
+    is in no file."""
+    lacking = model.load_state_dict(_tensors_of(folder), strict=False).missing_keys
+    if missing := [name for name in lacking if name not in model.all_tied_weights_keys]:
+        raise UserError(
+            f"{folder}: it lacks {len(missing)} of the model's tensors: {missing[:3]}; another version of "
+            "transformers may have named them otherwise when it was saved"
+        )
 
 
 def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
@@ -270,8 +282,7 @@ def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
     if is_first_process() and low_rank:
         weights = low_rank_state(model, folder)
     elif is_first_process():
-        for path in sorted(folder.glob("model*.safetensors")):
-            weights |= load_file(path)
+        weights = _tensors_of(folder)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
     lacking = set_model_state_dict(model, weights, options=options).missing_keys
     missing = {n for n in lacking if (".lora_" in n if low_rank else n not in model.all_tied_weights_keys)}
