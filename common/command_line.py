@@ -156,15 +156,25 @@ def _actions_of(dataclass_types: list[type]) -> list[tuple[str, argparse.Action]
     """(title of its group, argparse's action) of every field, as transformers makes them."""
     from transformers import HfArgumentParser
 
+    made = []
+
+    class Recorder(argparse.ArgumentParser):
+        title = "options"  # of the fields of a dataclass that names no group
+
+        def add_argument(self, *names, **how):
+            made.append((self.title, super().add_argument(*names, **how)))
+
     class Parser(HfArgumentParser):
         @staticmethod
         def _parse_dataclass_field(parser, field):
             field = copy.copy(field)  # argparse does not know the limits
             field.metadata = {name: value for name, value in field.metadata.items() if name != "limits"}
-            HfArgumentParser._parse_dataclass_field(parser, field)
+            recorder.title = getattr(parser, "title", Recorder.title)
+            HfArgumentParser._parse_dataclass_field(recorder, field)
 
-    parser = Parser(dataclass_types, add_help=False)
-    return [(group.title, action) for group in parser._action_groups for action in group._group_actions]
+    recorder = Recorder(add_help=False)
+    Parser(dataclass_types, add_help=False)
+    return made
 
 
 def boolean(text: str) -> bool:
@@ -180,10 +190,15 @@ class T5ArgumentParser(argparse.ArgumentParser):
     """The parser of a flag_table, with near matches for unknown flags, and errors of one line."""
 
     def __init__(self, table: dict, show_all: bool, about: str = ""):
-        super().__init__(allow_abbrev=False, formatter_class=_HelpFormatter, description=introduction(about))
+        super().__init__(
+            allow_abbrev=False, add_help=False, formatter_class=_HelpFormatter, description=introduction(about)
+        )
         self._negative_number_matcher = re.compile(r"-\d")  # argparse reads -1 as a value, but -1,0,1 as a flag
         self.usage = f"%(prog)s {table['usage']}"
-        self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag.")
+        actions = [
+            self.add_argument("-h", "--help", action="help", help="show this help message and exit"),
+            self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag."),
+        ]
         theme_of = {name: theme for theme, names in table["usual"].items() for name in names.split()}
         groups = {}
         for flag in self._in_order(table, theme_of):
@@ -194,11 +209,11 @@ class T5ArgumentParser(argparse.ArgumentParser):
             help_text = described(flag["help"], flag["default"], flag["limits"]) if is_shown else argparse.SUPPRESS
             how = {"dest": flag["name"], "default": flag["default"], "help": help_text}
             if flag["nargs"] == 0:
-                groups[title].add_argument(*flag["options"], action="store_const", const=flag["const"], **how)
+                how |= {"action": "store_const", "const": flag["const"]}
             else:
                 how |= {name: flag[name] for name in ("type", "nargs", "const", "choices")}
-                groups[title].add_argument(*flag["options"], **how)
-        self.flags = {o.lstrip("-").replace("-", "_"): a for a in self._actions for o in a.option_strings}
+            actions.append(groups[title].add_argument(*flag["options"], **how))
+        self.flags = {o.lstrip("-").replace("-", "_"): a for a in actions for o in a.option_strings}
         self.limits = {flag["name"]: flag["limits"] for flag in table["flags"]}
 
     @staticmethod
