@@ -5,6 +5,8 @@ A file with a main guard is a script, above all others. A new module takes the p
 
 import ast
 import functools
+import importlib
+import inspect
 import itertools
 import re
 import sys
@@ -77,14 +79,79 @@ def defined(tree: ast.Module) -> set[str]:
     return names
 
 
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"_[A-Za-z]\w*", name) is not None
+
+
+def private_parts(tree: ast.Module) -> set[str]:
+    """Private names that a module defines: its functions, classes and constants, and what its classes hold."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    names = defined(tree).union(*(defined(ast.Module(node.body, [])) for node in classes))
+    stored = (part for node in classes for part in ast.walk(node) if isinstance(part, ast.Attribute))
+    names |= {part.attr for part in stored if isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == "self"}
+    return set(filter(is_private, names))
+
+
+def from_bases(name: str) -> set[str]:
+    """Private names that a module's classes define, that the modules of a library's classes above them define too."""
+    found = set()
+    for node in sources()[name].body:
+        own = private_parts(ast.Module([node], [])) - {node.name} if isinstance(node, ast.ClassDef) else set()
+        if not own or not node.bases:
+            continue
+        bases = getattr(importlib.import_module(name), node.name).__mro__
+        others = {base.__module__ for base in bases} - {*FILES, *sys.builtin_module_names, "torch._C"}
+        texts = [inspect.getsource(sys.modules[other]) for other in others]
+        found |= {word for word in own if any(re.search(rf"(self\.|def |\n    ){word}\b", text) for text in texts)}
+    return found
+
+
+def reached(tree: ast.Module, own: set[str]) -> set[str]:
+    """Private names of libraries that a module uses, and `__class__` where it changes an object's class. own: private
+    names that are ours."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            swapped = node.attr == "__class__" and isinstance(node.ctx, ast.Store)
+            names |= {node.attr} if swapped or is_private(node.attr) else set()
+        elif isinstance(node, ast.ImportFrom):
+            names |= set(filter(is_private, [*(node.module or "").split("."), *(alias.name for alias in node.names)]))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+            names |= {
+                part.value for part in node.args[1:2] if isinstance(part, ast.Constant) and is_private(part.value)
+            }
+    return names - own
+
+
+def overrides() -> set[str]:
+    """The methods of Trainer that T5Trainer overrides."""
+    ours = itertools.takewhile(lambda base: base is not Seq2SeqTrainer, T5Trainer.__mro__)
+    names = {name for base in ours for name in vars(base) if callable(getattr(Seq2SeqTrainer, name, None))}
+    return names - {"__init__", "__doc__"}
+
+
 class StructureTest(parameterized.TestCase):
     def test_docs_name_every_override_of_trainer(self):
-        ours = itertools.takewhile(lambda base: base is not Seq2SeqTrainer, T5Trainer.__mro__)
-        overridden = {name for base in ours for name in vars(base) if callable(getattr(Seq2SeqTrainer, name, None))}
         text = (ROOT / "docs" / "architecture.md").read_text()
         table = text.split("## What T5Trainer changes in transformers' Trainer")[1].split("\n## ")[0]
         rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
-        self.assertCountEqual(re.findall(r"`(\w+)`", "".join(rows)), overridden - {"__init__", "__doc__"})
+        self.assertCountEqual(re.findall(r"`(\w+)`", "".join(rows)), overrides())
+
+    def test_docs_name_every_private_part_of_a_library(self):
+        text = (ROOT / "docs" / "architecture.md").read_text()
+        table = text.split("## Where we reach into a library's inside")[1].split("\n\nThese places")[0]
+        rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+        listed = {
+            (place, name)
+            for places, names in rows
+            for place in re.findall(r"`([\w/]+)\.py`", places)
+            for name in re.findall(r"`(\w+)`", names)
+        }
+        inherited = {name: from_bases(name) for name in FILES}
+        ours = set().union(*(private_parts(tree) - inherited[name] for name, tree in sources().items()))
+        ours = ours - set().union(*inherited.values()) | overrides() | {"_exit", "_replace"}
+        found = {(name.replace(".", "/"), part) for name, tree in sources().items() for part in reached(tree, ours)}
+        self.assertCountEqual(listed, found)
 
     @parameterized.parameters(*FILES)
     def test_imports_point_down(self, name):
@@ -136,5 +203,9 @@ class StructureTest(parameterized.TestCase):
         self.assertEqual(imported(tree), {"a", "c", "d", "h"})
         self.assertEqual(imported(ast.parse("from training import saving")), {"training", "training.saving"})
         self.assertEqual(defined(ast.parse("import a\nb = 1\nc: int = 2\ndef d(): pass")), {"b", "c", "d"})
+        tree_of_reaches = ast.parse("from a._b import c\nd._e = f.__class__\nf.__class__ = g\nhasattr(h, '_i')\nj._k()")
+        self.assertEqual(reached(tree_of_reaches, {"_k"}), {"_b", "_e", "__class__", "_i"})
+        held = ast.parse("_a = 1\nclass B:\n    _c = 2\n    def _d(self):\n        self._e = f._g")
+        self.assertEqual(private_parts(held), {"_a", "_c", "_d", "_e"})
         self.assertFalse(is_script(tree))
         self.assertTrue(is_script(ast.parse("if __name__ == '__main__':\n    g()")))
