@@ -67,8 +67,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
             return dataset.sampler(seed, global_batch_size(self.args), in_order=True)
         if strategy == "group_by_length":
             return GroupedSampler(row_lengths(dataset).tolist(), seed, global_batch_size(self.args))
-        if strategy != "random":
-            return self._get_train_sampler(dataset)
+        if strategy == "sequential":
+            return SequentialSampler(dataset)
         if has_sampler:
             return dataset.sampler(seed, global_batch_size(self.args))
         if isinstance(self.train_collator, BucketCollator):
