@@ -23,7 +23,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from common.processes import lacks_compiler, print_once
 from common.reports import first_line
-from modeling.kernels.bias_gradient import MASKED, accumulation_dtype, bias_gradient_torch, lower_triangle, rows_dense
+from modeling.kernels.bias_gradient import (
+    MASKED,
+    Inputs,
+    accumulation_dtype,
+    bias_gradient_torch,
+    lower_triangle,
+    rows_dense,
+)
 from modeling.kernels.library import ALIGNMENT, KERNELS, Kernel, aligned
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
@@ -53,17 +60,17 @@ def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
     return _wanted["gradient"] or ("triton" if on_gpu else "torch")
 
 
-def bias_gradient(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
+def bias_gradient(grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     """d(bias) [1, H, Q, K], float32 (float64 for float64): equal bits in every run on one kind of device.
 
-    bias: [1, H, Q, K], used in q's dtype as in the forward pass. Rows that may attend to nothing add nothing.
+    Rows that may attend to nothing add nothing.
     """
-    arguments = (grad_out, q, k, v, bias.to(q.dtype), mask, out, lse, causal, scale)
-    if choose_bias_gradient(q.device, q.dtype) == "torch":
-        return bias_gradient_torch(*arguments)
+    given = given._replace(bias=given.bias.to(given.q.dtype))
+    if choose_bias_gradient(given.q.device, given.q.dtype) == "torch":
+        return bias_gradient_torch(grad_out, given, out, lse)
     from modeling.kernels.triton_bias_gradient import bias_gradient_triton  # needs triton
 
-    return bias_gradient_triton(*arguments)
+    return bias_gradient_triton(grad_out, given, out, lse)
 
 
 # ---------------------------------------------------------------- the choice
@@ -98,10 +105,11 @@ class Case(NamedTuple):
     causal: bool
 
 
-def choose_kernel(q: torch.Tensor, k: torch.Tensor, added: torch.Tensor | None, causal: bool) -> str:
-    """`kernel_name` for these tensors. added: all that is added to the scores, [B, H, Q, K]."""
+def choose_kernel(given: Inputs) -> str:
+    """`kernel_name` for these inputs, with `added` as the kernels take it."""
+    q, k, added = given.q, given.k, given.added
     own = None if added is None else tuple(added.shape[i] > 1 and added.stride(i) != 0 for i in (0, 1))
-    return kernel_name(Case(q.device, q.dtype, (q.shape[1], k.shape[1], q.shape[2], q.shape[3]), own, causal))
+    return kernel_name(Case(q.device, q.dtype, (q.shape[1], k.shape[1], q.shape[2], q.shape[3]), own, given.causal))
 
 
 def kernel_name(case: Case) -> str:
@@ -115,12 +123,12 @@ def kernel_name(case: Case) -> str:
 @functools.cache
 def _choice(case: Case, strict: bool, kernel: str | None = None, gradient: str | None = None) -> str:  # noqa: ARG001
     queries, keys, heads, width = case.shape
-    problem = _problem(case._replace(shape=(queries, keys, min(heads, 2), width)), rows=2)
+    given, grad_out = _problem(case._replace(shape=(queries, keys, min(heads, 2), width)), rows=2)
     reasons = []
     for name in (kernel,) if kernel else KERNELS:
-        reason = KERNELS[name].refuses(problem.q, problem.k, problem.added)
+        reason = KERNELS[name].refuses(given)
         if reason is None and name != "torch":  # which the others are compared with
-            reason = _probe(name, problem)
+            reason = _probe(name, given, grad_out)
         if reason is None:
             where = f"{case.device} {str(case.dtype).removeprefix('torch.')}"
             _say_once(name, choose_bias_gradient(case.device, case.dtype), tuple(reasons), where)
@@ -136,18 +144,8 @@ def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str) ->
     print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
 
 
-class Problem(NamedTuple):
-    """Random tensors, laid out as in training. added: all that is added to the scores, with keys hidden."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    added: torch.Tensor | None
-    grad_out: torch.Tensor
-
-
-def _problem(case: Case, rows: int) -> Problem:
-    """A problem of `rows` examples."""
+def _problem(case: Case, rows: int) -> tuple[Inputs, torch.Tensor]:
+    """`rows` random examples, laid out as in training, with keys hidden; and the gradient of their output."""
     (queries, keys, heads, width), device = case.shape, case.device
     generator = torch.Generator().manual_seed(0)
 
@@ -157,37 +155,37 @@ def _problem(case: Case, rows: int) -> Problem:
     q, grad_out = random(rows, queries, heads, width) * width**-0.5, random(rows, queries, heads, width)
     k, v = random(rows, keys, heads, width), random(rows, keys, heads, width)
     if case.own is None:
-        return Problem(q, k, v, None, grad_out)
+        return Inputs(q, k, v), grad_out
     of_examples, of_heads = case.own
     bias, mask = random(1, heads if of_heads else 1, queries, keys) + PROBE_SHIFT, None
     if of_examples:
         mask = (torch.arange(keys, device=device) < keys - keys // 4).expand(rows, 1, 1, keys)
-    return Problem(q, k, v, _for_kernels(None, q, k, bias, mask, case.causal), grad_out)
+    return _for_kernels(Inputs(q, k, v, bias, mask, case.causal)), grad_out
 
 
 @torch.no_grad()
-def _probe(name: str, problem: Problem) -> str | None:
+def _probe(name: str, given: Inputs, grad_out: torch.Tensor) -> str | None:
     """Why the kernel's answer to a small problem is wrong, or None if it is right."""
-    wide = accumulation_dtype(problem.q.dtype)
-    exact = Problem(*(None if x is None else x.to(wide) for x in problem))
+    dtype, queries, keys = given.q.dtype, given.q.shape[1], given.k.shape[1]
+    wide = accumulation_dtype(dtype)
+    exact = Inputs(*(x.to(wide) for x in given[:3]), added=None if given.added is None else given.added.to(wide))
     try:
-        found = _solve(KERNELS[name], problem)
+        found = _solve(KERNELS[name], given, grad_out)
     except Exception as error:  # noqa: BLE001 (a library's, or whatever a compiler raises)
         return f"it fails ({first_line(error)})"
     names = ("output", "logsumexp", "dq", "dk", "dv")
-    for tensor, ours, theirs in zip(names, _solve(KERNELS["torch"], exact), found, strict=True):
+    for tensor, ours, theirs in zip(names, _solve(KERNELS["torch"], exact, grad_out.to(wide)), found, strict=True):
         largest = 1.0 if tensor == "logsumexp" else ours.abs().max().clamp(min=1e-30)  # a logarithm's error is relative
         error = (ours - theirs.to(wide)).abs().max() / largest
-        if not error <= PROBE_TOLERANCE[problem.q.dtype]:  # `not`: NaN is wrong too
-            return f"its {tensor} at {problem.q.shape[1]} x {problem.k.shape[1]} is off by {float(error):.1g}"
+        if not error <= PROBE_TOLERANCE[dtype]:  # `not`: NaN is wrong too
+            return f"its {tensor} at {queries} x {keys} is off by {float(error):.1g}"
     return None
 
 
-def _solve(kernel: Kernel, problem: Problem) -> list[torch.Tensor]:
+def _solve(kernel: Kernel, given: Inputs, grad_out: torch.Tensor) -> list[torch.Tensor]:
     """Output, logsumexp, dq, dk and dv."""
-    q, k, v, added, grad_out = problem
-    out, lse = (x.contiguous() for x in kernel.forward(q, k, v, added, 1.0))
-    return [out, lse, *kernel.backward(grad_out, q, k, v, added, out, lse, 1.0)]
+    out, lse = (x.contiguous() for x in kernel.forward(given))
+    return [out, lse, *kernel.backward(grad_out, given, out, lse)]
 
 
 # ---------------------------------------------------------------- what is added to the scores
@@ -224,26 +222,31 @@ def _added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
     return aligned(added.expand(-1, -1, q.shape[1], -1))
 
 
-def _for_kernels(added: torch.Tensor | None, q, k, bias, mask, causal: bool) -> torch.Tensor | None:
-    """`added_scores`, unless it is known, as the kernels take it: [B, H, Q, K], expanded along what is shared."""
+def _for_kernels(given: Inputs) -> Inputs:
+    """The inputs as the kernels take them: rows dense, `added` [B, H, Q, K], expanded along what is shared."""
+    q, k, v = (rows_dense(x) for x in given[:3])
+    bias, added = given.bias, given.added
     if added is None:
-        added = _added_scores(q, k, bias, mask, causal)
-    if added is None:
-        return None
-    if added.stride(-1) != 1 or added.stride(-2) % ALIGNMENT:  # a compiler has changed its layout
-        added = aligned(added)
-    return added.expand(q.shape[0], q.shape[2], -1, -1)
+        added = _added_scores(q, k, bias, given.mask, given.causal)
+    if added is not None:
+        if added.stride(-1) != 1 or added.stride(-2) % ALIGNMENT:  # a compiler has changed its layout
+            added = aligned(added)
+        if bias is not None and given.mask is None:
+            bias = added[:1]  # the bias in q's dtype, except for later tokens
+        added = added.expand(q.shape[0], q.shape[2], -1, -1)
+    return given._replace(q=q, k=k, v=v, bias=bias, added=added)
 
 
 # ---------------------------------------------------------------- the operator
 # Autocast is off in both passes: it would turn the implementation's own float32 products into bfloat16.
-_GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask"
+# An operator of torch takes plain tensors and numbers: the fields of Inputs, in their order.
+_GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, bool causal, float scale, Tensor? added=None"
 
 
 @torch.library.custom_op(
     "t5_foundry::attention",
     mutates_args=(),
-    schema=f"({_GIVEN}, bool causal, float scale, Tensor? added=None) -> (Tensor, Tensor)",
+    schema=f"({_GIVEN}) -> (Tensor, Tensor)",
 )
 def attention(q, k, v, bias, mask, causal: bool, scale: float, added=None) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [B, Q, H, D] and logsumexp [B, H, Q] of softmax(scale Q K^T + bias + mask) V; no gradient of the mask.
@@ -254,9 +257,8 @@ def attention(q, k, v, bias, mask, causal: bool, scale: float, added=None) -> tu
     these, where it is known already.
     """
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v = (rows_dense(x) for x in (q, k, v))
-        added = _for_kernels(added, q, k, bias, mask, causal)
-        out, lse = KERNELS[choose_kernel(q, k, added, causal)].forward(q, k, v, added, scale)
+        given = _for_kernels(Inputs(q, k, v, bias, mask, causal, scale, added))
+        out, lse = KERNELS[choose_kernel(given)].forward(given)
         return out.contiguous(), lse.contiguous()
 
 
@@ -269,31 +271,30 @@ def _(q, k, v, bias, mask, causal, scale, added=None):  # noqa: ARG001
 @torch.library.custom_op(
     "t5_foundry::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_out, {_GIVEN}, Tensor out, Tensor lse, bool causal, float scale, Tensor? added, "
-    "bool bias_needs_gradient) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad_out, Tensor out, Tensor lse, bool bias_needs_gradient, {_GIVEN}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
 )
-def attention_backward(grad_out, q, k, v, bias, mask, out, lse, causal, scale, added, bias_needs_gradient):
+def attention_backward(grad_out, out, lse, bias_needs_gradient: bool, *inputs):
     """dq, dk, dv as q, k, v, and d(bias) in the bias's shape and dtype (empty where it is not needed)."""
-    with torch.autocast(q.device.type, enabled=False):
-        grad_out, q, k, v = grad_out.contiguous(), *(rows_dense(x) for x in (q, k, v))
-        added = _for_kernels(added, q, k, bias, mask, causal)
-        kernel, grad_bias = KERNELS[choose_kernel(q, k, added, causal)], q.new_empty(0)
-        grads = kernel.backward(grad_out, q, k, v, added, out, lse, scale)
+    bias = Inputs(*inputs).bias
+    with torch.autocast(out.device.type, enabled=False):
+        grad_out, given = grad_out.contiguous(), _for_kernels(Inputs(*inputs))
+        grads, grad_bias = KERNELS[choose_kernel(given)].backward(grad_out, given, out, lse), out.new_empty(0)
         if bias_needs_gradient:
-            rounded = added[:1] if mask is None else bias  # without a mask it is the bias, except for later tokens
-            grad_bias = bias_gradient(grad_out, q, k, v, rounded, mask, out, lse, causal, scale).to(bias.dtype)
+            grad_bias = bias_gradient(grad_out, given, out, lse).to(bias.dtype)
         return *(grad.contiguous() for grad in grads), grad_bias
 
 
 @attention_backward.register_fake
-def _(grad_out, q, k, v, bias, mask, out, lse, causal, scale, added, bias_needs_gradient):  # noqa: ARG001
+def _(grad_out, out, lse, bias_needs_gradient, *inputs):  # noqa: ARG001
+    q, k, v, bias = inputs[:4]
     grad_bias = bias.new_empty(bias.shape) if bias_needs_gradient else q.new_empty(0)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
 
 def _save(ctx, inputs, output) -> None:
-    q, k, v, bias, mask, ctx.causal, ctx.scale, added = inputs
-    ctx.save_for_backward(q, k, v, bias, mask, added, *output)
+    *tensors, ctx.causal, ctx.scale, added = inputs
+    ctx.save_for_backward(*tensors, added, *output)
     ctx.set_materialize_grads(False)
 
 
@@ -301,9 +302,9 @@ def _differentiate(ctx, grad_out, grad_lse):  # noqa: ARG001
     if grad_out is None:
         return (None,) * 8
     q, k, v, bias, mask, added, out, lse = ctx.saved_tensors
-    wanted = bias is not None and ctx.needs_input_grad[3]
-    given = (grad_out, q, k, v, bias, mask, out, lse, ctx.causal, ctx.scale, added, wanted)
-    *grads, grad_bias = attention_backward(*given)
+    given = Inputs(q, k, v, bias, mask, ctx.causal, ctx.scale, added)
+    wanted = given.bias is not None and ctx.needs_input_grad[3]
+    *grads, grad_bias = attention_backward(grad_out, out, lse, wanted, *given)
     return *grads, grad_bias if wanted else None, None, None, None, None
 
 

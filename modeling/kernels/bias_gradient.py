@@ -8,12 +8,33 @@ Here P is recomputed from the saved logsumexp, and the batch is added up in a fi
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q, k, v, out: [B, Q or K, H, D]; lse: [B, H, Q].
 """
 
+from typing import NamedTuple
+
 import torch
 
 # A forbidden score. Far below any other, yet finite after the kernels' multiplication by log2(e): a row with nothing to
 # attend to stays finite (and uniform), where -inf would make it NaN.
 MASKED = -1e30
 _CHUNK = 2**22  # scores that the torch implementation holds at a time
+
+
+class Inputs(NamedTuple):
+    """What attention computes softmax(scale Q K^T + bias + mask) V of.
+
+    q: [B, Q, H, D], k and v: [B, K, H, D], of one dtype. bias: [1, H, Q, K], used in q's dtype.
+    mask: bool (True: may attend) or additive floats (far below zero: may not), broadcastable to [B, H, Q, K].
+    causal: query i sees keys 0 to i. added: bias, mask and hidden future as one tensor [B, H, Q, K], which library
+    kernels take.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    bias: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    causal: bool = False
+    scale: float = 1.0
+    added: torch.Tensor | None = None
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -43,21 +64,21 @@ def part_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
     return tensor if tensor is None or tensor.dim() < 4 or tensor.shape[0] == 1 else tensor[chunk]
 
 
-def bias_gradient_torch(grad_out, q, k, v, bias, mask, out, lse, causal: bool, scale: float) -> torch.Tensor:
+def bias_gradient_torch(grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     """d(bias) [1, H, Q, K] in the accumulation dtype; the batch in chunks. For any device and dtype.
 
-    bias: [1, H, Q, K] as the forward pass added it. mask: bool (True: may attend) or additive floats (far below zero:
-    may not), broadcastable to [B, H, Q, K], or None. Rows that may attend to nothing add nothing.
+    Rows that may attend to nothing add nothing.
     """
+    q, k, v, mask = given.q, given.k, given.v, given.mask
     dtype = accumulation_dtype(q.dtype)
     additive = mask if mask is not None and mask.dtype != torch.bool else None
     allowed = mask if additive is None else additive > MASKED / 2
-    if causal:
+    if given.causal:
         allowed = lower_triangle(q, k) if allowed is None else allowed & lower_triangle(q, k)
     total = torch.zeros(1, q.shape[2], q.shape[1], k.shape[1], dtype=dtype, device=q.device)
     for chunk in batch_chunks(q, k):
         q_, k_, v_, out_, grad_ = (x[chunk].transpose(1, 2).to(dtype) for x in (q, k, v, out, grad_out))
-        scores = (q_ @ k_.transpose(2, 3)).mul_(scale).add_(bias)
+        scores = (q_ @ k_.transpose(2, 3)).mul_(given.scale).add_(given.bias)
         if additive is not None:
             scores += part_of(additive, chunk).to(q.dtype)
         scores = scores.sub_(lse[chunk].unsqueeze(-1)).exp_()

@@ -12,24 +12,29 @@ from typing import NamedTuple
 
 import torch
 
-from modeling.kernels.bias_gradient import accumulation_dtype, batch_chunks, part_of
+from modeling.kernels.bias_gradient import Inputs, accumulation_dtype, batch_chunks, part_of
 
 aten = torch.ops.aten
 ALIGNMENT = 16  # elements: rows of a bias begin at multiples of it, whatever their length
 
 
 class Kernel(NamedTuple):
-    """A library kernel. bias: what it adds to the scores, [B, H, Q, K] in q's dtype (rows aligned), or None.
+    """A library kernel. Of what is added to the scores it takes `added` alone, in q's dtype, rows aligned.
 
-    forward(q, k, v, bias, scale) -> out [B, Q, H, D], logsumexp [B, H, Q];
-    backward(grad_out, q, k, v, bias, out, logsumexp, scale) -> dq, dk, dv, shaped as q, k, v;
-    refuses(q, k, bias) -> why it cannot serve these inputs, or None.
+    forward(given) -> out [B, Q, H, D], logsumexp [B, H, Q];
+    backward(grad_out, given, out, logsumexp) -> dq, dk, dv, shaped as q, k, v;
+    refuses(given) -> why it cannot serve these inputs, or None.
     """
 
     about: str
-    forward: Callable
-    backward: Callable
-    refuses: Callable
+    forward: Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
+    backward: Callable[[torch.Tensor, Inputs, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+    refuses: Callable[[Inputs], str | None]
+
+
+def heads_first(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views [B, H, S, D] of tensors [B, S, H, D], and the other way round."""
+    return tuple(x.transpose(1, 2) for x in tensors)
 
 
 def aligned(bias: torch.Tensor) -> torch.Tensor:
@@ -42,42 +47,47 @@ def aligned(bias: torch.Tensor) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- cuDNN
-def _cudnn_refuses(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+def _cudnn_refuses(given: Inputs) -> str | None:
+    q, k = given.q, given.k
     if not q.is_cuda:
         return "it needs a GPU"
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         return "its backward pass is not deterministic"
     if 64 in (q.shape[1] % 128, k.shape[1] % 128):
         return f"it gives NaN at lengths with n % 128 == 64 ({q.shape[1]} x {k.shape[1]})"
-    heads_first = (q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))
-    params = torch.backends.cuda.SDPAParams(*heads_first, bias, 0.0, False, False)
+    params = torch.backends.cuda.SDPAParams(*heads_first(q, k, given.v), given.added, 0.0, False, False)
     return None if torch.backends.cuda.can_use_cudnn_attention(params) else "torch says it cannot"
 
 
 _cudnn_lse_dims = 3  # [B, H, Q], or [B, H, Q, 1] as some versions of torch have it: seen in the forward pass
 
 
-def _cudnn_forward(q, k, v, bias, scale):
+def _cudnn_forward(given: Inputs):
     global _cudnn_lse_dims
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = aten._scaled_dot_product_cudnn_attention(*heads_first, bias, True, 0.0, False, False, scale=scale)[:2]
+    q, k, v = heads_first(given.q, given.k, given.v)
+    out, lse = aten._scaled_dot_product_cudnn_attention(
+        q, k, v, given.added, True, 0.0, False, False, scale=given.scale
+    )[:2]
     _cudnn_lse_dims = lse.dim()
-    return out.transpose(1, 2), lse.reshape(q.shape[0], q.shape[2], q.shape[1])
+    return out.transpose(1, 2), lse.reshape(q.shape[:3])
 
 
-def _cudnn_backward(grad_out, q, k, v, bias, out, lse, scale):
+def _cudnn_backward(grad_out, given: Inputs, out, lse):
     if _cudnn_lse_dims == 4:
         lse = lse.unsqueeze(-1)
-    seed = torch.zeros((), dtype=torch.long, device=q.device)  # of the dropout, which is off
-    grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
+    seed = torch.zeros((), dtype=torch.long, device=lse.device)  # of the dropout, which is off
+    grad_out, q, k, v, out = heads_first(grad_out, given.q, given.k, given.v, out)
+    lengths = q.shape[2], k.shape[2]
+    dropout, causal = 0.0, False
     grads = aten._scaled_dot_product_cudnn_attention_backward(
-        grad_out, q, k, v, out, lse, seed, seed, bias, None, None, q.shape[2], k.shape[2], 0.0, False, scale=scale
+        grad_out, q, k, v, out, lse, seed, seed, given.added, None, None, *lengths, dropout, causal, scale=given.scale
     )
-    return tuple(x.transpose(1, 2) for x in grads)
+    return heads_first(*grads)
 
 
 # ---------------------------------------------------------------- memory-efficient (CUTLASS)
-def _efficient_refuses(q: torch.Tensor, *_) -> str | None:
+def _efficient_refuses(given: Inputs) -> str | None:
+    q = given.q
     if not q.is_cuda:
         return "it needs a GPU"
     if q.dtype == torch.float64:
@@ -86,83 +96,90 @@ def _efficient_refuses(q: torch.Tensor, *_) -> str | None:
     return f"d_kv {q.shape[3]} is no multiple of {multiple}" if q.shape[3] % multiple else None
 
 
-def _efficient_forward(q, k, v, bias, scale):
-    given = (q, k, v, bias, None, None, None, None, 0.0, 0, True)
-    out, lse = aten._efficient_attention_forward(*given, scale=scale)[:2]
-    return out, lse[:, :, : q.shape[1]]  # its rows are padded to multiples of 32
+def _efficient_forward(given: Inputs):
+    ragged = (None,) * 4  # of rows of several lengths, which this project does not have
+    out, lse = aten._efficient_attention_forward(
+        given.q, given.k, given.v, given.added, *ragged, 0.0, 0, True, scale=given.scale
+    )[:2]
+    return out, lse[:, :, : given.q.shape[1]]  # its rows are padded to multiples of 32
 
 
-def _efficient_backward(grad_out, q, k, v, bias, out, lse, scale):
+def _efficient_backward(grad_out, given: Inputs, out, lse):
     lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=float("inf"))
-    seed = torch.zeros((), dtype=torch.long, device=q.device)
+    seed = torch.zeros((), dtype=torch.long, device=lse.device)
     # One split of the keys: more would sum dq with atomics, in an order that differs from run to run.
     splits = None if torch.version.hip else 1
     return aten._efficient_attention_backward(
         grad_out,
-        q,
-        k,
-        v,
-        bias,
+        given.q,
+        given.k,
+        given.v,
+        given.added,
         out,
         None,
         None,
-        q.shape[1],
-        k.shape[1],
+        given.q.shape[1],
+        given.k.shape[1],
         lse,
         0.0,
         seed,
         seed,
         0,
         False,
-        scale=scale,
+        scale=given.scale,
         num_splits_key=splits,
     )[:3]
 
 
 # ---------------------------------------------------------------- CPU
-def _cpu_refuses(q: torch.Tensor, *_) -> str | None:
-    return None if q.device.type == "cpu" else "it needs a CPU"
+def _cpu_refuses(given: Inputs) -> str | None:
+    return None if given.q.device.type == "cpu" else "it needs a CPU"
 
 
-def _cpu_forward(q, k, v, bias, scale):
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, False, attn_mask=bias, scale=scale)
+def _cpu_forward(given: Inputs):
+    q, k, v = heads_first(given.q, given.k, given.v)
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, False, attn_mask=given.added, scale=given.scale
+    )
     return out.transpose(1, 2), lse
 
 
-def _cpu_backward(grad_out, q, k, v, bias, out, lse, scale):
-    heads_first = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
+def _cpu_backward(grad_out, given: Inputs, out, lse):
+    grad_out, q, k, v, out = heads_first(grad_out, given.q, given.k, given.v, out)
     lse = lse.transpose(1, 2).contiguous().transpose(1, 2)  # [B, Q, H] in memory, as the forward pass leaves it
-    given = (*heads_first, lse, 0.0, False)
-    grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, attn_mask=bias, scale=scale)
-    return tuple(x.transpose(1, 2) for x in grads)
+    grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_out, q, k, v, out, lse, 0.0, False, attn_mask=given.added, scale=given.scale
+    )
+    return heads_first(*grads)
 
 
 # ---------------------------------------------------------------- plain tensor algebra
-def _scores(q, k, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
-    scores = (q @ k.transpose(2, 3)) * scale
-    return scores if bias is None else scores + bias
+def _scores(given: Inputs, chunk: slice, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    scores, added = (q @ k.transpose(2, 3)) * given.scale, part_of(given.added, chunk)
+    return scores if added is None else scores + added
 
 
-def torch_forward(q, k, v, bias, scale):
+def torch_forward(given: Inputs):
+    q, k, v = given.q, given.k, given.v
     dtype = accumulation_dtype(q.dtype)
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=dtype, device=q.device)
     for chunk in batch_chunks(q, k):
         q_, k_, v_ = (x[chunk].transpose(1, 2).to(dtype) for x in (q, k, v))
-        scores = _scores(q_, k_, part_of(bias, chunk), scale)
+        scores = _scores(given, chunk, q_, k_)
         lse[chunk] = scores.logsumexp(-1)
         out[chunk] = (scores.softmax(-1) @ v_).transpose(1, 2).to(q.dtype)
     return out, lse
 
 
-def torch_backward(grad_out, q, k, v, bias, out, lse, scale):  # noqa: ARG001
+def torch_backward(grad_out, given: Inputs, out, lse):  # noqa: ARG001
+    q, k, v = given.q, given.k, given.v
     dtype = accumulation_dtype(q.dtype)
     grads = tuple(torch.empty_like(x) for x in (q, k, v))
     for chunk in batch_chunks(q, k):
         grad_, q_, k_, v_, out_ = (x[chunk].transpose(1, 2).to(dtype) for x in (grad_out, q, k, v, out))
-        weights = _scores(q_, k_, part_of(bias, chunk), scale).softmax(-1)
-        change = weights * (grad_ @ v_.transpose(2, 3) - (grad_ * out_).sum(-1, keepdim=True)) * scale
+        weights = _scores(given, chunk, q_, k_).softmax(-1)
+        change = weights * (grad_ @ v_.transpose(2, 3) - (grad_ * out_).sum(-1, keepdim=True)) * given.scale
         parts = (change @ k_, change.transpose(2, 3) @ q_, weights.transpose(2, 3) @ grad_)
         for grad, part in zip(grads, parts, strict=True):
             grad[chunk] = part.transpose(1, 2).to(q.dtype)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from modeling.kernels.bias_gradient import MASKED, rows_dense
+from modeling.kernels.bias_gradient import MASKED, Inputs, rows_dense
 
 _ROWS = 32  # of `_row_sums`
 _LOWEST = tl.constexpr(MASKED / 2)
@@ -208,21 +208,26 @@ def batch_parts(batch: int, programs: int, device: torch.device) -> int:
 
 
 def bias_gradient_triton(
-    grad_out, q, k, v, bias, mask, out, lse, causal, scale, parts: int | None = None, tile: dict | None = None
+    grad_out: torch.Tensor,
+    given: Inputs,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    parts: int | None = None,
+    tile: dict | None = None,
 ) -> torch.Tensor:
     """d(bias), float32 [1, H, Q, K]. Arguments as `modeling.kernels.bias_gradient.bias_gradient_torch`.
 
     parts (of the batch), tile (as `tile_of` answers): for benchmarks and tests; not set, they follow from the shapes.
     """
-    (batch, queries, heads, width), keys = q.shape, k.shape[1]
-    tile = tile or tile_of(q.dtype, queries, keys, width)
+    (batch, queries, heads, width), keys, device = given.q.shape, given.k.shape[1], given.q.device
+    tile = tile or tile_of(given.q.dtype, queries, keys, width)
     tiles = triton.cdiv(queries, tile["BLOCK_Q"]) * triton.cdiv(keys, tile["BLOCK_K"])
-    parts = parts or batch_parts(batch, tiles * heads, q.device)
+    parts = parts or batch_parts(batch, tiles * heads, device)
     examples = triton.cdiv(batch, parts)
     parts = triton.cdiv(batch, examples)
-    result = torch.empty(parts, heads, queries, keys, dtype=torch.float32, device=q.device)
-    with on_its_device(q):
-        tensors, strides, constants = prepared(grad_out, q, k, v, bias, mask, out, lse)
+    result = torch.empty(parts, heads, queries, keys, dtype=torch.float32, device=device)
+    with on_its_device(given.q):
+        tensors, strides, constants = prepared(grad_out, given, out, lse)
         _bias_gradient[(tiles, heads, parts)](
             *tensors,
             result,
@@ -231,10 +236,10 @@ def bias_gradient_triton(
             queries,
             keys,
             width,
-            float(scale),
+            float(given.scale),
             examples,
             *strides,
-            CAUSAL=causal,
+            CAUSAL=given.causal,
             **constants,
             **tile,
         )
@@ -246,10 +251,13 @@ def on_its_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
-def prepared(grad_out, q, k, v, bias, mask, out, lse) -> tuple[list, list[int], dict]:
+def prepared(
+    grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[list, list[int], dict]:
     """(tensors, strides, constants) as a kernel takes them which goes over blocks of scores; delta is computed here."""
     grad_out, out, lse = (x.contiguous() for x in (grad_out, out, lse))
-    q, k, v, bias = (rows_dense(x) for x in (q, k, v, bias))
+    q, k, v, bias = (rows_dense(x) for x in given[:4])
+    mask = given.mask
     batch, queries, heads, width = q.shape
     kind, strides = 0, (0, 0, 0, 0)
     if mask is not None:

@@ -44,16 +44,16 @@ class StridesTest(parameterized.TestCase):
 
 def triton_error() -> dict[str, float]:
     """How far Triton's d(bias) of the parts is from that of copies, and from float64 (test_triton_kernel)."""
-    from modeling.kernels.bias_gradient import bias_gradient_torch
+    from modeling.kernels.bias_gradient import Inputs, bias_gradient_torch
     from modeling.kernels.triton_bias_gradient import bias_gradient_triton
 
     strided, copies, bias = parts()
     grad = torch.randn(B, S, H, D, generator=torch.Generator().manual_seed(2))
     out, lse = attention(*copies, bias, None, True, 1.0)
-    found, same = (bias_gradient_triton(grad, *x, bias, None, out, lse, True, 1.0) for x in (strided, copies))
+    found, same = (bias_gradient_triton(grad, Inputs(*x, bias, causal=True), out, lse) for x in (strided, copies))
     wide = [x.double() for x in copies]
     truth = attention(*wide, bias.double(), None, True, 1.0)
-    exact = bias_gradient_torch(grad.double(), *wide, bias.double(), None, *truth, True, 1.0)
+    exact = bias_gradient_torch(grad.double(), Inputs(*wide, bias.double(), causal=True), *truth)
     return {"copies": (found - same).abs().max().item(), "float64": (found - exact).abs().max().item()}
 
 

@@ -146,7 +146,7 @@ class OperatorTest(parameterized.TestCase):
 
         out, lse = attention(q, k, v, bias, None, False, 1.0)
         with Largest(), mock.patch.object(bias_gradient, "_CHUNK", 4 * 2 * 64 * 64):
-            bias_gradient.bias_gradient_torch(grad, q, k, v, bias, None, out, lse, False, 1.0)
+            bias_gradient.bias_gradient_torch(grad, bias_gradient.Inputs(q, k, v, bias), out, lse)
         self.assertLess(Largest.size, whole)
         self.assertGreaterEqual(Largest.size, whole // 4)  # the measurement measures
 
@@ -237,13 +237,13 @@ class ChoiceTest(parameterized.TestCase):
     @parameterized.parameters((64, 64), (192, 128), (128, 704))
     def test_cudnn_is_not_trusted_where_it_gives_nan(self, queries, keys):
         q, k = (mock.Mock(is_cuda=True, shape=(2, n, 2, 64)) for n in (queries, keys))
-        self.assertIn("n % 128 == 64", library.KERNELS["cudnn"].refuses(q, k, None))
+        self.assertIn("n % 128 == 64", library.KERNELS["cudnn"].refuses(bias_gradient.Inputs(q, k, k)))
 
     def test_cudnn_is_not_deterministic(self):
         q = mock.Mock(is_cuda=True, shape=(2, 128, 2, 64))
         torch.use_deterministic_algorithms(True)
         self.addCleanup(torch.use_deterministic_algorithms, False)
-        self.assertIn("not deterministic", library.KERNELS["cudnn"].refuses(q, q, None))
+        self.assertIn("not deterministic", library.KERNELS["cudnn"].refuses(bias_gradient.Inputs(q, q, q)))
 
     def test_rows_of_an_aligned_bias(self):
         for keys in (1, 16, 114, 512):

@@ -182,7 +182,7 @@ class SweepsTest(parameterized.TestCase):
             "srun": "kill -USR1 $PPID; sleep 0.2; exit 75",
             "scancel": f'echo "scancel $*" >> {self.bin}/told',
             "scontrol": f'echo "scontrol $*" >> {self.bin}/told',
-            "squeue": f'echo RUNNING; case "$*" in *=36\ *) {"echo RUNNING" if array else ":"};; esac',
+            "squeue": rf'echo RUNNING; case "$*" in *=36\ *) {"echo RUNNING" if array else ":"};; esac',
         }.items():
             (self.bin / name).write_text(f"#!/bin/sh\n{lines}\n")
             (self.bin / name).chmod(0o755)

@@ -23,6 +23,7 @@ from warm_python import warm_python
 
 from modeling.kernels import library
 from modeling.kernels.attention import attention, triton_is_installed, use_attention_kernel
+from modeling.kernels.bias_gradient import Inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have, CUDA guide table 16
@@ -92,9 +93,8 @@ def compare_with_eager() -> dict[str, float]:
         out, lse = attention(q, k, v, bias, mask, causal, 0.3)
         tile = tile_of(FLOAT32, queries, keys, width)
         tile |= dict(zip(("BLOCK_Q", "BLOCK_K"), block, strict=True)) if block else {}
-        found = bias_gradient_triton(
-            grad.float(), q, k, v, library.aligned(bias), mask, out, lse, causal, 0.3, parts, tile
-        )
+        given = Inputs(q, k, v, library.aligned(bias), mask, causal, 0.3)
+        found = bias_gradient_triton(grad.float(), given, out, lse, parts, tile)
         error = (found - expected).abs().max() / expected.abs().max().clamp(min=1.0)
         errors[f"{queries} x {keys}, {width}, {kind}, {block}"] = float(error)
 
@@ -137,8 +137,7 @@ def compiled(
         mock.patch.object(driver, "_active", gpu),
         mock.patch.object(JITFunction, "run", compile_only),
     ):
-        arguments = (grad_out, q, k, v, bias, mask, out, lse, causal, 1.0)
-        triton_bias_gradient.bias_gradient_triton(*arguments)
+        triton_bias_gradient.bias_gradient_triton(grad_out, Inputs(q, k, v, bias, mask, causal), out, lse)
     return found
 
 

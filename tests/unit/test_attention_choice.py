@@ -10,7 +10,7 @@ import torch
 from absl.testing import absltest, parameterized
 
 from modeling.kernels import attention, library
-from modeling.kernels.bias_gradient import MASKED
+from modeling.kernels.bias_gradient import MASKED, Inputs
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 # {what it is: (own, causal)} of modeling.kernels.attention.Case
@@ -40,10 +40,11 @@ class ChoiceTest(parameterized.TestCase):
     def test_the_probe_sees_what_training_adds_to_the_scores(self, kind):
         """Its layout and its hidden keys are those of the operator."""
         own, causal = KINDS[kind]
-        q, k, _, bias, _ = attention._problem(attention.Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
+        problem, _ = attention._problem(attention.Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
+        q, k, bias = problem.q, problem.k, problem.added
         mask = torch.ones(2, 1, 1, 9, dtype=torch.bool).index_fill(3, torch.tensor([7, 8]), False)
         given = None if own is None else torch.zeros(1, 2, 9, 9)
-        added = attention._for_kernels(None, q, k, given, mask if own and own[0] else None, causal)
+        added = attention._for_kernels(Inputs(q, k, k, given, mask if own and own[0] else None, causal)).added
         if added is None:
             self.assertIsNone(bias)
             return
@@ -52,9 +53,9 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(bool((bias == MASKED).any()), kind != "encoder")
 
     def test_a_kernel_that_is_wrong_only_where_the_future_is_hidden_is_found(self):
-        def forward(q, k, v, bias, scale):
-            out, lse = library.torch_forward(q, k, v, bias, scale)
-            return (out * 1.1 if bool((bias == MASKED).any()) else out), lse
+        def forward(given):
+            out, lse = library.torch_forward(given)
+            return (out * 1.1 if bool((given.added == MASKED).any()) else out), lse
 
         wrong = library.KERNELS["flash_cpu"]._replace(forward=forward)
         with mock.patch.dict(library.KERNELS, flash_cpu=wrong):
