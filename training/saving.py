@@ -183,8 +183,8 @@ class SavingTrainer(RowOrderTrainer):
                 load_weights(self.model, folder)
 
     def _load_best_model(self):
-        """Overrides Trainer to load the best checkpoint as `_load_from_checkpoint` does. Trainer warns where its folder is
-        not there, as on the second of two machines without a common disk."""
+        """Overrides Trainer to load the best checkpoint as `_load_from_checkpoint` does. Trainer warns where its folder
+        is not there, as on the second of two machines without a common disk."""
         best = self.state.best_model_checkpoint
         if self.is_deepspeed_enabled or not (self.is_fsdp_enabled or Path(best).is_dir()):
             super()._load_best_model()

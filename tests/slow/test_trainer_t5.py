@@ -56,6 +56,7 @@ from runs.run import TrainingRun
 from runs.trackers import wandb_settings
 from trainer_t5 import T5Trainer
 from training.optimizers import learning_rate_factor
+from training.saving import load_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 64
@@ -452,6 +453,19 @@ class ResumeTest(TrainerTest):
             trained(self.folder / "resumed", str(self.folder / "checkpoint-1"), max_steps=2)
         self.assertEqual(ended.exception.code, 2)
         self.assertIn("lacks 1 of the model's tensors: ['encoder.final_layer_norm.weight']", printed.getvalue())
+
+    def test_weights_in_several_files_or_in_a_file_of_transformers_4_are_loaded(self):
+        saved, loaded = (trained(self.folder / name, max_steps=steps).model for name, steps in (("a", 1), ("b", 2)))
+        saved.save_pretrained(self.folder / "parts", max_shard_size="10KB")
+        self.assertGreater(len(list((self.folder / "parts").glob("model-*.safetensors"))), 1)
+        (self.folder / "old").mkdir()
+        torch.save(saved.state_dict(), self.folder / "old" / "pytorch_model.bin")
+        for folder in ("parts", "old"):
+            with torch.no_grad():
+                loaded.get_input_embeddings().weight.zero_()
+            load_weights(loaded, self.folder / folder)
+            for name, weight in loaded.state_dict().items():
+                torch.testing.assert_close(weight, saved.state_dict()[name], rtol=0, atol=0)
 
     @parameterized.parameters("chunks", "ragged")
     def test_two_ranks_resume_within_the_second_epoch(self, kind):
