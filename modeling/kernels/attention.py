@@ -240,7 +240,7 @@ def _for_kernels(given: Inputs) -> Inputs:
 # ---------------------------------------------------------------- the operator
 # Autocast is off in both passes: it would turn the implementation's own float32 products into bfloat16.
 # An operator of torch takes plain tensors and numbers: the fields of Inputs, in their order. Whoever changes a schema
-# gives both operators other names: compiled code in a user's cache is found by the first name, and calls both as before.
+# gives both operators other names: compiled code in a cache is found by the first name, and calls them as before.
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, bool causal, float scale, Tensor? added=None"
 
 
