@@ -111,6 +111,13 @@ class T5Trainer(FiniteTrainer):
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
+        if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
+            args = args.replaced(push_to_hub=False)
+            if args.process_index == 0 and not args.dry_run:
+                from publishing.hub_uploads import RunUploads
+
+                with exit_on_user_error():
+                    self.uploads = RunUploads(args)
         if args.ddp_find_unused_parameters is None:  # T5 has none; otherwise they are searched at every step
             args = args.replaced(ddp_find_unused_parameters=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
@@ -175,6 +182,8 @@ class T5Trainer(FiniteTrainer):
         output = super()._finalize_training(*args, **kwargs)
         self.finish_uploads()
         self.state.best_model_checkpoint = best
+        if self.uploads:
+            self.uploads.wait()
         return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

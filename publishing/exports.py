@@ -147,7 +147,7 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
             return original.tokenizer
 
     with torch.no_grad():
-        Converter(str(original.model.config.name_or_path)).convert(str(folder), quantization=quantization)
+        Converter(original.model.name_or_path).convert(str(folder), quantization=quantization)
     # The rows beyond the tokenizer's tokens are named <extra_id_0> ... a second time; a name must have one id.
     names = json.loads((folder / CTRANSLATE2_TOKENS).read_text(encoding="utf-8"))
     tokens = len(original.tokenizer)

@@ -4,12 +4,19 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
+from transformers import PreTrainedModel
+from transformers.trainer_utils import HubStrategy
 
 from common.errors import UserError
-from common.processes import in_background
+from common.processes import in_background, print_once
+from publishing.model_cards import model_card, read_run
+
+if TYPE_CHECKING:
+    from arguments.training import T5TrainingArguments
 
 # Parts of a run's folder that are not published: training state, local paths, the trackers' own files.
 NOT_PUBLISHED = (
@@ -35,6 +42,45 @@ NOT_PUBLISHED = (
     ".*",
 )
 UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
+
+
+class RunUploads:
+    """The uploads of a run: of its checkpoints, in the background, and of its folder at the end.
+
+    repository: full name of the model repository, which is created. UserError if the Hub refuses.
+    """
+
+    def __init__(self, args: "T5TrainingArguments"):
+        self.args, self._running = args, []
+        name = args.hub_model_id or Path(args.output_dir).absolute().name
+        self.repository = create_repository(name, args.hub_private_repo, args.hub_token, "--hub_model_id")
+
+    def start(self, checkpoint: Path, step: int) -> None:
+        """Begins to upload the model of a whole checkpoint, without the states of the training; `--hub_strategy` adds
+        those."""
+        if self.args.hub_strategy == HubStrategy.END:
+            return
+        message = f"Training in progress, step {step:,}"
+        upload_to = partial(start_upload, checkpoint, self.repository, token=self.args.hub_token)
+        self._running.append(upload_to(message, ignore=NOT_PUBLISHED))
+        whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: checkpoint.name}
+        if into := whole.get(self.args.hub_strategy):
+            self._running.append(upload_to(f"{message}, {into}", into=into))
+
+    def wait(self) -> None:
+        """Waits for the uploads in the background and prints those that failed; the training continues without them."""
+        for started in self._running:
+            if error := started.exception():
+                print_once(f"an upload to {self.repository} failed ({reason(error)}); the next save tries again")
+        self._running = []
+
+    def finish(self, model: PreTrainedModel) -> str:
+        """Uploads the finished run's folder with its model card; its address. UserError if that fails."""
+        self.wait()
+        folder = Path(self.args.output_dir)
+        card = model_card(self.repository, read_run(folder), model, has_curve=(folder / "loss.png").is_file())
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        return upload(folder, self.repository, self.args.hub_private_repo, "End of training", self.args.hub_token)
 
 
 def create_repository(name: str, private: bool | None, token: str | None, flag: str = "--push_to_hub") -> str:

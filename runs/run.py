@@ -207,7 +207,7 @@ class TrainingRun(Run):
         if is_first_process():
             self.write_results(results)
             try:
-                uploaded = trainer.push_to_hub() if self.args.push_to_hub else None
+                uploaded = trainer.uploads.finish(trainer.model) if trainer.uploads else None
             except ValueError as error:
                 failed = error
             written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")
@@ -222,14 +222,14 @@ class TrainingRun(Run):
         if failed:
             raise SystemExit(
                 f"{failed}; later: python export_checkpoint.py --model_name_or_path "
-                f"{self.args.output_dir} --push_to_hub {trainer.hub_model_id}"
+                f"{self.args.output_dir} --push_to_hub {trainer.uploads.repository}"
             )
         return results
 
     def _save_model(self) -> None:
         """Saves the finished model; a full disk ends the process with one line that names the last checkpoint."""
         try:
-            self.trainer.save_model(_internal_call=True)  # so that nothing is uploaded before there are results
+            self.trainer.save_model()
             self.trainer.save_state()
         except Exception as error:
             if not is_disk_full(error):

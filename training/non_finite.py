@@ -114,7 +114,7 @@ class FiniteTrainer(SavingTrainer):
         size = global_batch_size(self.args)
         if hasattr(self.train_dataset, "examples_of_step"):
             return self.train_dataset.examples_of_step(step, size)
-        sampler = self.training_order(self.train_dataset)
+        sampler = self.train_order()
         if not hasattr(sampler, "num_examples"):
             return []
         steps_per_epoch = max(1, math.ceil(len(sampler) / size))

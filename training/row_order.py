@@ -1,10 +1,10 @@
 """The order of rows in training and evaluation: the same for any number of ranks and data workers."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 from transformers import Seq2SeqTrainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
@@ -21,29 +21,40 @@ class RowOrderTrainer(Seq2SeqTrainer):
     train_collator: BucketCollator | PackingCollator | None = None  # for training alone
     batches_in_use: Iterator = iter(())  # of the epoch
 
-    def _get_dataloader(self, dataset: Dataset, *args, is_training: bool = False, **kwargs) -> DataLoader:
-        """Overrides Trainer to give rows in our own order; in training with the collator for training only, and with
-        rows that fill the last batch of all ranks. A stream has its own loader, since it is split over the ranks
-        already. Data workers ignore the signals at which the run saves and stops, and are kept between epochs of
-        training only, not for every evaluation set."""
-        if is_training and hasattr(dataset, "loader"):
-            return with_own_workers(dataset.loader(self.data_collator, self.args))
-        kwargs["sampler_fn"] = self.training_order if is_training else self.evaluation_order
-        collator, workers = self.data_collator, self.args.dataloader_persistent_workers
-        self.args.dataloader_persistent_workers = bool(workers and is_training and self.args.dataloader_num_workers)
-        if is_training:
-            self.data_collator = self.train_collator or collator
-            whole = self.args.train_batch_size * self.args.world_size
-            order = self.training_order(dataset) if self.args.world_size > 1 else ()
-            if len(order) % whole:
-                dataset = FilledRows(dataset, -len(order) % whole, order)
-        try:
-            loader = super()._get_dataloader(dataset, *args, is_training=is_training, **kwargs)
-        finally:
-            self.data_collator, self.args.dataloader_persistent_workers = collator, workers
-        for part in {loader, getattr(loader, "base_dataloader", loader)}:
-            with_own_workers(part)
-        return loader
+    def get_train_dataloader(self) -> DataLoader:
+        """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before. Rows
+        fill the last batch of all ranks; data workers stay alive between epochs, as those of evaluations do not. A
+        stream has its own loader, since it is split over the ranks already."""
+        rows, batch = self.train_dataset, self.args.train_batch_size
+        if hasattr(rows, "loader"):
+            return with_own_workers(rows.loader(self.data_collator, self.args))
+        order, whole = self.train_order(), batch * self.args.world_size
+        if self.args.world_size > 1 and len(order) % whole:
+            rows = FilledRows(rows, -len(order) % whole, order)
+            order = rows.order
+        keep = bool(self.args.dataloader_persistent_workers and self.args.dataloader_num_workers)
+        return self._loader(rows, batch, order, self.train_collator or self.data_collator, persistent_workers=keep)
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
+        """Overrides Trainer to put rows of similar length into one batch; `evaluation_loop` restores their order."""
+        if eval_dataset is None or isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset if eval_dataset is None else self.eval_dataset[eval_dataset]
+        return self._loader(
+            eval_dataset, self.args.eval_batch_size, _evaluation_order(eval_dataset), self.data_collator
+        )
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """Overrides Trainer: as `get_eval_dataloader`."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def _loader(self, rows: Dataset, batch: int, order, collator: Callable, **options) -> DataLoader:
+        """Batches of the rows in this order, split over the ranks."""
+        args = self.args
+        options |= dict(num_workers=args.dataloader_num_workers, pin_memory=args.dataloader_pin_memory)
+        options |= dict(prefetch_factor=args.dataloader_prefetch_factor, in_order=args.dataloader_in_order)
+        order = None if isinstance(rows, IterableDataset) else order
+        loader = DataLoader(rows, batch, sampler=order, collate_fn=collator, **options)
+        return self.accelerator.prepare(with_own_workers(loader))
 
     def end_data_workers(self) -> None:
         """Ends the workers that are kept between epochs, and those of an epoch that an error has left: the traceback,
@@ -56,11 +67,9 @@ class RowOrderTrainer(Seq2SeqTrainer):
                 iterator._shutdown_workers()
                 part._iterator = None
 
-    def training_order(self, dataset: Dataset):
-        """The sampler of a training. Trainer's order depends on the number of ranks and on what drew random numbers
-        before."""
-        if hasattr(dataset, "order"):
-            return dataset.order
+    def train_order(self) -> Sampler:
+        """The numbers of the rows in the order of training: a function of the seed and the epoch."""
+        dataset = self.train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         strategy, has_sampler = self.args.train_sampling_strategy, hasattr(dataset, "sampler")
         if has_sampler and strategy == "sequential":  # not for a mixture, which Tasks.complete refuses
@@ -76,20 +85,13 @@ class RowOrderTrainer(Seq2SeqTrainer):
             return EpochSampler(len(dataset), seed, buckets=buckets, batch=self.args.train_batch_size)
         return EpochSampler(len(dataset), seed)
 
-    def evaluation_order(self, eval_dataset: Dataset | list[dict]):
-        """Puts rows of similar length into one batch; `evaluation_loop` restores their order."""
-        if not _has_rows(eval_dataset):
-            return SequentialSampler(eval_dataset)
-        # Rows of similar length need little padding; the longest come first, so that memory fails at once or never.
-        return np.argsort(-row_lengths(eval_dataset), kind="stable").tolist()
-
     def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:
         """Overrides Trainer to put predictions back into the order of the rows, also for the metrics. Seq2SeqTrainer
         would count the rows twice that are repeated to fill the last batch of all ranks."""
         self.gather_function = self.accelerator.gather_for_metrics
         if not _has_rows(dataloader.dataset):
             return super().evaluation_loop(dataloader, *args, **kwargs)
-        places = np.argsort(self.evaluation_order(dataloader.dataset))
+        places = np.argsort(_evaluation_order(dataloader.dataset))
 
         def in_row_order(predictions, labels) -> dict:
             parts = None if predictions is None else tuple(part[places] for part in predictions)
@@ -120,6 +122,11 @@ class GroupedSampler(LengthGroupedSampler):
     def __iter__(self) -> Iterator[int]:
         self.generator.manual_seed(int(np.random.default_rng([self.seed, self.epoch]).integers(2**63)))
         return super().__iter__()
+
+
+def _evaluation_order(rows: Dataset) -> list[int] | None:
+    """The longest rows first: those of similar length need little padding, and memory fails at once or never."""
+    return np.argsort(-row_lengths(rows), kind="stable").tolist() if _has_rows(rows) else None
 
 
 def _has_rows(dataset: Dataset | list[dict]) -> bool:

@@ -1,11 +1,11 @@
-"""How runs save and resume: the content of a checkpoint, when it is published, and its copy on the Hub."""
+"""How runs save and resume: the content of a checkpoint, and when it is published."""
 
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import save_fsdp_optimizer
@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
-from transformers.trainer_utils import HubStrategy
 
 from common.command_line import exit_on_user_error
 from common.errors import UserError
@@ -26,9 +25,12 @@ from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_
 from training.checkpoints import load_loss_state, rotate, save_loss_state
 from training.row_order import RowOrderTrainer
 
+if TYPE_CHECKING:
+    from publishing.hub_uploads import RunUploads
+
 
 class SavingTrainer(RowOrderTrainer):
-    """The part of T5Trainer that saves, resumes and uploads."""
+    """The part of T5Trainer that saves and resumes."""
 
     is_leaving = False  # told to stop: set by PreemptionCallback
     owed_evaluation: dict | None = None  # {"save_was_due"}: the checkpoint is from before an evaluation that was due
@@ -36,7 +38,7 @@ class SavingTrainer(RowOrderTrainer):
     _is_saving = False  # while a checkpoint is being written aside
     _put_off: Exception | None = None  # error of a full disk, kept until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
-    _uploads: list[Future] = []  # to the Hub, in the background; init_hf_repo gives each trainer its own
+    uploads: "RunUploads | None" = None  # to the Hub, of the process that makes them
     task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
 
     # ------------------------------------------------------------ to the disk
@@ -100,11 +102,12 @@ class SavingTrainer(RowOrderTrainer):
             return
         self._saved_step = self.state.global_step
         # A run that is told to stop may have seconds left: the one that resumes it uploads, and deletes.
-        if self.args.should_save and not (self.is_leaving and self.args.push_to_hub):
-            self.finish_uploads()  # of the previous checkpoint, which may be deleted now
+        if self.args.should_save and not (self.is_leaving and self.uploads):
+            if self.uploads:
+                self.uploads.wait()  # for those of the previous checkpoint, which may be deleted now
             rotate(final, self.args.save_total_limit, self.state.best_model_checkpoint)
-            if self.args.push_to_hub:
-                self._push_from_checkpoint(str(final))
+            if self.uploads:
+                self.uploads.start(final, self.state.global_step)
         self.accelerator.wait_for_everyone()
 
     def _find_best(self, folder: Path, being_saved: Path | None = None) -> None:
@@ -204,54 +207,6 @@ class SavingTrainer(RowOrderTrainer):
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = state["last_logged_step"]
             self.owed_evaluation = state.get("owed_evaluation")  # earlier commits owed none
-
-    # ------------------------------------------------------------ to the Hub
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Overrides Trainer to report a refusal of the Hub as the user's error; a dry run creates no repository."""
-        self._uploads = []
-        if self.is_world_process_zero() and not self.args.dry_run:
-            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-            private = self.args.hub_private_repo if private is None else private
-            from publishing.hub_uploads import create_repository
-
-            with exit_on_user_error():
-                self.hub_model_id = create_repository(name, private, token or self.args.hub_token, "--hub_model_id")
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Overrides Trainer to upload a checkpoint when it is whole; Trainer calls this while it is still being
-        written. The model is uploaded without the states of the training; `--hub_strategy` adds those."""
-        if self._is_saving or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
-            return
-        from publishing.hub_uploads import NOT_PUBLISHED, start_upload
-
-        folder, message = Path(checkpoint_folder), f"Training in progress, step {self.state.global_step:,}"
-        start = partial(start_upload, folder, self.hub_model_id, token=self.args.hub_token)
-        self._uploads.append(start(message, ignore=NOT_PUBLISHED))
-        whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: folder.name}
-        if into := whole.get(self.args.hub_strategy):
-            self._uploads.append(start(f"{message}, {into}", into=into))
-
-    def finish_uploads(self) -> None:
-        """Waits for the uploads in the background and prints those that failed; the training continues without them."""
-        for started in self._uploads:
-            if error := started.exception():
-                from publishing.hub_uploads import reason
-
-                print_once(f"an upload to {self.hub_model_id} failed ({reason(error)}); the next save tries again")
-        self._uploads = []
-
-    def push_to_hub(self, commit_message: str = "End of training", **_) -> str | None:
-        """Uploads the finished run's folder with its model card; returns its address. ValueError if that fails."""
-        if not self.is_world_process_zero():
-            return None
-        from publishing.hub_uploads import upload
-        from publishing.model_cards import model_card, read_run
-
-        self.finish_uploads()
-        folder = Path(self.args.output_dir)
-        card = model_card(self.hub_model_id, read_run(folder), self.model, has_curve=(folder / "loss.png").is_file())
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        return upload(folder, self.hub_model_id, self.args.hub_private_repo, commit_message, self.args.hub_token)
 
 
 def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """T5's attention as one differentiable operator, on the fastest library kernel that answers rightly.
 
-`torch.ops.t5_foundry.attention` computes softmax(scale Q K^T + bias + mask) V. The forward pass and dq, dk, dv come
-from a library kernel, which takes the bias as a constant; d(bias) comes from bias_gradient.py.
+`torch.ops.t5_foundry.biased_attention` computes softmax(scale Q K^T + bias + mask) V. The forward pass and
+dq, dk, dv come from a library kernel, which takes the bias as a constant; d(bias) comes from bias_gradient.py.
 scaled_dot_product_attention with a bias that needs a gradient would take the slowest kernel, and a [B, H, Q, K] tensor
 a layer.
 
@@ -239,12 +239,13 @@ def _for_kernels(given: Inputs) -> Inputs:
 
 # ---------------------------------------------------------------- the operator
 # Autocast is off in both passes: it would turn the implementation's own float32 products into bfloat16.
-# An operator of torch takes plain tensors and numbers: the fields of Inputs, in their order.
+# An operator of torch takes plain tensors and numbers: the fields of Inputs, in their order. Whoever changes a schema
+# gives both operators other names: compiled code in a cache is found by the first name, and calls them as before.
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, bool causal, float scale, Tensor? added=None"
 
 
 @torch.library.custom_op(
-    "t5_foundry::attention",
+    "t5_foundry::biased_attention",
     mutates_args=(),
     schema=f"({_GIVEN}) -> (Tensor, Tensor)",
 )
@@ -269,7 +270,7 @@ def _(q, k, v, bias, mask, causal, scale, added=None):  # noqa: ARG001
 
 
 @torch.library.custom_op(
-    "t5_foundry::attention_backward",
+    "t5_foundry::biased_attention_backward",
     mutates_args=(),
     schema=f"(Tensor grad_out, Tensor out, Tensor lse, bool bias_needs_gradient, {_GIVEN}) "
     "-> (Tensor, Tensor, Tensor, Tensor)",

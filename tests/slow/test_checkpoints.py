@@ -828,10 +828,10 @@ class RunTest(TestCase):
             seed=5,
         )
         trainer = mock.Mock(spec=pre_train_t5.T5Trainer, args=args, train_dataset=data)
-        trainer.training_order = lambda rows: pre_train_t5.T5Trainer.training_order(trainer, rows)
+        trainer.train_order = lambda: pre_train_t5.T5Trainer.train_order(trainer)
         order = []
         for epoch in (0, 1):
-            sampler = trainer.training_order(data)
+            sampler = trainer.train_order()
             sampler.set_epoch(epoch)
             order += [number % 40 for number in sampler]
         self.assertLen(order, 72)  # 6 whole steps of 6 an epoch

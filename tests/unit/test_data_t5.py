@@ -874,7 +874,7 @@ class ChunkDatasetTest(TestCase):
         flags = dict(train_sampling_strategy="sequential", seed=1, data_seed=None, train_batch_size=2)
         args = SimpleNamespace(**flags, gradient_accumulation_steps=2, world_size=1)
         trainer = SimpleNamespace(args=args, train_dataset=ChunkDataset(np.arange(10 * 4), 4))
-        sampler = RowOrderTrainer.training_order(trainer, trainer.train_dataset)
+        sampler = RowOrderTrainer.train_order(trainer)
         self.assertEqual(list(sampler), list(range(8)))
         sampler.set_epoch(2)
         self.assertEqual(list(sampler), list(range(20, 28)))
