@@ -180,7 +180,6 @@ class T5Trainer(FiniteTrainer):
         if not self.args.load_best_model_at_end:  # Trainer would keep only this one, under save_total_limit 1
             self.state.best_model_checkpoint = None
         output = super()._finalize_training(*args, **kwargs)
-        self.finish_uploads()
         self.state.best_model_checkpoint = best
         if self.uploads:
             self.uploads.wait()
