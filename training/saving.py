@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from transformers import PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 
-from common.command_line import exit_on_user_error
 from common.errors import UserError
 from common.processes import is_first_process, print_once
 from common.reports import write_json
@@ -178,11 +177,10 @@ class SavingTrainer(RowOrderTrainer):
         An embedding that shares another's tensor is in no file."""
         missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
         if missing:
-            with exit_on_user_error():
-                raise UserError(
-                    f"the checkpoint lacks {len(missing)} of the model's tensors: {missing[:3]}; another "
-                    "version of transformers may have named them otherwise when it was saved"
-                )
+            raise UserError(
+                f"the checkpoint lacks {len(missing)} of the model's tensors: {missing[:3]}; another "
+                "version of transformers may have named them otherwise when it was saved"
+            )
         super()._issue_warnings_after_load(load_result._replace(missing_keys=[]))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
