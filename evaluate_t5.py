@@ -484,21 +484,21 @@ def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args
     return {"lines": prompt(model, tokenizer, length, run_args.generation_num_beams or 1)}
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
-    with exit_on_user_error():
-        if (pre_training := pre_training_to_score(argv)) is not None:
-            return score_text(argv, pre_training)
-        evaluation, task_args, run_args, asked = parse_flags(argv)
-        if evaluation.interactive:
-            return interact(evaluation, task_args, run_args)
-        check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
-        for name in OUTPUT_FILES if is_first_process() else ():  # written by an earlier evaluation
-            (Path(run_args.output_dir) / name).unlink(missing_ok=True)
-        with run_args.main_process_first(desc="preparing the task"):
-            jobs, missing = load_data(asked, evaluation)
-        if run_args.world_size > 1:
-            check_alike(contents_of(jobs), "give all nodes the same files")
+    if (pre_training := pre_training_to_score(argv)) is not None:
+        return score_text(argv, pre_training)
+    evaluation, task_args, run_args, asked = parse_flags(argv)
+    if evaluation.interactive:
+        return interact(evaluation, task_args, run_args)
+    check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
+    for name in OUTPUT_FILES if is_first_process() else ():  # written by an earlier evaluation
+        (Path(run_args.output_dir) / name).unlink(missing_ok=True)
+    with run_args.main_process_first(desc="preparing the task"):
+        jobs, missing = load_data(asked, evaluation)
+    if run_args.world_size > 1:
+        check_alike(contents_of(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
     tasks = [job.task for job in jobs]
     summarise = Tasks(tasks).summarise
@@ -512,9 +512,8 @@ def main(argv: list[str] | None = None) -> dict:
     run.announce(plan, unknown.warning())
     results, trainer = {}, None
     for number, job in enumerate(jobs):
-        with exit_on_user_error():
-            loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
-            trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
+        loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
+        trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
         run.track(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)

@@ -108,21 +108,21 @@ def trained_tokenizer(run: Decision, tasks: Tasks) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Decides what the run is, builds it and runs it; returns what it writes to all_results.json."""
-    with exit_on_user_error():
-        run, tasks = decide(argv)
-        set_seed(run.args.seed)
-        with run.args.main_process_first():
-            tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
-        model, vocabulary = build_model(run, tokenizer)
-        with run.args.main_process_first():
-            data = TaskData(tasks, tokenizer, run.args)
-        check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), run.model, run.data, run.args)
-        data.resume(run.checkpoint)
-        forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
-        set_generation_length(model, data.generation_length)
-        collator = train_collator(data.train, run.args, model)
+    run, tasks = decide(argv)
+    set_seed(run.args.seed)
+    with run.args.main_process_first():
+        tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
+    model, vocabulary = build_model(run, tokenizer)
+    with run.args.main_process_first():
+        data = TaskData(tasks, tokenizer, run.args)
+    check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), run.model, run.data, run.args)
+    data.resume(run.checkpoint)
+    forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
+    set_generation_length(model, data.generation_length)
+    collator = train_collator(data.train, run.args, model)
 
     trainer = T5Trainer(
         model=model,

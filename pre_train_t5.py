@@ -83,20 +83,20 @@ def decide(argv: list[str] | None) -> Decision:
     return settle("pre-training", model, text, args, named_tokenizer(model), batches, dropout=0.0)
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Decides what the run is, builds it and runs it; returns what it writes to all_results.json."""
-    with exit_on_user_error():
-        run = decide(argv)
-        set_seed(run.args.seed)
-        with run.args.main_process_first():
-            found = FoundText(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
-        tokenizer = found.tokenizer
-        if run.model.model_name_or_path is None:
-            tokenizer = with_mode_tokens(tokenizer, run.data.objective)
-        model, vocabulary = build_model(run, tokenizer, dropout=0.0)
-        objective = get_objective(run.data, tokenizer, model)
-        check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), run.model, run.data, run.args)
-        text = Text(found, objective, run.args, run.checkpoint)
+    run = decide(argv)
+    set_seed(run.args.seed)
+    with run.args.main_process_first():
+        found = FoundText(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
+    tokenizer = found.tokenizer
+    if run.model.model_name_or_path is None:
+        tokenizer = with_mode_tokens(tokenizer, run.data.objective)
+    model, vocabulary = build_model(run, tokenizer, dropout=0.0)
+    objective = get_objective(run.data, tokenizer, model)
+    check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), run.model, run.data, run.args)
+    text = Text(found, objective, run.args, run.checkpoint)
 
     trainer = T5Trainer(
         model=model,

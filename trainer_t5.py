@@ -30,7 +30,6 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
-from common.command_line import exit_on_user_error
 from common.errors import StreamError, UserError
 from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
@@ -116,8 +115,7 @@ class T5Trainer(FiniteTrainer):
             if args.process_index == 0 and not args.dry_run:
                 from publishing.hub_uploads import RunUploads
 
-                with exit_on_user_error():
-                    self.uploads = RunUploads(args)
+                self.uploads = RunUploads(args)
         if args.ddp_find_unused_parameters is None:  # T5 has none; otherwise they are searched at every step
             args = args.replaced(ddp_find_unused_parameters=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
@@ -224,8 +222,7 @@ class T5Trainer(FiniteTrainer):
         if are_new[0]:  # one rank decides for all
             told.append(self._save_before_step(place))
         finish_process_group()
-        with exit_on_user_error():
-            raise UserError("; ".join(told))
+        raise UserError("; ".join(told))
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a finished run, also one that early
@@ -273,13 +270,12 @@ class T5Trainer(FiniteTrainer):
         """Overrides Trainer: with `--load_best_model_at_end` only evaluations of steps that are saved count. After a
         better one between them Trainer would end with an older checkpoint or the last weights.
         A metric that needs rows of a kind that is not there, as of one corpus or denoiser, is the user's error."""
-        with exit_on_user_error():
-            key = best_metric_key(self.args)
-            if key is not None and key not in metrics:
-                raise UserError(
-                    f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
-                    "row for it; give another metric, or more validation rows"
-                )
+        key = best_metric_key(self.args)
+        if key is not None and key not in metrics:
+            raise UserError(
+                f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
+                "row for it; give another metric, or more validation rows"
+            )
         saves_the_best = self.args.save_strategy == SaveStrategy.BEST
         if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
             return False

@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from transformers import PreTrainedModel
 
 from arguments.sharding import wants_fsdp
 from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
-from common.command_line import exit_on_user_error
+from common.errors import UserError
 from common.processes import finish_process_group, is_first_process, print_once
 from common.reports import (
     end_summary,
@@ -63,8 +64,7 @@ class Run:
 
     def track(self, trainer: T5Trainer, configuration: dict, checkpoint: str | None = None) -> None:
         """Starts the trackers of --report_to. If one cannot start, that is the user's error, exit code 2."""
-        with exit_on_user_error():
-            start_tracking(trainer, configuration, checkpoint)
+        start_tracking(trainer, configuration, checkpoint)
 
     def write_results(self, results: dict) -> None:
         """Writes all_results.json."""
@@ -91,7 +91,15 @@ class TrainingRun(Run):
         """Shows the plan, trains, evaluates and saves; returns the results. next_script: what to run then, with its
         flags but --model_name_or_path."""
         self.start()
-        trained = self.trainer.train(resume_from_checkpoint=self.checkpoint)
+        try:
+            trained = self.trainer.train(resume_from_checkpoint=self.checkpoint)
+        except torch.OutOfMemoryError as error:
+            batch, steps = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
+            raise UserError(
+                f"--per_device_train_batch_size {batch}: {first_line(error)} Give half of it and "
+                f"--gradient_accumulation_steps {2 * steps}, or --gradient_checkpointing; "
+                "--resume_from_checkpoint goes on from the last checkpoint"
+            ) from None
         command = f"python {next_script} --model_name_or_path {shlex.quote(self.args.output_dir)}"
         return self.finish(trained.metrics, command)
 
@@ -128,12 +136,11 @@ class TrainingRun(Run):
         }
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, data.unknown and data.unknown.warning(), *changed)
-        with exit_on_user_error():
-            if data.unknown:
-                data.unknown.refuse_beyond(self.decision.model.most_unknown)
-            check_plan(self.trainer.model, args, steps, needs)
-            if not args.deepspeed:
-                check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
+        if data.unknown:
+            data.unknown.refuse_beyond(self.decision.model.most_unknown)
+        check_plan(self.trainer.model, args, steps, needs)
+        if not args.deepspeed:
+            check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
         if args.dry_run:
             record = self._record() | {"arguments": self.decision.decided_flags()}
             print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")
@@ -142,10 +149,9 @@ class TrainingRun(Run):
             raise SystemExit(0)
         if args.precompile:  # two steps that leave no trace but the compiler's cache
             return
-        with exit_on_user_error():
-            if is_first_process():
-                self.output_dir.mkdir(parents=True, exist_ok=True)
-            lock_output_dir(args)
+        if is_first_process():
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+        lock_output_dir(args)
         old = old_files(args, self.checkpoint)  # before the trackers write theirs
         record = self._record() if is_first_process() else {"arguments": {}}
         # The flags at the top, so that runs can be filtered by them.

@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from transformers import PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 
-from common.command_line import exit_on_user_error
 from common.errors import UserError
 from common.processes import is_first_process, print_once
 from common.reports import write_json
@@ -182,8 +181,7 @@ class SavingTrainer(RowOrderTrainer):
         elif has_low_rank(self.model):
             load_low_rank(self.model, folder)
         else:
-            with exit_on_user_error():
-                load_weights(self.model, folder)
+            load_weights(self.model, folder)
 
     def _load_best_model(self):
         """Overrides Trainer to load the best checkpoint as `_load_from_checkpoint` does. Trainer warns where its folder

@@ -38,8 +38,10 @@ class RunScriptTest(parameterized.TestCase):
     def test_ctrl_c_is_one_line_of_every_script(self, script):
         """It was a traceback, and exit code 1, of those that do not train, evaluate or predict."""
         program = (
-            "import argparse, runpy, common.command_line as lines\ndef ctrl_c(*_):\n    raise KeyboardInterrupt\n"
-            "argparse.ArgumentParser.parse_args = lines.exit_on_user_error = ctrl_c\n"
+            "import argparse, contextlib, runpy, common.command_line as lines\n"
+            "def ctrl_c(*_):\n    raise KeyboardInterrupt\n"
+            "class CtrlC(contextlib.ContextDecorator):\n    __enter__ = __exit__ = ctrl_c\n"
+            "argparse.ArgumentParser.parse_args, lines.exit_on_user_error = ctrl_c, CtrlC\n"
             f"runpy.run_module('{script}', run_name='__main__')"
         )
         command = [warm_python(), "-c", program]

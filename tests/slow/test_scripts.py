@@ -245,6 +245,15 @@ class PreTrainTest(ScriptTest):
         self.assertEqual([line["step"] for line in lines if "loss" in line], [5])
         self.assertEqual([line["step"] for line in lines if "eval_loss" in line], [5])  # although it is no 20th step
 
+    @parameterized.parameters(
+        (UserError("matrices: of another model"), "matrices: of another model"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "--per_device_train_batch_size 4: CUDA .* --gradient_accum"),
+    )
+    def test_an_error_of_the_users_in_the_midst_of_training_is_one_line(self, error, message):
+        flags = pre_training_flags(self.folder / "out") | dict(per_device_train_batch_size=4)
+        with mock.patch.object(pre_train_t5.T5Trainer, "train", side_effect=error):
+            self.assert_refused(message, pre_train_t5.main, **flags)
+
     def test_precompile_leaves_nothing_but_the_compilers_cache(self):
         flags = pre_training_flags(self.folder / "run", max_steps=1, save_steps=1, precompile=True)
         words = argv_of(flags | dict(torch_compile_backend="aot_eager"))

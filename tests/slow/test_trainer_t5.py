@@ -38,6 +38,7 @@ from warm_python import warm_python
 from arguments.model import ModelArguments
 from arguments.task import TaskArguments
 from arguments.training import PreTrainingArguments, check_training, global_batch_size
+from common.errors import UserError
 from common.processes import finish_process_group
 from common.reports import read_metrics
 from common.whole_folders import checkpoints_of
@@ -448,11 +449,10 @@ class ResumeTest(TrainerTest):
         tensors = load_file(file)
         tensors["encoder.final_norm.weight"] = tensors.pop("encoder.final_layer_norm.weight")
         save_file(tensors, file, {"format": "pt"})
-        printed = io.StringIO()
-        with self.assertRaises(SystemExit) as ended, contextlib.redirect_stderr(printed):
+        with self.assertRaisesRegex(
+            UserError, r"lacks 1 of the model's tensors: \['encoder.final_layer_norm.weight'\]"
+        ):
             trained(self.folder / "resumed", str(self.folder / "checkpoint-1"), max_steps=2)
-        self.assertEqual(ended.exception.code, 2)
-        self.assertIn("lacks 1 of the model's tensors: ['encoder.final_layer_norm.weight']", printed.getvalue())
 
     def test_weights_in_several_files_or_in_a_file_of_transformers_4_are_loaded(self):
         saved, loaded = (trained(self.folder / name, max_steps=steps).model for name, steps in (("a", 1), ("b", 2)))
@@ -812,7 +812,7 @@ class RunTest(TrainerTest):
         self.assertEndsWith(trainer.state.best_model_checkpoint or "none", "checkpoint-4")
         self.assertEqual(trainer.state.best_metric, 0.6)
 
-    def test_an_evaluation_without_the_main_metric_ends_in_one_line(self):
+    def test_an_evaluation_without_the_main_metric_is_the_users_error(self):
         trainer = make_trainer(
             self.folder,
             eval_dataset=chunks(4, 4),
@@ -820,10 +820,8 @@ class RunTest(TrainerTest):
             eval_steps=1,
             metric_for_best_model="loss_ul2_s",
         )
-        with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stop:
+        with self.assertRaisesRegex(UserError, "--metric_for_best_model loss_ul2_s: the evaluation has no row for it;"):
             quietly(trainer.train)
-        self.assertEqual(stop.exception.code, 2)
-        self.assertIn("--metric_for_best_model loss_ul2_s: the evaluation has no row for it;", errors.getvalue())
 
     def test_a_stop_is_saved_where_the_evaluation_is_not_the_best(self):
         trainer = make_trainer(

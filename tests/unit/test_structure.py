@@ -116,6 +116,8 @@ def reached(tree: ast.Module, own: set[str]) -> set[str]:
             names |= {node.attr} if swapped or is_private(node.attr) else set()
         elif isinstance(node, ast.ImportFrom):
             names |= set(filter(is_private, [*(node.module or "").split("."), *(alias.name for alias in node.names)]))
+        elif isinstance(node, ast.keyword) and is_private(node.arg):
+            names.add(node.arg)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
             names |= {
                 part.value for part in node.args[1:2] if isinstance(part, ast.Constant) and is_private(part.value)
@@ -145,7 +147,7 @@ class StructureTest(parameterized.TestCase):
             (place, name)
             for places, names in rows
             for place in re.findall(r"`([\w/]+)\.py`", places)
-            for name in re.findall(r"`(\w+)`", names)
+            for name in re.findall(r"`(_\w+)`", names)
         }
         inherited = {name: from_bases(name) for name in FILES}
         ours = set().union(*(private_parts(tree) - inherited[name] for name, tree in sources().items()))
@@ -203,8 +205,10 @@ class StructureTest(parameterized.TestCase):
         self.assertEqual(imported(tree), {"a", "c", "d", "h"})
         self.assertEqual(imported(ast.parse("from training import saving")), {"training", "training.saving"})
         self.assertEqual(defined(ast.parse("import a\nb = 1\nc: int = 2\ndef d(): pass")), {"b", "c", "d"})
-        tree_of_reaches = ast.parse("from a._b import c\nd._e = f.__class__\nf.__class__ = g\nhasattr(h, '_i')\nj._k()")
-        self.assertEqual(reached(tree_of_reaches, {"_k"}), {"_b", "_e", "__class__", "_i"})
+        tree_of_reaches = ast.parse(
+            "from a._b import c\nd._e = f.__class__\nf.__class__ = g\nhasattr(h, '_i')\nj._k(_l=1)"
+        )
+        self.assertEqual(reached(tree_of_reaches, {"_k"}), {"_b", "_e", "__class__", "_i", "_l"})
         held = ast.parse("_a = 1\nclass B:\n    _c = 2\n    def _d(self):\n        self._e = f._g")
         self.assertEqual(private_parts(held), {"_a", "_c", "_d", "_e"})
         self.assertFalse(is_script(tree))
