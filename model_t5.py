@@ -54,7 +54,7 @@ from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_voca
 
 # Of --config_overrides; other numbers have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
-    "d_model d_kv d_ff num_heads relative_attention_max_distance".split(), dict(at_least=1, at_most=2**20)
+    ("d_model", "d_kv", "d_ff", "num_heads", "relative_attention_max_distance"), dict(at_least=1, at_most=2**20)
 )
 _SHAPE_LIMITS |= dict.fromkeys(("num_layers", "num_decoder_layers"), dict(at_least=1, at_most=1000))
 _SHAPE_LIMITS |= {"vocab_size": dict(at_least=2, at_most=2**21), "dropout_rate": dict(at_least=0, below=1)}

@@ -99,11 +99,11 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     # Shorter help for transformers' flags, and limits that transformers does not check.
     _inherited = {
-        **dict.fromkeys("adam_beta1 adam_beta2 label_smoothing_factor".split(), dict(at_least=0, below=1)),
+        **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), dict(at_least=0, below=1)),
         "logging_steps": dict(at_least=0),
         **dict.fromkeys(("eval_strategy", "logging_strategy"), dict(choices=tuple(IntervalStrategy))),
         **dict.fromkeys(
-            "per_device_eval_batch_size per_device_train_batch_size save_total_limit".split(),
+            ("per_device_eval_batch_size", "per_device_train_batch_size", "save_total_limit"),
             dict(at_least=1),
         ),
         "data_seed": dict(at_least=0, at_most=LARGEST_SEED),

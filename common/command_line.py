@@ -33,7 +33,7 @@ from common.processes import cores_here, is_first_of_its_node, is_first_process,
 from common.reports import PROJECT, RED, introduction, is_secret, painted, write_json
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
-SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # of the same: one of them overrides the other in a recipe
+SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # one of a set in a recipe overrides the others
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
 # Names that transformers' training flags had in earlier versions, whose successors are spelt otherwise.

@@ -19,7 +19,7 @@ _DROPPED_SECTIONS = frozenset(
     "references,reference,see also,license,licence,copyright,changelog,citation,bibtex,author,authors,todo".split(",")
 )
 _BLOCK_SECTIONS = _DROPPED_SECTIONS | {"example", "examples", "usage"}  # these hold prose too where underlined
-_ADMONITIONS = frozenset("note warning tip important hint caution attention admonition danger".split())
+_ADMONITIONS = {"note", "warning", "tip", "important", "hint", "caution", "attention", "admonition", "danger"}
 _UNDERLINE = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}$")
 _SECTION = re.compile(r"(?:\*\*)?([A-Za-z][A-Za-z -]{2,20}?)(?:\*\*)?\s*:(?:\*\*)?(?:\s|:?$)")  # Args: | Returns: x
 _FIELD = re.compile(r":[\w ]+(?: [^:`]*)?:(?:\s|$)|@\w+\b")  # :param x: ... | :rtype: ... | @param x: ...

@@ -267,7 +267,7 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
             trackers[name] = TRACKERS[name](args, identity, title, config, step)
         except Exception as error:
             raise UserError(f"--report_to {name}: {type(error).__name__}: {error}") from error
-    if "tensorboard" in sent:  # which hides the rest
+    if "tensorboard" in sent:  # TensorBoard hides what was logged beyond the step from which the run resumes
         sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
     callback = TrackersCallback(trackers, identity, sent, path)
     trainer.add_callback(callback)
