@@ -59,7 +59,7 @@ def _published(name: str, config: str | None, streaming: bool) -> dict[str, Any]
     configs, files = {file.config for file in found}, {}
     if len(configs) != 1:
         names = f"configurations {', '.join(sorted(configs))}: name one" if configs else "no conversion on the Hub"
-        raise UserError(f"it has a script, which is not run, and {names}")
+        raise UserError(f"it has a script, which is not run, and {names}; or give local files with --train_file")
     for file in found:
         files.setdefault(file.split, []).append(file.url)
     part = " (of its first gigabytes)" if any("/partial-" in file.url for file in found) else ""

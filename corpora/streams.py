@@ -159,7 +159,7 @@ class LaneSource:
         """UserError if the corpus gives no example at all; a lane would search forever."""
         rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
-            raise UserError(f"{self.corpus.description}: gives no example to train on")
+            raise UserError(f"{self.corpus.description}: gives no example to train on. Give more text")
 
 
 class Lane:
@@ -355,7 +355,10 @@ class StreamDataset(torch.utils.data.IterableDataset):
         """
         files = sorted(Path(checkpoint).glob("stream_state_*.json"))
         if not files:
-            raise UserError(f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming")
+            raise UserError(
+                f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming. Go on without it, or give "
+                "a new --output_dir"
+            )
         states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         if states[0]["fingerprint"] != self.fingerprint:
             raise UserError(

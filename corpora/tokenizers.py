@@ -112,7 +112,9 @@ def train_tokenizer(
         in_background(partial(train, **options)).result()  # C++ sees Ctrl-C when it is done, which may take an hour
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
-            raise UserError("there is no text to train a tokenizer on") from None
+            raise UserError(
+                "there is no text to train a tokenizer on: all documents are empty. Give --tokenizer_name"
+            ) from None
         reason = str(error).split("] ")[-1]
         if most := re.search(r"set it to a value <= (\d+)", str(error)):
             tokens = int(most[1]) + NUM_SENTINELS
@@ -336,7 +338,7 @@ def _load(files: dict[str, Path], name_or_path: str, shown: str) -> PreTrainedTo
     try:
         model = next((SentencePieceModel(files[name].read_bytes()) for name in MODELS if name in files), None)
     except RuntimeError:
-        raise UserError(f"{shown}: no SentencePiece model") from None
+        raise UserError(f"{shown}: no SentencePiece model. Give one, or a folder with its tokenizer.json") from None
     if model and _class_name(files) in ("", "T5Tokenizer", "MT5Tokenizer", "PreTrainedTokenizer"):
         tokenizer = _of_rules(model.tokenizer_content(shown), files, model.special_pieces())
     else:
