@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
-from transformers import PreTrainedModel
-from transformers.trainer_utils import HubStrategy
 
 from common.errors import UserError
 from common.processes import in_background, print_once
-from publishing.model_cards import model_card, read_run
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it does without torch
+    from transformers import PreTrainedModel
+
     from arguments.training import T5TrainingArguments
 
 # Parts of a run's folder that are not published: training state, local paths, the trackers' own files.
@@ -58,13 +57,14 @@ class RunUploads:
     def start(self, checkpoint: Path, step: int) -> None:
         """Begins to upload the model of a whole checkpoint, without the states of the training; `--hub_strategy` adds
         those."""
-        if self.args.hub_strategy == HubStrategy.END:
+        strategy = self.args.hub_strategy.value
+        if strategy == "end":
             return
         message = f"Training in progress, step {step:,}"
         upload_to = partial(start_upload, checkpoint, self.repository, token=self.args.hub_token)
         self._running.append(upload_to(message, ignore=NOT_PUBLISHED))
-        whole = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: checkpoint.name}
-        if into := whole.get(self.args.hub_strategy):
+        whole = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}
+        if into := whole.get(strategy):
             self._running.append(upload_to(f"{message}, {into}", into=into))
 
     def wait(self) -> None:
@@ -74,8 +74,10 @@ class RunUploads:
                 print_once(f"an upload to {self.repository} failed ({reason(error)}); the next save tries again")
         self._running = []
 
-    def finish(self, model: PreTrainedModel) -> str:
+    def finish(self, model: "PreTrainedModel") -> str:
         """Uploads the finished run's folder with its model card; its address. UserError if that fails."""
+        from publishing.model_cards import model_card, read_run  # brings the tasks
+
         self.wait()
         folder = Path(self.args.output_dir)
         card = model_card(self.repository, read_run(folder), model, has_curve=(folder / "loss.png").is_file())
