@@ -61,26 +61,26 @@ def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> di
     return {part: f"{count} tensor{'s'[: count > 1]}: {origin}" for (part, origin), count in counts.items()}
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict[str, str | None]:
     """Runs the script; returns {tensor: the tensor it was copied from or None}."""
-    with exit_on_user_error():
-        (args,) = parse_arguments([AdaptationArguments], argv, about=__doc__)
-        check_flags(args)
-        tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
-        if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):
-            raise UserError(
-                f"--encoder {args.encoder}: has another tokenizer than {args.model_name_or_path}. Name two checkpoints "
-                "with one tokenizer"
-            )
-        decoder = load_decoder(args.model_name_or_path, "--model_name_or_path")
-        encoder = load_decoder(args.encoder, "--encoder") if args.encoder else None
-        set_seed(args.seed)
-        model, copied = adapt(decoder, encoder)
-        model.generation_config.decoder_start_token_id = family_of(model.config).start_token(model.config)
-        with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
-            model.save_pretrained(folder)
-            save_tokenizer(tokenizer, folder)
-            write_json(folder / "adaptation.json", copied)
+    (args,) = parse_arguments([AdaptationArguments], argv, about=__doc__)
+    check_flags(args)
+    tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
+    if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):
+        raise UserError(
+            f"--encoder {args.encoder}: has another tokenizer than {args.model_name_or_path}. Name two checkpoints "
+            "with one tokenizer"
+        )
+    decoder = load_decoder(args.model_name_or_path, "--model_name_or_path")
+    encoder = load_decoder(args.encoder, "--encoder") if args.encoder else None
+    set_seed(args.seed)
+    model, copied = adapt(decoder, encoder)
+    model.generation_config.decoder_start_token_id = family_of(model.config).start_token(model.config)
+    with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
+        model.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
+        write_json(folder / "adaptation.json", copied)
     names = {"decoder": args.model_name_or_path, "encoder": args.encoder or args.model_name_or_path}
     rows = {"model": f"{human_count(count_parameters(model))} parameters ({shape_of(model.config).described})"}
     rows |= described_copies(copied, names) | {"written to": args.output_dir}

@@ -252,18 +252,18 @@ def draw(args: Namespace, results: dict[str, dict]) -> None:
             draw_scores(scores, Path(args.output).with_suffix(".png"), unit)
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
     transformers.logging.set_verbosity_error()
-    with exit_on_user_error():
-        args = parse(list(sys.argv[1:] if argv is None else argv))
-        parts = parts_of(args)
-        if args.command == "gpu":
-            result = run_suite(args, parts)
-        else:
-            result = run(parts[args.command])
-            save(parts[args.command], result)
-            draw(args, {args.command: result})
+    args = parse(list(sys.argv[1:] if argv is None else argv))
+    parts = parts_of(args)
+    if args.command == "gpu":
+        result = run_suite(args, parts)
+    else:
+        result = run(parts[args.command])
+        save(parts[args.command], result)
+        draw(args, {args.command: result})
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

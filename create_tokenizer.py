@@ -202,26 +202,26 @@ def described_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> st
     return f"{100 * share:.2f} % of the letters are <unk> ({len(lost):,} of {len(letters):,} different ones){hint}"
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> str:
     """Runs the script; returns the folder it wrote."""
-    with exit_on_user_error():
-        (args,) = parse_arguments([TokenizerArguments], argv, about=__doc__)
-        data_args = check_tokenizer(args)
-        if args.from_tokenizer or args.model_name_or_path:
-            with made_aside(Path(args.output_dir)) as folder:
-                rows = write_with_added_tokens(args, folder)
-            end_summary(rows, title="tokenizer")
-            return args.output_dir
-        if args.config_name:
-            build_config(args.config_name)  # refuses an unknown name before the training
-        text, documents = find_documents(args, data_args)
-        start_summary({"text": text, "tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
+    (args,) = parse_arguments([TokenizerArguments], argv, about=__doc__)
+    data_args = check_tokenizer(args)
+    if args.from_tokenizer or args.model_name_or_path:
         with made_aside(Path(args.output_dir)) as folder:
-            how = args.normalization, args.character_coverage, args.max_sentences
-            letters = train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how)
-            tokenizer = load_tokenizer(str(folder))
-            if args.config_name:
-                build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
+            rows = write_with_added_tokens(args, folder)
+        end_summary(rows, title="tokenizer")
+        return args.output_dir
+    if args.config_name:
+        build_config(args.config_name)  # refuses an unknown name before the training
+    text, documents = find_documents(args, data_args)
+    start_summary({"text": text, "tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
+    with made_aside(Path(args.output_dir)) as folder:
+        how = args.normalization, args.character_coverage, args.max_sentences
+        letters = train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how)
+        tokenizer = load_tokenizer(str(folder))
+        if args.config_name:
+            build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
     where, sentinels = shlex.quote(args.output_dir), find_sentinel_ids(tokenizer).tolist()
     shape = where if args.config_name else "mini"
     rows = {

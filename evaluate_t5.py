@@ -59,7 +59,7 @@ from model_t5 import fit_vocabulary, is_local_model, load_model
 from modeling.generation_settings import set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
-from runs.trackers import finish_tracking, log_table
+from runs.trackers import finish_tracking, log_table, start_tracking
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
@@ -463,7 +463,7 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     run = Run(args, "evaluation")
     held_out = f"{text.documents['validation']:,} held-out documents, {len(rows):,} rows of {text_args.objective}"
     run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "unknown": text.unknown})
-    run.track(trainer, vars(evaluation) | vars(text_args) | args.to_dict())
+    start_tracking(trainer, vars(evaluation) | vars(text_args) | args.to_dict())
     results = trainer.evaluate()
     finish_tracking(trainer)
     if is_first_process():
@@ -514,7 +514,7 @@ def main(argv: list[str] | None = None) -> dict:
     for number, job in enumerate(jobs):
         loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
         trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
-        run.track(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
+        start_tracking(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers

@@ -194,45 +194,45 @@ def described(result: dict) -> str:
     return f"{line}; log-probabilities {within}"
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict[str, dict]:
     """{format: its comparison with PyTorch}."""
-    with exit_on_user_error():
-        (args,) = parse_arguments([ExportArguments], argv, about=__doc__)
-        check_flags(args)
-        checkpoint = find_checkpoint(args.model_name_or_path)
-        folders = (Path(checkpoint), Path(checkpoint).parent)
-        run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
-        tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
-        step = read_json(folders[0] / "trainer_state.json").get("global_step")
-        if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
-            record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
-        texts, texts_from = texts_to_compare(args, record["run"])
-        model = load_model(checkpoint).eval()
-        fit_vocabulary(model, len(tokenizer))
-        others = [kind for kind in args.formats if kind != "huggingface"]
-        if others:
-            refuse_lacking(model.config, "engines", f"--formats {others[0]}")
-        record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
-        plan = {"checkpoint": checkpoint, "model": f"{human_count(count_parameters(model))} parameters"}
-        start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
-        with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
-            search = beam_search(model, read_record(checkpoint).get("generation_num_beams"))
-            original = Original(model, tokenizer, encode(tokenizer, texts), search=search)
-            found = export(args, folder, original, texts)
-            for file in (Path(checkpoint) / TASK_RECORD, run / "loss.png"):  # task.json: evaluate_t5.py repeats numbers
-                if file.is_file():
-                    shutil.copy(file, folder / file.name)
-            name, language = args.push_to_hub or Path(args.output_dir).name, args.language
-            given = dict(license=args.license, language=language[0] if language and len(language) == 1 else language)
-            card = model_card(name, record, model, found, (folder / "loss.png").is_file(), **given)
-            (folder / "README.md").write_text(card, encoding="utf-8")
-        rows = {kind: described(result) for kind, result in found.items()}
-        address = None
-        if args.push_to_hub:
-            try:
-                address = upload(Path(args.output_dir), args.push_to_hub, args.hub_private or None, "Model and card")
-            except ValueError as error:
-                raise UserError(f"{error}; --overwrite_output_dir lets the same command try again") from None
+    (args,) = parse_arguments([ExportArguments], argv, about=__doc__)
+    check_flags(args)
+    checkpoint = find_checkpoint(args.model_name_or_path)
+    folders = (Path(checkpoint), Path(checkpoint).parent)
+    run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
+    tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
+    step = read_json(folders[0] / "trainer_state.json").get("global_step")
+    if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
+        record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
+    texts, texts_from = texts_to_compare(args, record["run"])
+    model = load_model(checkpoint).eval()
+    fit_vocabulary(model, len(tokenizer))
+    others = [kind for kind in args.formats if kind != "huggingface"]
+    if others:
+        refuse_lacking(model.config, "engines", f"--formats {others[0]}")
+    record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
+    plan = {"checkpoint": checkpoint, "model": f"{human_count(count_parameters(model))} parameters"}
+    start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
+    with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
+        search = beam_search(model, read_record(checkpoint).get("generation_num_beams"))
+        original = Original(model, tokenizer, encode(tokenizer, texts), search=search)
+        found = export(args, folder, original, texts)
+        for file in (Path(checkpoint) / TASK_RECORD, run / "loss.png"):  # task.json: evaluate_t5.py repeats numbers
+            if file.is_file():
+                shutil.copy(file, folder / file.name)
+        name, language = args.push_to_hub or Path(args.output_dir).name, args.language
+        given = dict(license=args.license, language=language[0] if language and len(language) == 1 else language)
+        card = model_card(name, record, model, found, (folder / "loss.png").is_file(), **given)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    rows = {kind: described(result) for kind, result in found.items()}
+    address = None
+    if args.push_to_hub:
+        try:
+            address = upload(Path(args.output_dir), args.push_to_hub, args.hub_private or None, "Model and card")
+        except ValueError as error:
+            raise UserError(f"{error}; --overwrite_output_dir lets the same command try again") from None
     end_summary(rows | {"written to": args.output_dir, "uploaded to": address}, title="exported")
     return found
 

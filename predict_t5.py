@@ -312,28 +312,28 @@ def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
     return record
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """{"inputs": how many there are, "answered": how many of them in this run}."""
-    with exit_on_user_error():
-        plan = parse_flags(argv)
-        args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
-        sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
-        settings, output = settings_of(plan), None
-        places = (
-            "model_name_or_path",
-            "tokenizer_name",
-            "input_file",
-        )  # they may differ between nodes; their contents are compared
-        check_alike(
-            {name: value for name, value in settings.items() if name not in places},
-            "give all nodes the same flags and files",
-        )
-        if state.is_main_process:  # another node's file may differ
-            with told_if_full(f"--output_file {args.output_file}", GO_ON):
-                output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
-        (done,) = broadcast_object_list([output and output.done])
-        engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
-        answer, searched = engine(plan, state.device) if done < len(sizes) else (None, None)
+    plan = parse_flags(argv)
+    args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
+    sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
+    settings, output = settings_of(plan), None
+    places = (
+        "model_name_or_path",
+        "tokenizer_name",
+        "input_file",
+    )  # they may differ between nodes; their contents are compared
+    check_alike(
+        {name: value for name, value in settings.items() if name not in places},
+        "give all nodes the same flags and files",
+    )
+    if state.is_main_process:  # another node's file may differ
+        with told_if_full(f"--output_file {args.output_file}", GO_ON):
+            output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
+    (done,) = broadcast_object_list([output and output.done])
+    engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
+    answer, searched = engine(plan, state.device) if done < len(sizes) else (None, None)
     start_summary(summary(plan, sizes, done, searched), title="prediction")
     done = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
@@ -345,7 +345,7 @@ def main(argv: list[str] | None = None) -> dict:
         while window := list(itertools.islice(items, size)):
             records = answer_window(window, answer, plan, progress, begin)
             if output:
-                with exit_on_user_error(), told_if_full(f"--output_file {args.output_file}", GO_ON):
+                with told_if_full(f"--output_file {args.output_file}", GO_ON):
                     output.append(records[done - begin :])
             done = begin = begin + len(window)
             progress.n = sum(sizes[:done])

@@ -341,18 +341,18 @@ def submit(args: ReportArguments, report: dict) -> str:
 
 
 # ---------------------------------------------------------------- the script
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to glue.json."""
-    with exit_on_user_error():
-        args, more, task_args = parse_flags(argv)
-        runs = planned_runs(args, more)
-        if args.dry_run:
-            for run in runs:
-                print(shlex.join(["python", "fine_tune_t5.py", *run.shown_flags]))
-            return {}
-        done = sum(bool(run.results()) for run in runs)
-        if not args.report_only and done < len(runs):
-            check_data(args, task_args)
+    args, more, task_args = parse_flags(argv)
+    runs = planned_runs(args, more)
+    if args.dry_run:
+        for run in runs:
+            print(shlex.join(["python", "fine_tune_t5.py", *run.shown_flags]))
+        return {}
+    done = sum(bool(run.results()) for run in runs)
+    if not args.report_only and done < len(runs):
+        check_data(args, task_args)
     counts = f"{len(runs)} ({len(args.tasks)} tasks x {len(args.seeds)} seeds), {done} of them finished"
     rows = {
         "checkpoint": args.model_name_or_path or "scratch",

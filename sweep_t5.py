@@ -131,19 +131,19 @@ def print_commands(sweep: Sweep, seed: int) -> None:
         study.tell(trial, 0.0)
 
 
+@exit_on_user_error()
 def main(argv: list[str] | None = None) -> int:
     """The exit code: 0; 1 if too many trials failed, or all; 130 after Ctrl-C; 75 after another signal, or if the trial
     ended with 75, so that slurm/sweep.slurm requeues the job. SystemExit(2) for a user's mistake."""
-    with exit_on_user_error():
-        args, sweep = parse_flags(argv)
-        import optuna  # --help and a mistake in the file need not wait for it
+    args, sweep = parse_flags(argv)
+    import optuna  # --help and a mistake in the file need not wait for it
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        if args.dry_run:
-            print_commands(sweep, args.seed)
-            return 0
-        sweep.folder.mkdir(parents=True, exist_ok=True)
-        study = open_study(sweep, args.storage)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if args.dry_run:
+        print_commands(sweep, args.seed)
+        return 0
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    study = open_study(sweep, args.storage)
     reason, code = "", 0
     if not args.report_only:
         search = f"{sweep.method} over {', '.join(sweep.distributions) or 'nothing'}"

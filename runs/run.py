@@ -62,10 +62,6 @@ class Run:
         for notice in filter(None, notices):
             print_once(notice)
 
-    def track(self, trainer: T5Trainer, configuration: dict, checkpoint: str | None = None) -> None:
-        """Starts the trackers of --report_to. If one cannot start, that is the user's error, exit code 2."""
-        start_tracking(trainer, configuration, checkpoint)
-
     def write_results(self, results: dict) -> None:
         """Writes all_results.json."""
         with side_file(self.output_dir / "all_results.json") as path:
@@ -157,7 +153,7 @@ class TrainingRun(Run):
         # The flags at the top, so that runs can be filtered by them.
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
-        self.track(self.trainer, shown, self.checkpoint)
+        start_tracking(self.trainer, shown, self.checkpoint)
         for path in old:
             remove(path, quietly=path.name == SAVING)
         if is_first_process():
