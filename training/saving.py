@@ -220,8 +220,12 @@ def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
     """Gives the model the weights in `folder`. UserError if any are missing; an embedding that shares another's tensor
     is in no file."""
-    lacking = model.load_state_dict(_tensors_of(folder), strict=False).missing_keys
-    if missing := [name for name in lacking if name not in model.all_tied_weights_keys]:
+    _refuse_lacking(model, folder, model.load_state_dict(_tensors_of(folder), strict=False).missing_keys)
+
+
+def _refuse_lacking(model: PreTrainedModel, folder: Path, lacking: list[str]) -> None:
+    missing = [name for name in lacking if name not in model.all_tied_weights_keys]
+    if missing:
         raise UserError(
             f"{folder}: it lacks {len(missing)} of the model's tensors: {missing[:3]}; another version of "
             "transformers may have named them otherwise when it was saved"
@@ -229,7 +233,7 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. RuntimeError if any are missing.
+    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. UserError if any are missing.
 
     Trainer's own loading fails on T5's embedding, which has one tensor and three names.
     """
@@ -240,6 +244,4 @@ def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
         weights = _tensors_of(folder)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
     lacking = set_model_state_dict(model, weights, options=options).missing_keys
-    missing = {n for n in lacking if (".lora_" in n if low_rank else n not in model.all_tied_weights_keys)}
-    if missing:
-        raise RuntimeError(f"{folder}: the weights lack {len(missing)} tensors: {sorted(missing)[:5]}")
+    _refuse_lacking(model, folder, [name for name in lacking if ".lora_" in name] if low_rank else lacking)
