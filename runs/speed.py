@@ -1,7 +1,8 @@
 """Chooses settings that make a run fast and describes them in a line: `--speed auto`; `--speed plain` chooses none.
 
-    speed = decide_speed(job, args)                 # a frozen record, with a line for the plan; changes nothing
-    apply_speed(speed, model, model_args, args)     # gives it to the model and the flags
+    speed = decide_speed(job, args)         # a frozen record, with a line for the plan; changes nothing
+    args = args.replaced(**speed.flags(args))
+    use_speed(speed, model, args)           # gives it to the model and to torch
 
 A flag that is given wins. Only what changes a run's numbers by no more than rounding is chosen: the global batch, the
 order of the rows and the weights stay; a resumed run keeps what it had. Whatever changes more is a flag of its own.
@@ -60,10 +61,9 @@ class Batches:
     packable: bool = False
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is trained. source, target: tokens of the longest row. shapes: that batches have, 0 for any number.
-    packable: whether a batch's examples may be packed into fewer rows.
+@dataclass(frozen=True, kw_only=True)
+class Job(Batches):
+    """What is trained, on which batches.
 
     weights: shapes of the tensors that are trained. frozen: number of the other weights. attention: what the model has
     now; attention_is_given: whether --attn_implementation names it. steps: -1 where only epochs are known. earlier: the
@@ -71,15 +71,11 @@ class Job:
     """
 
     config: T5Config
-    source: int
-    target: int
-    shapes: int
     steps: int
     dropout: float = 0.0
     attention: str = "sdpa"
     weights: list[tuple[int, ...]] = field(default_factory=list)
     earlier: dict = field(default_factory=dict)
-    packable: bool = False
     frozen: int = 0
     attention_is_given: bool = False
 
@@ -349,16 +345,13 @@ def job_of(
     """The job of a run. planned: its model, perhaps without weights. checkpoint: which the run resumes, or None;
     attention: --attn_implementation."""
     return Job(
-        planned.config,
-        batches.source,
-        batches.target,
-        batches.shapes,
-        steps,
+        **vars(batches),
+        config=planned.config,
+        steps=steps,
         dropout=dropout_of(planned),
         attention=planned.config._attn_implementation,
         attention_is_given=attention is not None,
         weights=[tuple(p.shape) for p in planned.parameters() if p.requires_grad],
         frozen=count_parameters(planned) - count_parameters(planned, True),
         earlier=run_of(checkpoint).get("arguments", {}),
-        packable=batches.packable,
     )
