@@ -39,7 +39,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
-from arguments.text import PreTrainingDataArguments, check_pre_training_data
+from arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments, refuse
 from common.errors import UserError
@@ -77,12 +77,7 @@ PRE_TRAINING_FLAGS = (
     "bf16",
     "validation_split_percentage",
     "validation_split_count",
-    "objective",
-    "input_seq_length",
-    "noise_density",
-    "mean_noise_span_length",
-    "packing",
-    "eos_between_documents",
+    *CORRUPTION_FLAGS,
 )
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
@@ -276,7 +271,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Lo
                 raise UserError(f"--model_name_or_path {job.model}: no checkpoint there")
             task = LoadedTask(job.task, job.task.read(job.splits), load(job.model))
             loaded.append(LoadedJob(task, job.model, job.splits))
-        except (ValueError, FileNotFoundError) as error:
+        except UserError as error:
             if len(jobs) == 1:
                 raise
             missing[job.task.name] = str(error)

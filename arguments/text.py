@@ -9,6 +9,15 @@ from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from corpora.own_ids import corpus_files
 
+# What decides which tokens are masked, and how the rows are cut.
+CORRUPTION_FLAGS = (
+    "objective",
+    "input_seq_length",
+    "noise_density",
+    "mean_noise_span_length",
+    "packing",
+    "eos_between_documents",
+)
 PACKINGS = ("chunks", "documents")  # objectives/registry.py
 LONGEST = 10**6  # tokens of a row
 MOST_PROCESSES = 1024

@@ -29,6 +29,7 @@ from transformers import PretrainedConfig
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
+from arguments.text import CORRUPTION_FLAGS
 from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
 from common.command_line import RESUME_NEWEST, check_folder
 from common.errors import UserError
@@ -306,12 +307,7 @@ _DECISIVE = (
     "train_only",
     "seed",
     "data_seed",
-    "objective",
-    "input_seq_length",
-    "noise_density",
-    "mean_noise_span_length",
-    "packing",
-    "eos_between_documents",
+    *CORRUPTION_FLAGS,
     "mixing",
     "mixing_cap",
     "mixing_temperature",
