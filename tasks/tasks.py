@@ -363,7 +363,7 @@ class TaskData:
     tokens_per_example = None  # rows have different lengths
 
     def __init__(self, tasks: Tasks, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments):
-        self.names, self.args, self.training_args, self.tokenizer = tasks, tasks.args, args, tokenizer
+        self.named, self.args, self.training_args, self.tokenizer = tasks, tasks.args, args, tokenizer
         read = []  # all are read before the long work
         for task in tasks:
             if task.name == OWN:
@@ -403,7 +403,7 @@ class TaskData:
         if self.args.span_corruption_file:
             share = self.args.span_corruption_share or CORRUPTED_SHARE
             with args.main_process_first(desc="tokenising the text"):
-                longest, _ = self.names.most_tokens(self.tokenizer)
+                longest, _ = self.named.most_tokens(self.tokenizer)
                 parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, longest, args.seed)
             rates = [*rates, sum(rates) * share / (1 - share)]
         rows = sum(min(size, cap) for size in sizes)
