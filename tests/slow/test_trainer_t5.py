@@ -729,9 +729,9 @@ class RunTest(TrainerTest):
         run = TrainingRun(decision, trainer, types.SimpleNamespace(**data), {})
         return quietly(run.start)[1]
 
-    def test_of_equal_scores_the_lower_loss_is_the_best(self):
-        scores, losses = iter([0.5, 0.5, 0.5, 0.4]), iter([3.0, 2.0, 2.5, 1.0])
-        trainer = make_trainer(
+    def patient_trainer(self, patience: int) -> T5Trainer:
+        """Evaluates, saves and may stop every other step, by a metric called score."""
+        return make_trainer(
             self.folder,
             eval_dataset=chunks(4, 4),
             eval_strategy="steps",
@@ -742,9 +742,13 @@ class RunTest(TrainerTest):
             load_best_model_at_end=True,
             metric_for_best_model="eval_score",
             greater_is_better=True,
-            early_stopping_patience=3,
+            early_stopping_patience=patience,
             max_steps=20,
         )
+
+    def test_of_equal_scores_the_lower_loss_is_the_best(self):
+        scores, losses = iter([0.5, 0.5, 0.5, 0.4]), iter([3.0, 2.0, 2.5, 1.0])
+        trainer = self.patient_trainer(3)
         loop = trainer.evaluation_loop
 
         def scored(*args, **kwargs):
@@ -761,20 +765,7 @@ class RunTest(TrainerTest):
 
     def test_early_stopping_and_best_checkpoint_follow_the_main_metric(self):
         scores = iter([0.5, 0.8, 0.7, 0.6, 0.9])
-        trainer = make_trainer(
-            self.folder,
-            eval_dataset=chunks(4, 4),
-            eval_strategy="steps",
-            eval_steps=2,
-            save_strategy="steps",
-            save_steps=2,
-            save_total_limit=1,
-            load_best_model_at_end=True,
-            metric_for_best_model="eval_score",
-            greater_is_better=True,
-            early_stopping_patience=2,
-            max_steps=20,
-        )
+        trainer = self.patient_trainer(2)
         trainer.compute_metrics = lambda output: token_metrics(output.predictions[1]) | {"score": next(scores)}
         seen = {}
 

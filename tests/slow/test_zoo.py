@@ -272,25 +272,30 @@ class ZooTest(parameterized.TestCase):
             self.assertIs(config["tie_word_embeddings"], family in TIED)
 
 
+def pre_training_flags(family: str, objective: str, **more) -> dict:
+    """Those of a run that two processes repeat."""
+    return SMALL | dict(
+        model_name_or_path=animal(family)[0],
+        train_file=place() / "text.txt",
+        objective=objective,
+        input_seq_length=64,
+        learning_rate=1e-3,
+        gradient_accumulation_steps=1,
+        save_steps=2,
+        validation_split_count=30,
+        num_samples=0,
+        data_cache_dir=place() / "cache",
+        **more,
+    )
+
+
 class TwoProcessesTest(parameterized.TestCase):
     @parameterized.parameters(("t5gemma2", "ul2", ()), ("t5gemma", "prefix_lm", ("--train_only=cross_attn",)))
     def test_they_train_to_the_weights_of_one(self, family, objective, more):
         """Rows of several examples; of T5Gemma 2 the part that reads pictures, of T5Gemma all but cross-attention stays
         as it was, which torch's data parallelism must be told."""
         out = [place() / "processes" / f"{family}_{count}" for count in (1, 2)]
-        flags = SMALL | dict(
-            model_name_or_path=animal(family)[0],
-            train_file=place() / "text.txt",
-            objective=objective,
-            input_seq_length=64,
-            max_steps=2,
-            learning_rate=1e-3,
-            gradient_accumulation_steps=1,
-            save_steps=2,
-            validation_split_count=30,
-            num_samples=0,
-            data_cache_dir=place() / "cache",
-        )
+        flags = pre_training_flags(family, objective, max_steps=2)
         argv = [f"--{key}={value}" for key, value in flags.items()]
         run_main(pre_train_t5.main, *argv, *more, f"--output_dir={out[0]}")
         script = [pre_train_t5.__file__, *argv, *more, f"--output_dir={out[1]}", "--per_device_train_batch_size=1"]
@@ -313,20 +318,7 @@ class ShardedTest(parameterized.TestCase):
     def test_two_processes_with_shares_of_the_weights_train_to_those_of_one(self, family, objective, way):
         """Started by accelerate, stopped after two of four steps and resumed."""
         out = [place() / "sharded" / f"{family}_{way}_{count}" for count in (1, 2)]
-        flags = SMALL | dict(
-            model_name_or_path=animal(family)[0],
-            train_file=place() / "text.txt",
-            objective=objective,
-            input_seq_length=64,
-            max_steps=4,
-            learning_rate=1e-3,
-            gradient_accumulation_steps=1,
-            save_steps=2,
-            validation_split_count=30,
-            num_samples=0,
-            data_cache_dir=place() / "cache",
-            optim="adamw_torch",
-        )
+        flags = pre_training_flags(family, objective, max_steps=4, optim="adamw_torch")
         run_main(pre_train_t5.main, *(f"--{key}={value}" for key, value in flags.items()), f"--output_dir={out[0]}")
         argv = [f"--{key}={value}" for key, value in (flags | dict(per_device_train_batch_size=1)).items()]
         argv += [f"--output_dir={out[1]}"]
