@@ -93,7 +93,7 @@ class TrainingRun(Run):
             batch, steps = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
             raise UserError(
                 f"--per_device_train_batch_size {batch}: {first_line(error)} Give half of it and "
-                f"--gradient_accumulation_steps {2 * steps}, or --gradient_checkpointing; "
+                f"--gradient_accumulation_steps {2 * steps}, or --activation_checkpointing; "
                 "--resume_from_checkpoint goes on from the last checkpoint"
             ) from None
         command = f"python {next_script} --model_name_or_path {shlex.quote(self.args.output_dir)}"
