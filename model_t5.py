@@ -18,6 +18,7 @@ Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_m
 
 import contextlib
 import copy
+import hashlib
 import itertools
 import logging
 import re
@@ -36,6 +37,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     T5Config,
 )
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value, parse_yaml
@@ -45,12 +47,16 @@ from common.reports import first_line, human_bytes
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
+from modeling.distillation import CHUNK
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
+from modeling.fewer_layers import leave_out_layers
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
 from modeling.loading import NO_MODEL, load_config, reading_weights
+from modeling.loss import compute_loss_in_forward
 from modeling.low_rank import CONFIG, add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
+from modeling.segment_masks import enable_packing
 
 # Of --config_overrides; other numbers have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -150,6 +156,7 @@ def get_model(
     changed = None
     if args.model_name_or_path:
         model = load_model(args.model_name_or_path, args.attn_implementation)
+        leave_out_layers(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
     else:
@@ -183,6 +190,8 @@ def planned_model(
         config = build_config(args.config_name or "t5-v1_1-small", vocab_size, overrides)
     with torch.device("meta"):
         model = create_model(config, args.attn_implementation)
+    if args.model_name_or_path:
+        leave_out_layers(model, parse_overrides(args.config_overrides))
     _adjust(model, args, dropout)
     return model
 
@@ -299,13 +308,15 @@ def _in_float32(config):
     return config
 
 
-def load_model(name_or_path: str, attn_implementation: str | None = None) -> PreTrainedModel:
+def load_model(
+    name_or_path: str, attn_implementation: str | None = None, flag: str = "--model_name_or_path"
+) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. UserError naming the folder if it is no checkpoint.
+    that their folder names. UserError naming the flag and the folder if it is no checkpoint.
     """
-    config = _in_float32(_t5_config(name_or_path))
+    config = _in_float32(_t5_config(name_or_path, flag))
     check_options(config, attn_implementation)
     if base := base_of(name_or_path):
         return _load_merged(name_or_path, base, attn_implementation)
@@ -313,7 +324,7 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
     options = dict(config=config, dtype=torch.float32, output_loading_info=True)
     if attention := family_of(config).attention(attn_implementation):
         options["attn_implementation"] = attention
-    kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
+    kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"{flag} {name_or_path}"
     with reading_weights(shown), _untied_head_is_intended():
         model, report = kind.from_pretrained(name_or_path, trust_remote_code=False, **options)
     missing = sorted(report["missing_keys"])
@@ -339,6 +350,60 @@ def _load_merged(folder: str, base: str, attn_implementation: str | None) -> Pre
         model.generation_config = GenerationConfig.from_pretrained(folder)
         complete(model)
     return model
+
+
+# ---------------------------------------------------------------- a teacher
+def teacher_config(args: Any) -> PreTrainedConfig:
+    """The configuration of --teacher. args: the T5TrainingArguments."""
+    return _t5_config(args.teacher, "--teacher")
+
+
+def check_teacher(
+    args: Any, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, packed: object = None
+) -> None:
+    """UserError if --teacher cannot teach a model of this configuration and tokenizer, before any weight is read.
+    tokenizer: None where it is still to be trained. packed: whether rows hold several examples."""
+    theirs, shown = teacher_config(args), f"--teacher {args.teacher}"
+    if tokenizer is None:
+        raise UserError(f"{shown}: reads the tokens of its own tokenizer: add --tokenizer_name {args.teacher}")
+    own, given = (each.get_vocab() for each in (load_tokenizer(args.teacher, "--teacher"), tokenizer))
+    if own != given:
+        other = sum(given.get(token) != number for token, number in own.items())
+        raise UserError(
+            f"{shown}: {other:,} of its {len(own):,} tokens have other ids in the student's tokenizer ({len(given):,}),"
+            " and distributions are compared token by token. Give the student the teacher's with --tokenizer_name, or "
+            "let the teacher write answers with predict_t5.py and train on those (recipes/distil_answers.yaml)"
+        )
+    rows, student = shape_of(theirs).vocabulary, shape_of(config).vocabulary
+    if rows != student:
+        raise UserError(f"{shown}: has {rows:,} rows of embeddings, and the student {student:,}: name another teacher")
+    if packed:
+        refuse_lacking(theirs, "packing", shown)
+    if getattr(args, "teacher_top_k", 0) >= rows:
+        raise UserError(
+            f"--teacher_top_k {args.teacher_top_k}: the teacher has {rows:,} tokens. Give fewer, or 0 for all"
+        )
+    check_room(theirs, shown)
+
+
+def load_teacher(args: Any) -> PreTrainedModel:
+    """The model of --teacher on the run's device, for inference: frozen, without dropout, in bfloat16 on a GPU that has
+    it, and whole also where the student is sharded. Its `contents` is a hash of its weights."""
+    unset_hf_deepspeed_config()  # by which transformers would load it in pieces, as the student
+    try:
+        model = load_model(args.teacher, flag="--teacher")
+    finally:
+        if (config := getattr(args, "hf_deepspeed_config", None)) is not None:
+            set_hf_deepspeed_config(config)
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(weight.detach().contiguous().numpy())
+    model.contents = digest.hexdigest()[:24]
+    enable_packing(model)
+    compute_loss_in_forward(model, chunk=CHUNK)  # its head can be left out then
+    low = args.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return model.eval().requires_grad_(False).to(args.device, torch.bfloat16 if low else None)
 
 
 def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:

@@ -33,7 +33,8 @@ from arguments.training import T5TrainingArguments, best_metric_key
 from common.errors import StreamError, UserError
 from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
-from model_t5 import use_one_embedding_module
+from model_t5 import load_teacher, use_one_embedding_module
+from modeling.distillation import Distillation
 from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from modeling.loss import compute_loss_in_forward, token_metrics
@@ -49,14 +50,17 @@ if TYPE_CHECKING:
     from tasks.examples import EvaluationTask
 
 
-def set_up_step(model: PreTrainedModel, args: T5TrainingArguments) -> None:
-    """Applies the options of the training step to the model: loss, compilation, residual stream."""
+def set_up_step(model: PreTrainedModel, args: T5TrainingArguments, teacher: PreTrainedModel | None = None) -> None:
+    """Applies the options of the training step to the model: loss, compilation, residual stream. teacher: to distil
+    from, unless the rows hold what it said."""
     sum_bias_by_diagonals(model)
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
     shapes = 8 + getattr(args, "length_buckets", 0)
-    compute_loss_in_forward(model, args.label_smoothing_factor, args.z_loss, args.loss_chunk_size, options, shapes)
+    distillation = Distillation.of_flags(args, teacher)
+    of_loss = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
+    compute_loss_in_forward(model, *of_loss, options, shapes, distillation, teacher)
 
 
 def _fit_for_fsdp(model: PreTrainedModel) -> None:
@@ -121,7 +125,8 @@ class T5Trainer(FiniteTrainer):
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
-        set_up_step(model, args)
+        self.teacher = load_teacher(args) if args.teacher and not getattr(args, "teacher_top_k", 0) else None
+        set_up_step(model, args, self.teacher)
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:

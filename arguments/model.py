@@ -21,7 +21,9 @@ class ModelArguments:
         None, "Folder or Hub name of the checkpoint. Not set: from scratch (fine-tuning: the demo's, if any)."
     )
     config_name: str | None = option(None, f"From scratch: {_SHAPES}, or a folder/Hub name.")
-    config_overrides: str | None = option(None, "From scratch: changes to the shape, such as d_model=64,num_layers=2.")
+    config_overrides: str | None = option(
+        None, "From scratch: changes to the shape, such as d_model=64,num_layers=2. Of a checkpoint: layers to keep."
+    )
     tokenizer_name: str | None = option(None, "Folder, Hub name, .model file. Not set: the checkpoint's, or a new one.")
     vocab_size: int = option(4096, "Size of a new tokenizer, or number of different ready-made ids.", at_least=2)
     byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if needed.")
@@ -38,7 +40,7 @@ class ModelArguments:
 
 _RULES = (
     (
-        "config_name config_overrides",
+        "config_name",
         lambda args: args.model_name_or_path,
         "is for a new model, and --model_name_or_path {model_name_or_path} has its own shape: leave one of them out",
     ),
@@ -46,6 +48,12 @@ _RULES = (
         "vocab_size byte_fallback",
         lambda args: args.tokenizer_name or args.model_name_or_path,
         "is for a new tokenizer, and --tokenizer_name or --model_name_or_path brings one: leave it out",
+    ),
+    (
+        "lora_rank",
+        lambda args: args.model_name_or_path and args.config_overrides,
+        "its matrices belong to a whole checkpoint, and --config_overrides {config_overrides} leaves layers out: train "
+        "without LoRA",
     ),
     (
         "lora_rank",

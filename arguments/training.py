@@ -51,6 +51,7 @@ from constants import (
     OPTIMIZERS,
     TRAINING_DEFAULTS,
 )
+from modeling.distillation import CHUNK
 from modeling.kernels.attention import triton_lacks
 
 LARGEST_SEED = 2**32 - 1  # of numpy
@@ -83,6 +84,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "dataloader_num_workers",
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
+        "distillation": "teacher distillation_weight distillation_temperature distillation_beta teacher_top_k",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
         "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
@@ -163,6 +165,16 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
+    teacher: str | None = option(None, "Checkpoint or Hub name of a model to distil from, of the same tokenizer.")
+    distillation_weight: float = option(
+        0.5, "Share of the divergence from --teacher; the rest is the own loss.", above=0, at_most=1
+    )
+    distillation_temperature: float = option(
+        1.0, "Of both distributions. Hinton: 2 to 20.", at_least=0.01, at_most=1000
+    )
+    distillation_beta: float = option(
+        0.0, "0: KL(teacher || student), 1: KL(student || teacher), else Jensen-Shannon.", at_least=0, at_most=1
+    )
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
     # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
@@ -302,6 +314,11 @@ class FineTuningArguments(T5TrainingArguments):
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
     length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
+    teacher_top_k: int = option(
+        0,
+        "Run --teacher once and cache its N likeliest tokens for each target token. 0: run it at every step.",
+        at_least=0,
+    )
     packing: bool = option(False, "Put several examples into a row, masked apart. Not set: --speed decides.")
 
 
@@ -324,6 +341,11 @@ _RULES = (
         "early_stopping_patience",
         lambda args: not (args.load_best_model_at_end and args.metric_for_best_model),
         "needs --load_best_model_at_end: give both",
+    ),
+    (
+        "distillation_weight distillation_temperature distillation_beta teacher_top_k",
+        lambda args: not args.teacher,
+        "says how to learn from a teacher: name it with --teacher",
     ),
     ("bf16_residual", lambda args: not args.bf16, "needs --bf16: in float32 there is nothing to cast"),
     (
@@ -394,6 +416,7 @@ _PRE_TRAINING_RULES = (
 _STREAMING_RULES = (
     ("train_sampling_strategy", lambda _: True, "a stream is always shuffled, by its blocks and --shuffle_buffer_size"),
     ("length_buckets packing", lambda _: True, _ONE_SHAPE),
+    ("teacher_top_k", lambda _: True, "caches what --teacher says of every row, and a stream has no end: leave it out"),
 )
 
 
@@ -424,6 +447,8 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     _choose_schedule(args, TRAINING_DEFAULTS[job])
     check_rules(args, _RULES)
     check_rules(args, _GIVEN_RULES, args.given)
+    if args.teacher and "loss_chunk_size" not in args.given and not (zero_stage(args) == 3 or wants_fsdp(args)):
+        args.loss_chunk_size = CHUNK  # the logits of student and teacher never exist whole
     if "pre-training" in job:
         check_rules(args, _PRE_TRAINING_RULES, args.given)
     check_open_files(args.dataloader_num_workers)

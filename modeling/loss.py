@@ -12,6 +12,7 @@ Legend of shapes: B batch, T target length, N target positions of a batch (B * T
 
 import functools
 import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from transformers.utils import ModelOutput
 
 from common.processes import print_once
 from constants import IGNORE_INDEX
+from modeling.distillation import CACHED, CHUNK, LIVE, Distillation
 from modeling.families import family_of, output_head
 
 # Columns that T5Trainer's evaluation keeps of each row; an objective adds its own (objectives/metrics.py).
@@ -71,23 +73,26 @@ class _ChunkedLossSum(torch.autograd.Function):
     """loss_sum(hidden @ weight.T, ...), `chunk` target tokens at a time: [N, V] never exists.
 
     The gradient of a chunk is made with its loss, from the same logits, so that the head's product is not repeated.
+    With a `teacher`, the two tensors of `Distillation.of_chunk`, its divergence is mixed in. weight: None where hidden
+    holds logits already.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, labels, label_smoothing: float, z_loss: float, chunk: int, cap: float | None):
+    def forward(ctx, hidden, weight, labels, label_smoothing, z_loss, chunk, cap, distillation=None, *teacher):
         device_type = hidden.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         wants_gradient = wants_hidden or wants_weight
         with torch.autocast(device_type, enabled=False):
-            rows, matrix = hidden.to(dtype), weight.to(dtype)
+            rows, matrix = hidden.to(dtype), None if weight is None else weight.to(dtype)
             d_hidden = torch.empty_like(rows) if wants_hidden else None
             # Sums many small contributions: in float32 at least.
             d_weight = torch.zeros_like(_at_least_float32(weight)) if wants_weight else None
             total = _at_least_float32(rows.new_zeros(()))
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
-                logits, wanted = _at_least_float32(rows[part] @ matrix.T), labels[part]
+                logits = _at_least_float32(rows[part] if matrix is None else rows[part] @ matrix.T)
+                wanted = labels[part]
                 if cap is not None:
                     bent = logits.div_(cap).tanh_()
                     slope = 1 - bent.square() if wants_gradient else None
@@ -98,14 +103,25 @@ class _ChunkedLossSum(torch.autograd.Function):
                 nats = log_z - (1 - label_smoothing) * logits.gather(1, index)
                 if label_smoothing:
                     nats = nats - label_smoothing * logits.mean(-1, keepdim=True)
-                total = total + ((nats + z_loss * log_z.square()) * counted[:, None]).sum()
+                nats = nats + z_loss * log_z.square()
+                if distillation is not None:
+                    states, other = teacher
+                    other = other[part] if distillation.top_k else other
+                    values, d_divergence = distillation.of_chunk(logits, states[part], other)
+                    nats = (1 - distillation.weight) * nats + distillation.weight * values
+                total = total + (nats * counted[:, None]).sum()
                 if wants_gradient:
-                    d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(label_smoothing / len(matrix))
+                    smoothed = label_smoothing / logits.shape[1]
+                    d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(smoothed)
                     d_logits.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
+                    if distillation is not None:
+                        d_logits = (1 - distillation.weight) * d_logits + distillation.weight * d_divergence
                     if cap is not None:
                         d_logits.mul_(slope)
                     d_logits = (d_logits * counted[:, None]).to(dtype)
-                    if wants_hidden:
+                    if wants_hidden and matrix is None:
+                        d_hidden[part] = d_logits
+                    elif wants_hidden:
                         torch.mm(d_logits, matrix, out=d_hidden[part])
                     if wants_weight:
                         d_weight += d_logits.T @ rows[part]
@@ -116,22 +132,26 @@ class _ChunkedLossSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_total):
         gradients = (None if grad is None else grad * d_total for grad in ctx.saved_tensors)
-        return *gradients, None, None, None, None, None
+        return *gradients, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def chunked_loss_sum(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     labels: torch.Tensor,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    chunk: int = 1024,
+    chunk: int = CHUNK,
     cap: float | None = None,
+    distillation: Distillation | None = None,
+    teacher: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """loss_sum of the logits hidden [..., D] @ weight [V, D].T, in the memory of `chunk` tokens' logits.
-    cap: c of logits that become c tanh(logit / c), None: they stay."""
-    flat = hidden.flatten(0, -2)
-    return _ChunkedLossSum.apply(flat, weight, labels.reshape(-1), label_smoothing, z_loss, chunk, cap)
+    weight: None where hidden holds the logits [..., V]. cap: c of logits that become c tanh(logit / c), None: they
+    stay. distillation: mixes in the divergence from a teacher, of which the batch has the tensors `teacher`."""
+    flat, given = hidden.flatten(0, -2), [part.flatten(0, -2) for part in teacher]
+    more = (label_smoothing, z_loss, chunk, cap, distillation)
+    return _ChunkedLossSum.apply(flat, weight, labels.reshape(-1), *more, *given)
 
 
 # ---------------------------------------------------------------- the forward pass
@@ -151,7 +171,7 @@ class _Head(torch.nn.Linear):
         return hidden if self.deferred else super().forward(hidden)
 
 
-def _head_inputs(model, inputs: dict) -> torch.Tensor:
+def head_inputs(model, inputs: dict) -> torch.Tensor:
     """The input [B, T, D] of the model's head."""
     body = family_of(model.config).body
     if body is not None:
@@ -188,28 +208,37 @@ def compute_loss_in_forward(
     chunk: int = 0,
     compile_options: dict | None = None,
     shapes: int = 8,
+    distillation: Distillation | None = None,
+    teacher: torch.nn.Module | None = None,
 ) -> None:
     """Makes model(labels=[B, T], num_items_in_batch=..., **inputs) return a LossOutput.
 
     num_items_in_batch: target tokens of all micro-batches and ranks of the optimizer step, None for this batch alone;
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
     compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: of batches that
-    may be compiled before it is an error. Calling it again replaces the options. The model's weights, names and class
-    name do not change.
+    may be compiled before it is an error. distillation: mixes in the divergence from the `teacher`, as load_teacher of
+    model_t5.py gives it, or where that is None from what batches hold of it; the teacher's logits exist a chunk at a
+    time in any case. Calling it again replaces the options. The model's weights, names and class name do not change.
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))
     if chunk and family_of(model.config).body is None:
         output_head(model).__class__ = _Head
+    names = () if distillation is None else LIVE if teacher is not None else CACHED
 
     def compute(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
         if "decoder_input_ids" not in inputs:
             inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
         # transformers would otherwise copy all keys and values into a cache that training never reads.
         inputs = inputs | {"use_cache": False}
+        options = (label_smoothing, z_loss, chunk or CHUNK)
+        taught = [inputs.pop(name) for name in names]
         if chunk:
-            options = (label_smoothing, z_loss, chunk, family_of(model.config).logit_cap(model.config))
-            total = chunked_loss_sum(_head_inputs(model, inputs), output_head(model).weight, labels, *options)
+            more = (family_of(model.config).logit_cap(model.config), distillation, taught)
+            total = chunked_loss_sum(head_inputs(model, inputs), output_head(model).weight, labels, *options, *more)
+        elif distillation is not None:
+            logits = model.plain_forward(**inputs).logits
+            total = chunked_loss_sum(logits, None, labels, *options, None, distillation, taught)
         else:
             total = loss_sum(model.plain_forward(**inputs).logits, labels, label_smoothing, z_loss)
         divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
@@ -224,7 +253,24 @@ def compute_loss_in_forward(
         torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, shapes)
         # Whole and static: a graph break or a batch of another shape must raise an error, not silently slow the run.
         model.compute_loss = torch.compile(own, fullgraph=True, dynamic=False, **compile_options)
+    if distillation is not None and teacher is not None:
+        model.compute_loss = _after(teacher, model.compute_loss)
     model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch
+
+
+def _after(teacher: torch.nn.Module, compute: Callable) -> Callable:
+    """`compute` with what the teacher's head would read, and its matrix, among the inputs. The teacher is not compiled,
+    and no module of the model."""
+
+    def taught(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
+        read = {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)} | inputs
+        with torch.no_grad(), torch.autocast(labels.device.type, enabled=False):
+            states = head_inputs(teacher, read | {"use_cache": False})
+        return compute(
+            model, labels, num_items, read | dict(zip(LIVE, (states, output_head(teacher).weight), strict=True))
+        )
+
+    return taught
 
 
 def discard_damaged_kernels() -> None:

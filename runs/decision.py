@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.model import ModelArguments
 from arguments.training import T5TrainingArguments
-from model_t5 import check_model_source, get_model, planned_model
+from model_t5 import check_model_source, check_teacher, get_model, planned_model
 from runs.memory import check_before_data
 from runs.speed import Batches, Speed, decide_speed, job_of, use_speed
 from training.checkpoints import check_same_flags, prepare_output_dir
@@ -66,6 +66,8 @@ def settle(
     planned = planned_model(model, tokenizer, dropout)
     speed = decide_speed(job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation), args)
     args = args.replaced(**speed.flags(args))
+    if args.teacher:
+        check_teacher(args, planned.config, tokenizer, batches.packed or getattr(args, "packing", None))
     check_before_data(planned, args)
     return Decision(title, model, data, args, tokenizer, speed, checkpoint)
 
@@ -74,6 +76,8 @@ def build_model(
     run: Decision, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None
 ) -> tuple[PreTrainedModel, str | None]:
     """(model with its weights, summary of a switched vocabulary or None), ready to be trained as decided."""
+    if run.args.teacher and tokenizer is not run.tokenizer:  # UL2 has given it new tokens
+        check_teacher(run.args, planned_model(run.model, tokenizer, dropout).config, tokenizer)
     model, vocabulary = get_model(run.model, tokenizer, dropout)
     use_speed(run.speed, model, run.args)
     return model, vocabulary

@@ -30,7 +30,8 @@ from common.errors import UserError
 from common.processes import cores_of_a_process, free_memory, processes_here
 from common.reports import human_bytes
 from constants import HARDWARE_PEAKS
-from model_t5 import build_config, count_parameters
+from model_t5 import build_config, count_parameters, teacher_config
+from modeling.distillation import CHUNK
 from modeling.families import Stack, family_of, shape_of
 from modeling.low_rank import has_low_rank
 from training.optimizers import check_muon, check_schedule
@@ -76,6 +77,7 @@ def activation_bytes(
     z_loss: bool = False,
     chunk: int = 0,
     frozen: int = 0,
+    distils: bool = False,
 ) -> Activations:
     """Bytes that a forward pass leaves in memory, without dropout and without torch.compile (which keeps less).
 
@@ -84,7 +86,7 @@ def activation_bytes(
     bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
     the CPU's instructions, at most as much as the layers' largest matrix holds. chunk: target tokens whose logits exist
     at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these anew for every product,
-    and only a block that is not recomputed keeps the copies.
+    and only a block that is not recomputed keeps the copies. distils: with a teacher, whose logits exist for a chunk.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
@@ -166,6 +168,8 @@ def activation_bytes(
     loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
     if chunk:  # its logits and their gradient; that of the head's weights, if they are trained, and what the chunk adds
         loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
+    if distils:  # log-probabilities and probabilities of student, teacher and mixture, and the gradient
+        loss += min(t, chunk or CHUNK) * shape.vocabulary * 7 * 4
     largest = max(of.width * max(of.feed_forward, of.inner) for of in (encoder, decoder))
     return Activations(
         stored=ends + integers + kept,
@@ -364,7 +368,16 @@ def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     processes = processes_here() if args.use_cpu else 1
     weights, trained = count_parameters(model), count_parameters(model, True)
     memory = processes * (4 * (weights + trained) + _state_bytes(model, args))
-    return memory / args.world_size if _shards_by_fsdp(args) else memory
+    memory = memory / args.world_size if _shards_by_fsdp(args) else memory
+    return memory + processes * teacher_bytes(args)
+
+
+def teacher_bytes(args: T5TrainingArguments) -> int:
+    """Bytes of the weights of --teacher, whole in each process; 0 without one, and where only what it said is read."""
+    if not args.teacher or getattr(args, "teacher_top_k", 0):
+        return 0
+    shape, gpu = shape_of(teacher_config(args)), find_gpu(args)
+    return (2 if gpu and gpu.is_recent else 4) * (shape.layer_weights + shape.embedding_weights)
 
 
 def _shards_by_fsdp(args: T5TrainingArguments) -> bool:

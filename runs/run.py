@@ -27,7 +27,8 @@ from common.reports import (
 )
 from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
 from data_t5 import Text
-from model_t5 import count_parameters, dropout_of
+from model_t5 import count_parameters, dropout_of, teacher_config
+from modeling.distillation import CHUNK
 from modeling.families import shape_of
 from modeling.low_rank import has_low_rank
 from runs.callbacks import (
@@ -43,7 +44,13 @@ from runs.decision import Decision
 from runs.memory import check_plan, device_peak_flops, needs_of
 from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
-from training.checkpoints import changed_schedule, check_optimizer_state, give_up_later, old_files
+from training.checkpoints import (
+    changed_schedule,
+    check_optimizer_state,
+    check_same_teacher,
+    give_up_later,
+    old_files,
+)
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 if TYPE_CHECKING:
@@ -114,11 +121,13 @@ class TrainingRun(Run):
         limited = args.save_total_limit or args.save_strategy == "no"
         plan = {
             "model": described_model(self.trainer.model),
+            "layers kept": getattr(self.trainer.model, "kept_layers", None),
             **self.rows,
             **data.plan(steps),
             "unknown": data.unknown,
             "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
             f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)",
+            "teacher": described_teacher(args),
             "sharding": sharding(self.trainer),
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
@@ -135,6 +144,7 @@ class TrainingRun(Run):
         if data.unknown:
             data.unknown.refuse_beyond(self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
+        check_same_teacher(self.checkpoint, self.trainer.teacher)
         if not args.deepspeed:
             check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
         if args.dry_run:
@@ -193,6 +203,10 @@ class TrainingRun(Run):
         flags, documents = self.decision.flags(), self.data.documents
         record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
         record["sequences_per_step"] = self.sequences
+        record["teacher"] = self.trainer.teacher and {
+            "name": self.args.teacher,
+            "weights": self.trainer.teacher.contents,
+        }
         record["unknown_share"] = self.data.unknown and self.data.unknown.shares
         return record
 
@@ -260,6 +274,22 @@ def described_model(model: PreTrainedModel) -> str:
     shape = f"{model.config.model_type}, {shape_of(model.config).described}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
+
+
+def described_teacher(args: T5TrainingArguments) -> str | None:
+    """ "google/flan-t5-xl (t5, d_model 2048, 24 + 24 layers): 0.5 of the loss is KL(teacher || student) ..."; None
+    without a teacher."""
+    if not args.teacher:
+        return None
+    config, beta, top_k = teacher_config(args), args.distillation_beta, getattr(args, "teacher_top_k", 0)
+    kinds = {0: "KL(teacher || student)", 1: "KL(student || teacher)"}
+    kind = kinds.get(beta, f"the Jensen-Shannon divergence of beta {beta:g}")
+    how = f"run once for each row, its {top_k} likeliest tokens cached" if top_k else "run at every step"
+    return (
+        f"{args.teacher} ({config.model_type}, {shape_of(config).described}), {how}; {args.distillation_weight:g} of "
+        f"the loss is {kind} at temperature {args.distillation_temperature:g}, {args.loss_chunk_size or CHUNK:,} "
+        "target tokens at a time"
+    )
 
 
 def sharding(trainer: T5Trainer) -> str:

@@ -31,6 +31,7 @@ from runs.memory import (
     find_launcher,
     peaks_of,
     state_bytes,
+    teacher_bytes,
 )
 from training.checkpoints import run_of
 
@@ -280,12 +281,13 @@ def _micro_batch(
     bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
     frozen = 4 * job.frozen / (launcher.processes if launcher.sharding == "fsdp2" else 1)  # neither gradient nor state
-    fixed = states.gradients + states.optimizer + states.working
+    fixed = states.gradients + states.optimizer + states.working + teacher_bytes(args)
     memory, sizes = launcher.memory, divisors_below(*asked)  # the weights are there already
     if gpu is not None:
         memory, sizes, fixed = gpu.memory, divisors_below(math.prod(asked), 1), fixed + frozen + states.weights
     room = memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
     more = dict(on_cpu=gpu is None, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
+    more["distils"] = bool(args.teacher)
     for size, steps in sizes:
         lengths = size, job.source, job.target
         kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total

@@ -37,6 +37,7 @@ from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
 from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus, row_splitter
 from tasks.task_records import FUNCTIONS, NUMBERS, task_record
+from tasks.taught import teach
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -300,6 +301,8 @@ class Tasks:
             raise UserError(f"--streaming needs one task, and --dataset_name names {len(self)}. Name one of them")
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
+        if self.args.span_corruption_file:
+            refuse(args, "teacher_top_k", "caches rows of tasks, not of --span_corruption_file: leave one of them out")
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:
             names = ", ".join(task.entry["metrics"][0] for task in self)
@@ -384,6 +387,10 @@ class TaskData:
         self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
         for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
+        if getattr(args, "teacher_top_k", 0):
+            said = teach({task.name: task.data["train"] for task in self.tasks}, args, self.args)
+            for task in self.tasks:
+                task.data["train"] = said[task.name]
         self.train = self._training_data()
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
         self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}

@@ -23,6 +23,7 @@ from constants import IGNORE_INDEX
 from corpora.examples import row_lengths
 from data_collator_t5 import shift_right
 from model_t5 import flops_per_sequence
+from modeling.distillation import CACHED
 from modeling.segment_masks import enable_packing
 
 MULTIPLE = 8  # of lengths, which suits the matrix units
@@ -170,6 +171,29 @@ class PackingCollator:
             "target_segments": segments(targets),
             "decoder_input_ids": packed(decoder_inputs, self.pad_token_id),
         }
+
+
+@dataclass
+class TaughtCollator:
+    """`collator` for rows with what a teacher said of them (tasks/taught.py), which it adds to the batch in the places
+    of their labels: "teacher_ids" [B, T, K] and "teacher_log_probs" [B, T, K + 1]."""
+
+    collator: Callable[[list[dict]], dict[str, torch.Tensor]]
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        plain = [{name: values for name, values in row.items() if name not in CACHED} for row in rows]
+        lengths = [len(row["labels"]) for row in rows]
+        # Where it puts each label: it is given their numbers once, in place of the labels.
+        numbers = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+        numbered = [row | {"labels": found.tolist()} for row, found in zip(plain, numbers, strict=True)]
+        places, batch = self.collator(numbered)["labels"].clamp(min=0), self.collator(plain)
+        for name in CACHED:
+            width = max(len(row[name]) // count for row, count in zip(rows, lengths, strict=True))
+            # A row that only fills up a batch has less; its label does not count.
+            values = [np.resize(np.asarray(row[name]), (n, width)) for row, n in zip(rows, lengths, strict=True)]
+            batch[name] = torch.from_numpy(np.concatenate(values))[places]
+        batch["teacher_ids"] = batch["teacher_ids"].long()
+        return batch
 
 
 def train_collator(

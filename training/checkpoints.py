@@ -248,6 +248,17 @@ def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
         )
 
 
+def check_same_teacher(checkpoint: str | None, teacher: Any) -> None:
+    """UserError unless a resumed run has the teacher of its run, or as then none. teacher: the model, or None."""
+    run, now = run_of(checkpoint), teacher and teacher.contents
+    before = (run.get("teacher") or {}).get("weights")
+    if run and before != now:
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: the weights of --teacher: {before} in its run, {now} now: name "
+            f"the teacher of its run, or take only the weights with --model_name_or_path {checkpoint}"
+        )
+
+
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
     """The files and folders that this run replaces: those that a killed run left half-written and, unless the run
     resumes, all of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
@@ -313,6 +324,9 @@ _DECISIVE = (
     "mixing_temperature",
     "train_sampling_strategy",
     "length_buckets",
+    "distillation_weight",
+    "distillation_temperature",
+    "distillation_beta",
 )
 # Flags that decide which part of a text is trained on. (A text's fingerprint covers all of it, but a task's covers only
 # its training rows.)

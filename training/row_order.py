@@ -11,7 +11,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
 from corpora.examples import EpochSampler, row_lengths
-from training.batching import BucketCollator, FilledRows, PackingCollator
+from training.batching import BucketCollator, FilledRows, PackingCollator, TaughtCollator
 from training.preemption import with_own_workers
 
 
@@ -32,8 +32,11 @@ class RowOrderTrainer(Seq2SeqTrainer):
         if self.args.world_size > 1 and len(order) % whole:
             rows = FilledRows(rows, -len(order) % whole, order)
             order = rows.order
+        collator = self.train_collator or self.data_collator
+        if getattr(self.args, "teacher_top_k", 0):
+            collator = TaughtCollator(collator)
         keep = bool(self.args.dataloader_persistent_workers and self.args.dataloader_num_workers)
-        return self._loader(rows, batch, order, self.train_collator or self.data_collator, persistent_workers=keep)
+        return self._loader(rows, batch, order, collator, persistent_workers=keep)
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
         """Overrides Trainer to put rows of similar length into one batch; `evaluation_loop` restores their order."""

@@ -1,0 +1,82 @@
+"""What a teacher says of training rows, found once: its likeliest tokens at each target token, cached on disk.
+
+    teach(tasks, args, data)            # adds "teacher_ids" [T * K] and "teacher_log_probs" [T * (K + 1)] to their rows
+
+The last of K + 1 log-probabilities is that of all other tokens (modeling/distillation.py). The cache's key holds rows,
+weights of the teacher, K and temperature. A target token takes 8 (K + 1) bytes.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments
+from common.whole_folders import cached
+from constants import IGNORE_INDEX
+from corpora.examples import row_lengths
+from data_collator_t5 import shift_right
+from model_t5 import load_teacher
+from modeling.distillation import CHUNK, Distillation, log_of_others
+from modeling.families import output_head
+from modeling.loss import head_inputs
+from modeling.rows_at_a_time import rows_to_score
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def teach(data: "dict[str, Dataset]", args: FineTuningArguments, task_args: TaskArguments) -> "dict[str, Dataset]":
+    """The tables of rows by task, with what --teacher says of them; the teacher is gone from memory then."""
+    teacher = load_teacher(args)
+    how = Distillation.of_flags(args, teacher)
+    return {name: _taught(name, rows, teacher, how, task_args) for name, rows in data.items()}
+
+
+def _taught(name: str, rows: "Dataset", teacher: PreTrainedModel, how: Distillation, args: TaskArguments) -> "Dataset":
+    import datasets
+
+    decisive = f"{rows._fingerprint} {teacher.contents} {how.top_k} {how.temperature!r}"
+    key = hashlib.sha256(decisive.encode()).hexdigest()[:24]
+    longest = [int(row_lengths(rows, column).max()) for column in ("input_ids", "labels")]
+
+    def build(folder: Path) -> None:
+        rows.map(
+            lambda batch: said(teacher, how, batch["input_ids"], batch["labels"]),
+            batched=True,
+            batch_size=min(64, rows_to_score(teacher.config, *longest)),
+            keep_in_memory=True,
+            load_from_cache_file=False,
+            new_fingerprint=key,
+            desc=f"the teacher reads {name}",
+        ).save_to_disk(folder / "rows")
+
+    cache = Path(args.data_cache_dir).expanduser()
+    return datasets.load_from_disk(cached(cache, f"teacher-{name}", key, build, args.overwrite_cache) / "rows")
+
+
+@torch.no_grad()
+def said(teacher: PreTrainedModel, how: Distillation, sources: list[list[int]], targets: list[list[int]]) -> dict:
+    """{"teacher_ids": of each row its likeliest tokens at each target token, "teacher_log_probs": theirs}."""
+    padding, start, device = teacher.config.pad_token_id, teacher.config.decoder_start_token_id, teacher.device
+    ids, labels, mask = (
+        pad_sequence([torch.tensor(row) for row in part], True, fill).to(device)
+        for part, fill in ((sources, padding), (targets, IGNORE_INDEX), ([[1] * len(row) for row in sources], 0))
+    )
+    inputs = dict(input_ids=ids, attention_mask=mask, use_cache=False)
+    states = head_inputs(teacher, inputs | {"decoder_input_ids": shift_right(labels, start, padding)})
+    found = []
+    for part in states[labels.ne(IGNORE_INDEX)].split(CHUNK):
+        log_probs = how.log_probs(part, output_head(teacher).weight)
+        top = log_probs.topk(how.top_k)
+        found.append((top.indices, torch.cat([top.values, log_of_others(log_probs, top.indices)], dim=1)))
+    lengths = list(map(len, targets))
+    tokens, values = (torch.cat(parts).cpu().split(lengths) for parts in zip(*found, strict=True))
+    return {
+        "teacher_ids": [part.flatten().int().numpy() for part in tokens],
+        "teacher_log_probs": [part.flatten().numpy() for part in values],
+    }

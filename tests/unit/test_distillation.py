@@ -1,0 +1,287 @@
+"""Distillation: divergences and their gradients by definition and as TRL's, the loss on models of every family, what is
+cached of a teacher, and students with layers left out."""
+
+import copy
+import itertools
+import re
+import tempfile
+import unittest
+
+import torch
+import torch.nn.functional as F
+import zoo
+from absl.testing import parameterized
+from torch.distributions import Categorical, kl_divergence
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
+
+from constants import IGNORE_INDEX
+from corpora.tokenizers import load_tokenizer
+from model_t5 import create_model
+from modeling.distillation import Distillation, log_of_others
+from modeling.families import output_head
+from modeling.fewer_layers import evenly_spaced, leave_out_layers
+from modeling.loss import compute_loss_in_forward
+from modeling.segment_masks import enable_packing
+from tasks.taught import said
+from training.batching import BucketCollator, PackingCollator, TaughtCollator
+
+WORDS = 300
+EXACT = dict(rtol=1e-9, atol=1e-11)
+FLAGS = tuple(itertools.product((0.0, 0.1, 0.5, 1.0), (0.7, 1.0, 3.0)))  # beta, temperature
+
+
+def model_of(family: str, seed: int = 0, **changes) -> AutoModelForSeq2SeqLM:
+    """In float64, without dropout."""
+    torch.manual_seed(seed)
+    model = create_model(AutoConfig.for_model(**zoo.config_of(family, WORDS) | changes)).double().eval()
+    for parameter in model.parameters():  # fresh norms are all alike, and fresh logits near zero
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.requires_grad else None
+    return model
+
+
+def by_definition(student: torch.Tensor, teacher: torch.Tensor, beta: float, temperature: float) -> torch.Tensor:
+    """[N] divergences of logits [N, O], from torch's distributions."""
+    q, p = Categorical(logits=student / temperature), Categorical(logits=teacher / temperature)
+    if beta in (0, 1):
+        return kl_divergence(p, q) if beta == 0 else kl_divergence(q, p)
+    m = Categorical(probs=beta * p.probs + (1 - beta) * q.probs)
+    return beta * kl_divergence(p, m) + (1 - beta) * kl_divergence(q, m)
+
+
+class DivergenceTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        torch.manual_seed(0)
+        self.student = (3 * torch.randn(7, 50, dtype=torch.float64)).requires_grad_()
+        self.teacher = 3 * torch.randn(7, 50, dtype=torch.float64)
+
+    def found(self, beta: float, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        how = Distillation(1.0, temperature, beta)
+        return how.of_chunk(self.student.detach(), self.teacher, torch.eye(50, dtype=torch.float64))
+
+    @parameterized.parameters(*FLAGS)
+    def test_values_and_gradients_are_those_of_the_definition(self, beta, temperature):
+        expected = temperature**2 * by_definition(self.student, self.teacher, beta, temperature)
+        expected.sum().backward()
+        values, gradient = self.found(beta, temperature)
+        torch.testing.assert_close(values[:, 0], expected.detach(), **EXACT)
+        torch.testing.assert_close(gradient, self.student.grad, **EXACT)
+
+    @parameterized.parameters(*FLAGS)
+    def test_values_and_gradients_are_trls(self, beta, temperature):
+        """TRL's GKD, which leaves out temperature^2."""
+        try:
+            from trl.experimental.gkd import GKDTrainer
+        except ImportError:
+            raise unittest.SkipTest("trl is not installed") from None
+        loss = GKDTrainer.generalized_jsd_loss(
+            self.student, self.teacher, beta=beta, temperature=temperature, reduction="sum"
+        )
+        loss.backward()
+        values, gradient = self.found(beta, temperature)
+        self.assertAlmostEqual(values.sum().item() / temperature**2, loss.item(), delta=1e-6)
+        torch.testing.assert_close(gradient / temperature**2, self.student.grad, rtol=0, atol=1e-6)
+
+    @parameterized.product(flags=FLAGS, top_k=(1, 5, 49))
+    def test_all_other_tokens_are_one_outcome(self, flags, top_k):
+        beta, temperature = flags
+        kept = self.teacher.topk(top_k).indices
+
+        def merged(logits: torch.Tensor) -> torch.Tensor:
+            """[7, top_k + 1] logits of the tokens that are kept and of all others together, at this temperature."""
+            logits = logits / temperature
+            other = torch.ones(7, 50, dtype=torch.bool).scatter(1, kept, False)
+            rest = logits[other].view(7, -1).logsumexp(-1, keepdim=True)
+            return torch.cat([logits.gather(1, kept), rest], dim=1)
+
+        expected = by_definition(merged(self.student), merged(self.teacher), beta, 1.0)
+        expected.sum().backward()
+        log_p = torch.log_softmax(self.teacher / temperature, -1)
+        given = kept, torch.cat([log_p.gather(1, kept), log_of_others(log_p, kept)], dim=1)
+        values, gradient = Distillation(1.0, temperature, beta, top_k).of_chunk(self.student.detach(), *given)
+        torch.testing.assert_close(values[:, 0] / temperature**2, expected.detach(), **EXACT)
+        torch.testing.assert_close(gradient / temperature**2, self.student.grad, **EXACT)
+        exact = self.found(beta, temperature)[0]
+        self.assertTrue((values <= exact + 1e-12).all())
+        if top_k == 49:  # one other token is no group
+            torch.testing.assert_close(values, exact, **EXACT)
+
+    @parameterized.parameters(*FLAGS)
+    def test_a_sure_teacher_and_a_sure_student_give_numbers(self, beta, temperature):
+        sure = torch.tensor([[200.0, -200.0, 0.0]])
+        for top_k, given in (
+            (0, (sure.flip(0), torch.eye(3))),
+            (1, (torch.tensor([[0]]), torch.tensor([[0.0, -100.0]]))),
+        ):
+            for logits in (sure, sure.flip(1)):
+                values, gradient = Distillation(1.0, temperature, beta, top_k).of_chunk(logits, *given)
+                self.assertTrue(values.isfinite().all() and gradient.isfinite().all())
+
+
+class LossTest(parameterized.TestCase):
+    @parameterized.product(
+        names=(("t5_v1_0", "t5_v1_1"), ("t5_v1_1", "t5_v1_0"), ("umt5", "umt5"), ("t5gemma", "t5gemma")),
+        how=((0, 0.3, 2.0, 0.0), (5, 1.0, 1.0, 1.0), (5, 0.6, 0.7, 0.4)),
+    )
+    def test_loss_and_gradients_are_those_of_a_plain_loop(self, names, how):
+        """Of whole logits, the pairs' own loss and the definition; with the caps of T5Gemma's logits."""
+        chunk, weight, temperature, beta = how
+        own = dict(label_smoothing=0.1, z_loss=1e-3)
+        student, teacher = (model_of(name, seed) for seed, name in enumerate(names))
+        torch.manual_seed(0)
+        ids, labels = torch.randint(8, WORDS, (3, 12)), torch.randint(8, WORDS, (3, 9))
+        labels[1, 6:], mask = IGNORE_INDEX, torch.ones_like(ids)
+        mask[2, 7:] = 0
+        started = student.prepare_decoder_input_ids_from_labels(labels)
+        inputs = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=started)
+        logits, counted = student(**inputs).logits.flatten(0, 1), labels.flatten().ne(IGNORE_INDEX)
+        expected = F.cross_entropy(logits[counted], labels.flatten()[counted], label_smoothing=0.1, reduction="sum")
+        expected = (1 - weight) * (expected + 1e-3 * logits.logsumexp(-1).square()[counted].sum())
+        with torch.no_grad():
+            theirs = teacher(**inputs).logits.flatten(0, 1)
+        divergences = by_definition(logits[counted], theirs[counted], beta, temperature)
+        expected = (expected + weight * temperature**2 * divergences.sum()) / 40
+        expected.backward()
+        gradients = {name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None}
+        student.zero_grad()
+        compute_loss_in_forward(teacher, chunk=1)
+        cap = 30.0 if "gemma" in names[1] else None
+        compute_loss_in_forward(
+            student, **own, chunk=chunk, distillation=Distillation(weight, temperature, beta, 0, cap), teacher=teacher
+        )
+        del inputs["decoder_input_ids"]
+        loss = student.train(False)(**inputs, labels=labels, num_items_in_batch=torch.tensor(40))["loss"]
+        loss.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-8)
+        for name, parameter in student.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-7, msg=name)
+        self.assertTrue(all(p.grad is None for p in teacher.parameters()))
+        self.assertFalse(any("teacher" in name for name in student.state_dict()))
+
+    @parameterized.parameters(0, 4)
+    def test_compiled_it_is_the_same(self, chunk):
+        for top_k in (0, 3):
+            student, teacher = model_of("t5_v1_1"), model_of("t5_v1_1", 1)
+            ids, labels = torch.randint(8, WORDS, (2, 12)), torch.randint(8, WORDS, (2, 9))
+            inputs = dict(input_ids=ids, labels=labels)
+            compute_loss_in_forward(teacher, chunk=1)
+            if top_k:
+                found = said(teacher, Distillation(0.5, 2.0, 0.5, top_k), ids.tolist(), labels.tolist())
+                shape = (2, 9, -1)
+                inputs |= {
+                    name: torch.stack([torch.tensor(row) for row in rows]).view(shape) for name, rows in found.items()
+                }
+                inputs["teacher_ids"] = inputs["teacher_ids"].long()
+            results = []
+            for options in (None, {"backend": "aot_eager"}):
+                how = dict(distillation=Distillation(0.5, 2.0, 0.5, top_k), teacher=None if top_k else teacher)
+                compute_loss_in_forward(student, chunk=chunk, compile_options=options, **how)
+                student.zero_grad()
+                loss = student(**inputs)["loss"]
+                loss.backward()
+                results.append((loss.detach(), output_head(student).weight.grad.clone()))
+            torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
+
+
+class CacheTest(parameterized.TestCase):
+    ROWS = ((5, 3), (9, 4), (4, 7), (6, 2))  # source and target tokens
+
+    def rows(self) -> list[dict]:
+        torch.manual_seed(0)
+        return [
+            dict(
+                input_ids=torch.randint(8, WORDS, (source,)).tolist(),
+                attention_mask=[1] * source,
+                labels=torch.randint(8, WORDS, (target,)).tolist(),
+            )
+            for source, target in self.ROWS
+        ]
+
+    @parameterized.parameters("padded", "buckets", "packed")
+    def test_the_loss_is_that_of_the_running_teacher(self, kind):
+        """All tokens but one are kept, so that nothing is lost; each collator puts the labels elsewhere."""
+        zoo.write_checkpoint(self.folder / "model", "t5_v1_1")
+        tokenizer = load_tokenizer(str(self.folder / "model"))
+        student, teacher = model_of("t5_v1_1"), model_of("t5_v1_1", 1)
+        for model in (student, teacher):
+            enable_packing(model)
+        collator = {
+            "padded": DataCollatorForSeq2Seq(tokenizer, model=student, pad_to_multiple_of=8),
+            "buckets": BucketCollator(0, 0, [8, 16], 8, rows=6),
+            "packed": PackingCollator(0, 0, cost=lambda source, target: source * target),
+        }[kind]
+        compute_loss_in_forward(teacher, chunk=1)
+        rows, running = self.rows(), Distillation(0.7, 1.5, 0.0)
+        cached = running._replace(top_k=output_head(teacher).weight.shape[0] - 1)
+        losses = []
+        for how, collate, each in ((running, collator, teacher), (cached, TaughtCollator(collator), None)):
+            given = [dict(row) for row in rows]
+            if each is None:
+                found = said(teacher, how, *([row[name] for row in rows] for name in ("input_ids", "labels")))
+                given = [row | {name: part[n] for name, part in found.items()} for n, row in enumerate(given)]
+                given.append(
+                    dict(given[0], labels=[IGNORE_INDEX], **{name: part[0][:1] for name, part in found.items()})
+                )
+            compute_loss_in_forward(student, chunk=5, distillation=how, teacher=each)
+            losses.append(student(**collate(given))["loss"].item())
+        self.assertAlmostEqual(*losses, delta=1e-6)
+
+
+class FewerLayersTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (12, 1, [0]), (12, 2, [0, 11]), (12, 4, [0, 4, 7, 11]), (24, 6, [0, 5, 9, 14, 18, 23]), (3, 3, [0, 1, 2])
+    )
+    def test_they_are_evenly_spaced(self, layers, count, expected):
+        self.assertEqual(evenly_spaced(layers, count), expected)
+
+    @parameterized.product(family=zoo.FAMILIES, counts=((3, 2), (2, 1), (5, 4)))
+    def test_a_student_is_the_small_model_with_these_weights(self, family, counts):
+        """The reference is a model that transformers makes of the smaller configuration, with renamed weights."""
+        changes = dict(num_layers=5, num_decoder_layers=4)
+        if family in zoo.GEMMA:
+            changes = zoo.config_of(family, WORDS)
+            of_encoder = changes["encoder"].get("text_config", changes["encoder"])
+            for part, layers in ((of_encoder, 5), (changes["decoder"], 4)):
+                kinds = ("sliding_attention", "full_attention")
+                part |= dict(num_hidden_layers=layers, layer_types=[kinds[n % 2] for n in range(layers)])
+        whole = model_of(family, **changes)
+        student = copy.deepcopy(whole)
+        leave_out_layers(student, dict(zip(("num_layers", "num_decoder_layers"), counts, strict=True)))
+        with tempfile.TemporaryDirectory() as folder:
+            student.save_pretrained(folder)
+            config = AutoConfig.from_pretrained(folder)
+        reference, state = create_model(config).double().eval(), {}
+        kept = dict(encoder=evenly_spaced(5, counts[0]), decoder=evenly_spaced(4, counts[1]))
+        for name, tensor in whole.state_dict().items():
+            found = re.search(r"(encoder|decoder)\.(?:text_model\.)?(?:block|layers)\.(\d+)\.", name)
+            if found and "vision" not in name:
+                stack, number = found[1], int(found[2])
+                if number not in kept[stack]:
+                    continue
+                name = name[: found.start(2)] + str(kept[stack].index(number)) + name[found.end(2) :]
+            state[name] = tensor
+        reference.load_state_dict(state)
+        ids, written = torch.randint(8, WORDS, (2, 11)), torch.randint(8, WORDS, (2, 6))
+        inputs = dict(input_ids=ids, decoder_input_ids=written, use_cache=False)
+        torch.testing.assert_close(student(**inputs).logits, reference(**inputs).logits, **EXACT)
+        search = dict(max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        cached, uncached = (student.generate(ids, use_cache=cache, **search).tolist() for cache in (True, False))
+        self.assertEqual(cached, uncached)
+        self.assertEqual(cached, reference.generate(ids, **search).tolist())
+
+    def test_layers_are_those_of_the_plan(self):
+        model = model_of("t5_v1_0", num_layers=5, num_decoder_layers=4)
+        leave_out_layers(model, {"num_decoder_layers": 2})
+        self.assertEqual(model.kept_layers, "decoder 1, 4 of 4")
+        leave_out_layers(model, {})
+        self.assertIsNone(model.kept_layers)
+
+    @parameterized.parameters(
+        ({"d_model": 8}, "--config_overrides d_model=8: is for a new model. Of a checkpoint .* num_decoder_layers"),
+        ({"num_layers": 6}, "num_layers=6: must be a whole number of at most 5, the layers of the checkpoint"),
+        ({"num_layers": 2.5}, "num_layers=2.5: must be a whole number"),
+    )
+    def test_refused(self, overrides, message):
+        with self.assertRaisesRegex(ValueError, message):
+            leave_out_layers(model_of("t5_v1_0", num_layers=5, num_decoder_layers=4), overrides)
