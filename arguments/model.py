@@ -22,7 +22,7 @@ class ModelArguments:
     )
     config_name: str | None = option(None, f"From scratch: {_SHAPES}, or a folder/Hub name.")
     config_overrides: str | None = option(
-        None, "From scratch: changes to the shape, such as d_model=64,num_layers=2. Of a checkpoint: layers to keep."
+        None, "Changes to a new shape, such as d_model=64,num_layers=2; of a checkpoint: layers to keep."
     )
     tokenizer_name: str | None = option(None, "Folder, Hub name, .model file. Not set: the checkpoint's, or a new one.")
     vocab_size: int = option(4096, "Size of a new tokenizer, or number of different ready-made ids.", at_least=2)

@@ -84,7 +84,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "dataloader_num_workers",
         "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
         "final_learning_rate_factor weight_decay max_grad_norm z_loss",
-        "distillation": "teacher distillation_weight distillation_temperature distillation_beta teacher_top_k",
+        "distillation": "teacher distillation_weight distillation_temperature distillation_beta",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
         "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
@@ -314,11 +314,7 @@ class FineTuningArguments(T5TrainingArguments):
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
     length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
-    teacher_top_k: int = option(
-        0,
-        "Run --teacher once and cache its N likeliest tokens for each target token. 0: run it at every step.",
-        at_least=0,
-    )
+    teacher_top_k: int = option(0, "Cache the N likeliest tokens of --teacher. 0: run it at every step.", at_least=0)
     packing: bool = option(False, "Put several examples into a row, masked apart. Not set: --speed decides.")
 
 

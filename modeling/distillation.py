@@ -1,7 +1,7 @@
 """How far a student's distribution is from a teacher's at every target token, and the gradient of that.
 
     how = Distillation(weight=0.5, temperature=2.0, beta=0.0)
-    values, gradient = how.of_chunk(logits, states, head)      # modeling/loss.py does this for some tokens at a time
+    values, gradient = how.of_chunk(logits, slice(0, 1024), states, head)      # called by modeling/loss.py
 
 p is the teacher's distribution, q the student's, both softmax(logits / temperature). beta 0: KL(p || q), as Hinton et
 al. 2015 (arXiv 1503.02531); beta 1: KL(q || p), as MiniLLM; between them the generalised Jensen-Shannon divergence
@@ -76,19 +76,17 @@ class Distillation(NamedTuple):
         return torch.log_softmax(logits / self.temperature, dim=-1)
 
     def of_chunk(
-        self, logits: torch.Tensor, first: torch.Tensor, second: torch.Tensor
+        self, logits: torch.Tensor, part: slice, first: torch.Tensor, second: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """([N, 1] temperature^2 * divergence, [N, V] its gradient) for a student's logits [N, V]. first and second: the
-        tensors that LIVE names, or those that CACHED names."""
-        log_q = torch.log_softmax(logits / self.temperature, dim=-1)
+        """([n, 1] temperature^2 * divergence, [n, V] its gradient) for a student's logits [n, V] of a part of the N
+        tokens. first and second: the tensors that LIVE names, or those that CACHED names."""
+        log_q, given = torch.log_softmax(logits / self.temperature, dim=-1), first[part]
         if not self.top_k:
-            values, by_q = divergence(log_q, self.log_probs(first, second), self.beta)
-            total = by_q.sum(-1, keepdim=True)
+            values, by_q = divergence(log_q, self.log_probs(given, second), self.beta)
         else:
-            others = log_of_others(log_q, first)
-            outcomes = torch.cat([log_q.gather(1, first), others], dim=1)
-            values, of_outcomes = divergence(outcomes, second, self.beta)
-            total = of_outcomes.sum(-1, keepdim=True)
+            others = log_of_others(log_q, given)
+            outcomes = torch.cat([log_q.gather(1, given), others], dim=1)
+            values, by_q = divergence(outcomes, second[part], self.beta)
             # The last outcome's part is shared out among its tokens as their probability is.
-            by_q = ((log_q - others).exp() * of_outcomes[:, -1:]).scatter(1, first, of_outcomes[:, :-1])
-        return self.temperature**2 * values, self.temperature * (by_q - log_q.exp() * total)
+            by_q = ((log_q - others).exp() * by_q[:, -1:]).scatter(1, given, by_q[:, :-1])
+        return self.temperature**2 * values, self.temperature * (by_q - log_q.exp() * by_q.sum(-1, keepdim=True))

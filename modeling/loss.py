@@ -105,9 +105,7 @@ class _ChunkedLossSum(torch.autograd.Function):
                     nats = nats - label_smoothing * logits.mean(-1, keepdim=True)
                 nats = nats + z_loss * log_z.square()
                 if distillation is not None:
-                    states, other = teacher
-                    other = other[part] if distillation.top_k else other
-                    values, d_divergence = distillation.of_chunk(logits, states[part], other)
+                    values, d_divergence = distillation.of_chunk(logits, part, *teacher)
                     nats = (1 - distillation.weight) * nats + distillation.weight * values
                 total = total + (nats * counted[:, None]).sum()
                 if wants_gradient:

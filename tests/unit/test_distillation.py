@@ -57,7 +57,7 @@ class DivergenceTest(parameterized.TestCase):
 
     def found(self, beta: float, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         how = Distillation(1.0, temperature, beta)
-        return how.of_chunk(self.student.detach(), self.teacher, torch.eye(50, dtype=torch.float64))
+        return how.of_chunk(self.student.detach(), slice(None), self.teacher, torch.eye(50, dtype=torch.float64))
 
     @parameterized.parameters(*FLAGS)
     def test_values_and_gradients_are_those_of_the_definition(self, beta, temperature):
@@ -98,7 +98,9 @@ class DivergenceTest(parameterized.TestCase):
         expected.sum().backward()
         log_p = torch.log_softmax(self.teacher / temperature, -1)
         given = kept, torch.cat([log_p.gather(1, kept), log_of_others(log_p, kept)], dim=1)
-        values, gradient = Distillation(1.0, temperature, beta, top_k).of_chunk(self.student.detach(), *given)
+        values, gradient = Distillation(1.0, temperature, beta, top_k).of_chunk(
+            self.student.detach(), slice(None), *given
+        )
         torch.testing.assert_close(values[:, 0] / temperature**2, expected.detach(), **EXACT)
         torch.testing.assert_close(gradient / temperature**2, self.student.grad, **EXACT)
         exact = self.found(beta, temperature)[0]
@@ -114,7 +116,7 @@ class DivergenceTest(parameterized.TestCase):
             (1, (torch.tensor([[0]]), torch.tensor([[0.0, -100.0]]))),
         ):
             for logits in (sure, sure.flip(1)):
-                values, gradient = Distillation(1.0, temperature, beta, top_k).of_chunk(logits, *given)
+                values, gradient = Distillation(1.0, temperature, beta, top_k).of_chunk(logits, slice(None), *given)
                 self.assertTrue(values.isfinite().all() and gradient.isfinite().all())
 
 

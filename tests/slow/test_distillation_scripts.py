@@ -1,0 +1,236 @@
+"""Runs with --teacher: exact over the global batch, resumed, recorded, cached, refused; students of fewer layers."""
+
+import itertools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torture
+from absl.testing import parameterized
+from helpers import OVERRIDES, argv_of, run_main, sentences, write_tiny_model
+from safetensors.torch import load_file
+
+import fine_tune_t5
+import pre_train_t5
+import predict_t5
+import tasks.taught
+from model_t5 import load_model
+from modeling.distillation import Distillation
+from runs.memory import teacher_bytes
+
+NEAR = dict(rtol=1e-4, atol=1e-6)
+
+
+class TestCase(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        lines = sentences(200)
+        rows = "".join(f"{text}\t{' '.join(text.split()[: 1 + n % 4])}\n" for n, text in enumerate(lines[:52]))
+        (cls.folder / "pairs.tsv").write_text("long\tshort\n" + rows)
+        (cls.folder / "text.txt").write_text("\n".join(lines))
+        write_tiny_model(cls.folder / "student", lines, 300, num_layers=3, num_decoder_layers=3)
+        write_tiny_model(cls.folder / "teacher", lines, 300, d_model=48, num_layers=2)
+        write_tiny_model(cls.folder / "other", sentences(200, seed=1), 300)
+        shutil.copytree(cls.folder / "teacher", cls.folder / "retrained")
+        model = load_model(str(cls.folder / "teacher"))
+        model.lm_head.weight.data[7] += 1
+        model.save_pretrained(cls.folder / "retrained")
+        cls.numbers = itertools.count()
+
+    def flags(self, script: object, **changes) -> dict:
+        """Six steps of eight rows, saved after each other one."""
+        flags = dict(model_name_or_path=self.folder / "student", teacher=self.folder / "teacher", max_steps=6, seed=3)
+        flags |= dict(data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true", warmup_steps=0)
+        flags |= dict(per_device_train_batch_size=8, gradient_accumulation_steps=1, dropout_rate=0.1, logging_steps=2)
+        flags |= dict(eval_strategy="no", save_strategy="steps", save_steps=2, save_total_limit=9, learning_rate=1e-2)
+        if script is pre_train_t5:
+            flags |= dict(train_file=self.folder / "text.txt", input_seq_length=32)
+        else:
+            flags |= dict(train_file=self.folder / "pairs.tsv", source_column="long", target_column="short")
+            flags |= dict(max_source_length=32, max_target_length=16, load_best_model_at_end="false")
+        return flags | changes
+
+    def run_script(self, script: object, code: int | None = None, **changes) -> tuple[Path, str, str]:
+        """(the output folder, stdout, stderr)."""
+        out = changes.pop("output_dir", self.folder / f"out_{next(self.numbers)}")
+        _, printed, error = run_main(script.main, *argv_of(self.flags(script, output_dir=out, **changes)), code=code)
+        return out, printed, error
+
+    def weights(self, out: Path) -> dict:
+        return load_file(out / "model.safetensors")
+
+
+class RunTest(TestCase):
+    @parameterized.parameters(
+        dict(packing="false"),
+        dict(packing="false", loss_chunk_size=3, distillation_beta=1),
+        dict(packing="true", distillation_beta=0.5, distillation_temperature=2),
+        dict(packing="false", teacher_top_k=6),
+        dict(packing="true", teacher_top_k=6),
+    )
+    def test_accumulated_micro_batches_are_one_batch(self, **changes):
+        """Token by token, for targets of one to four words."""
+        changes |= dict(dropout_rate=0, save_strategy="no")
+        whole, _, _ = self.run_script(fine_tune_t5, **changes)
+        parts, _, _ = self.run_script(
+            fine_tune_t5, per_device_train_batch_size=2, gradient_accumulation_steps=4, **changes
+        )
+        for name, tensor in self.weights(whole).items():
+            torch.testing.assert_close(self.weights(parts)[name], tensor, **NEAR)
+
+    @parameterized.product(script=(pre_train_t5, fine_tune_t5), more=({}, {"config_overrides": "num_decoder_layers=2"}))
+    def test_a_resumed_run_is_the_uninterrupted_one(self, script, more):
+        whole, printed, _ = self.run_script(script, **more)
+        self.assertRegex(printed, r"teacher +\S+teacher \(t5, d_model 48, 2 \+ 1 layers\), run at every step; 0.5 of")
+        self.assertEqual("decoder 1, 3 of 3" in printed, bool(more))
+        expected, resumed = torture.outcome(whole), self.folder / f"out_{next(self.numbers)}"
+        resumed.mkdir()
+        for name in ("checkpoint-4", "run.json", "metrics.jsonl"):
+            (shutil.copytree if (whole / name).is_dir() else shutil.copy)(whole / name, resumed / name)
+        self.run_script(script, output_dir=resumed, resume_from_checkpoint=resumed / "checkpoint-4", **more)
+        found = torture.outcome(resumed)
+        for what in expected:
+            self.assertEqual(found[what], expected[what], what)
+        saved = {*load_file(whole / "checkpoint-4" / "model.safetensors")}
+        self.assertEqual(saved, {*load_file(whole / "model.safetensors")})
+        self.assertEqual(sum("lm_head" in name for name in saved), 1, "the teacher is not saved")
+        record = json.loads((whole / "run.json").read_text())
+        self.assertEqual(record["teacher"]["name"], str(self.folder / "teacher"))
+        self.assertEqual(record["arguments"]["distillation_weight"], 0.5)
+
+    def test_the_loss_comes_from_the_teacher(self):
+        """The student is its own teacher: the divergence begins at 0, and so does its gradient."""
+        own = dict(teacher=self.folder / "student", distillation_weight=1, dropout_rate=0, max_steps=1, logging_steps=1)
+        out, _, _ = self.run_script(pre_train_t5, save_strategy="no", **own)
+        (line, *_) = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
+        self.assertLess(line["loss"], 1e-6)
+        self.assertLess(line["grad_norm"], 1e-4)
+
+    def test_a_stream_has_a_teacher_too(self):
+        stream = dict(streaming="true", shuffle_buffer_size=16, max_steps=2)
+        for script, held_out in ((pre_train_t5, "text.txt"), (fine_tune_t5, "pairs.tsv")):
+            out, _, _ = self.run_script(script, validation_file=self.folder / held_out, **stream)
+            self.assertTrue((out / "model.safetensors").is_file())
+
+    @parameterized.parameters(
+        (dict(teacher="{folder}/retrained"), "the weights of --teacher: \\w{24} in its run, \\w{24} now"),
+        (dict(teacher=None), "the weights of --teacher: \\w{24} in its run, None now"),
+        (dict(distillation_temperature=2), "--distillation_temperature: 1.0 in its run, 2.0 now"),
+        (dict(distillation_beta=1), "--distillation_beta: 0.0 in its run, 1.0 now"),
+    )
+    def test_another_teaching_is_not_resumed(self, changes, message):
+        out = self.folder / "taught"
+        if not out.exists():
+            self.run_script(pre_train_t5, output_dir=out, max_steps=2)
+        changes = {name: value and str(value).format(folder=self.folder) for name, value in changes.items()}
+        _, _, error = self.run_script(
+            pre_train_t5, 2, output_dir=out, resume_from_checkpoint=out / "checkpoint-2", max_steps=4, **changes
+        )
+        self.assertRegex(error, message)
+
+    def test_what_is_cached_is_asked_once(self):
+        cached = dict(teacher_top_k=4, max_steps=1, save_strategy="no", data_cache_dir=self.folder / "own_cache")
+        said, calls = tasks.taught.said, []
+
+        def counted(*args):
+            calls.append(args)
+            return said(*args)
+
+        with mock.patch.object(tasks.taught, "said", counted):
+            for changes, is_asked in (
+                ({}, True),
+                ({"distillation_beta": 1, "distillation_weight": 0.1, "packing": "true"}, False),
+                ({"distillation_temperature": 3}, True),
+                ({"teacher_top_k": 5}, True),
+                ({"teacher": self.folder / "retrained"}, True),
+                ({"max_train_samples": 20}, True),
+                ({"teacher_top_k": 5}, False),
+            ):
+                calls.clear()
+                self.run_script(fine_tune_t5, **cached | changes)
+                self.assertEqual(bool(calls), is_asked, changes)
+
+    def test_the_memory_of_a_teacher_is_counted(self):
+        args = mock.Mock(teacher=str(self.folder / "teacher"), teacher_top_k=0, assume_gpu=None)
+        args.device.type = "cpu"
+        weights = load_model(args.teacher).named_parameters()
+        matrices = [p for name, p in weights if p.dim() == 2 and "relative_attention_bias" not in name]
+        self.assertEqual(teacher_bytes(args), 4 * sum(p.numel() for p in matrices))
+        args.assume_gpu = "h100"
+        self.assertEqual(teacher_bytes(args), 2 * sum(p.numel() for p in matrices))
+        args.teacher_top_k = 4
+        self.assertEqual(teacher_bytes(args), 0)
+
+    def test_it_is_what_the_flags_say(self):
+        args = fine_tune_t5.FineTuningArguments(output_dir="never_written", teacher="x", use_cpu=True, teacher_top_k=3)
+        self.assertEqual(Distillation.of_flags(args, None), Distillation(0.5, 1.0, 0.0, 3, None))
+        args = pre_train_t5.PreTrainingArguments(output_dir="never_written", use_cpu=True)
+        self.assertIsNone(Distillation.of_flags(args, None))
+
+
+class RefusedTest(TestCase):
+    @parameterized.parameters(
+        (dict(teacher="{folder}/nowhere"), "--teacher .*nowhere: not a folder or Hub name with a model"),
+        (dict(teacher="{folder}/other"), r"--teacher .*other: .* other ids .*predict_t5.py .*distil_answers.yaml"),
+        (dict(model_name_or_path=None, config_name="tiny"), "--teacher .*: .* add --tokenizer_name .*teacher"),
+        (dict(teacher=None, distillation_weight=0.2), "--distillation_weight 0.2: says how .* name it with --teacher"),
+        (dict(teacher=None, teacher_top_k=2), "--teacher_top_k 2: says how .* name it with --teacher"),
+        (dict(distillation_weight=0), "--distillation_weight 0.0: must be above 0 and at most 1"),
+        (dict(distillation_weight=1.5), "--distillation_weight 1.5: must be above 0 and at most 1"),
+        (dict(distillation_temperature=0), "--distillation_temperature 0.0: must be at least 0.01"),
+        (dict(distillation_temperature="nan"), "--distillation_temperature nan: must be at least 0.01"),
+        (dict(distillation_beta=-1), "--distillation_beta -1.0: must be at least 0 and at most 1"),
+        (dict(teacher_top_k=-1), "--teacher_top_k -1: must be at least 0"),
+        (dict(teacher_top_k=10_000), r"--teacher_top_k 10000: the teacher has \d+ tokens. Give fewer"),
+        (
+            dict(teacher_top_k=2, streaming="true", validation_file="{folder}/pairs.tsv"),
+            "--teacher_top_k 2: .* a stream has no end",
+        ),
+        (
+            dict(teacher_top_k=2, span_corruption_file="{folder}/text.txt"),
+            "--teacher_top_k 2: .*--span_corruption_file",
+        ),
+        (dict(config_overrides="num_layers=4"), "--config_overrides num_layers=4: .* at most 3"),
+        (dict(config_overrides="d_model=8"), "--config_overrides d_model=8: is for a new model"),
+        (dict(config_overrides="num_layers=2", lora_rank=2), "--lora_rank 2: .* num_layers=2 leaves layers out"),
+    )
+    def test_in_one_line_before_any_training(self, changes, message):
+        changes = {name: value and str(value).format(folder=self.folder) for name, value in changes.items()}
+        with mock.patch.object(fine_tune_t5, "T5Trainer", side_effect=AssertionError("training began")):
+            _, _, error = self.run_script(fine_tune_t5, 2, **changes)
+        self.assertRegex(error, message)
+        self.assertEqual(error.strip().count("\n"), 0)
+
+    def test_a_student_from_scratch_has_the_rows_of_its_teacher(self):
+        new = dict(model_name_or_path=None, config_name="tiny", tokenizer_name=self.folder / "teacher", max_steps=1)
+        self.run_script(pre_train_t5, config_overrides=OVERRIDES, **new)
+        more = f"{OVERRIDES},vocab_size=1024"
+        _, _, error = self.run_script(pre_train_t5, 2, config_overrides=more, **new)
+        self.assertRegex(error, r"--teacher .*: has \d+ rows of embeddings, and the student 1,024: name another")
+
+    def test_tokens_of_ul2_are_the_teachers_too(self):
+        new = dict(model_name_or_path=None, config_name="tiny", tokenizer_name=self.folder / "teacher", objective="ul2")
+        _, _, error = self.run_script(pre_train_t5, 2, config_overrides=OVERRIDES, input_seq_length=64, **new)
+        self.assertRegex(error, "--teacher .*: .* other ids in the student's tokenizer")
+
+
+class AnswersTest(TestCase):
+    def test_a_student_with_another_tokenizer_learns_from_answers(self):
+        """Sequence-level: the commands of recipes/distil_answers.yaml."""
+        inputs, answers = self.folder / "inputs.tsv", self.folder / "answers.jsonl"
+        shutil.copy(self.folder / "pairs.tsv", inputs)
+        teacher, _, _ = self.run_script(fine_tune_t5, teacher=None, model_name_or_path=self.folder / "teacher")
+        run_main(
+            predict_t5.main,
+            *argv_of(dict(model_name_or_path=teacher, input_file=inputs, output_file=answers, max_new_tokens=5)),
+        )
+        rows = [json.loads(line) for line in answers.read_text().splitlines()]
+        self.assertLen(rows, 52)
+        changes = dict(train_file=answers, target_column="prediction", model_name_or_path=self.folder / "other")
+        out, printed, _ = self.run_script(fine_tune_t5, teacher=None, **changes)
+        self.assertTrue((out / "model.safetensors").is_file(), printed)
