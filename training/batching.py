@@ -179,6 +179,7 @@ class TaughtCollator:
     of their labels: "teacher_ids" [B, T, K] and "teacher_log_probs" [B, T, K + 1]."""
 
     collator: Callable[[list[dict]], dict[str, torch.Tensor]]
+    top_k: int
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         plain = [{name: values for name, values in row.items() if name not in CACHED} for row in rows]
@@ -187,8 +188,7 @@ class TaughtCollator:
         numbers = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
         numbered = [row | {"labels": found.tolist()} for row, found in zip(plain, numbers, strict=True)]
         places, batch = self.collator(numbered)["labels"].clamp(min=0), self.collator(plain)
-        for name in CACHED:
-            width = max(len(row[name]) // count for row, count in zip(rows, lengths, strict=True))
+        for name, width in zip(CACHED, (self.top_k, self.top_k + 1), strict=True):
             # A row that only fills up a batch has less; its label does not count.
             values = [np.resize(np.asarray(row[name]), (n, width)) for row, n in zip(rows, lengths, strict=True)]
             batch[name] = torch.from_numpy(np.concatenate(values))[places]

@@ -34,7 +34,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
             order = rows.order
         collator = self.train_collator or self.data_collator
         if getattr(self.args, "teacher_top_k", 0):
-            collator = TaughtCollator(collator)
+            collator = TaughtCollator(collator, self.args.teacher_top_k)
         keep = bool(self.args.dataloader_persistent_workers and self.args.dataloader_num_workers)
         return self._loader(rows, batch, order, collator, persistent_workers=keep)
 

@@ -67,18 +67,19 @@ class LauncherTest(parameterized.TestCase):
     def flags(self, script: str, processes: int, way: str = "ddp") -> list[str]:
         """The same global batch with one process and with two; no dropout, whose random numbers differ by rank. The
         optimizer is the default one but under ZeRO-3, which cannot have it."""
-        size = {"pre_train": 8, "fine_tune": 16}[script] // processes
+        kind = script.removesuffix("_stream")
+        size = {"pre_train": 8, "fine_tune": 16}[kind] // processes
         own = {
             "pre_train": "--gradient_accumulation_steps 1 --max_steps 7 --save_steps 3 --eval_steps 5",
             "fine_tune": "--predict_with_generate true --num_train_epochs 2 --max_train_samples 49",
         }
         optim = "adamw_torch --learning_rate 1e-3" if way == "zero3" else f"{DEFAULT_OPTIMIZER} --learning_rate 1e-2"
         more = f"--per_device_train_batch_size {size} --dropout_rate 0 --save_total_limit 9 --optim {optim} "
-        return torture.changed(self.commands[script], *(more + own[script]).split())
+        return torture.changed(self.commands[script], *(more + own[kind]).split())
 
-    def one_process(self, script: str, way: str = "ddp") -> Path:
-        """Output of the run that all others with this optimizer must equal."""
-        flags = self.flags(script, 1, way)
+    def one_process(self, script: str, way: str = "ddp", *more: str) -> Path:
+        """Output of the run that all others with this optimizer must equal. more: further flags."""
+        flags = [*self.flags(script, 1, way), *more]
         key = (script, *flags)
         if key not in self.expected:
             out, log = self.folder / f"{script}_alone_{len(self.expected)}", self.folder / "log"
@@ -89,11 +90,14 @@ class LauncherTest(parameterized.TestCase):
 
     def launch(self, launcher: str, way: str, script: str, out: Path, *more: str) -> str:
         sharding = [word for name in SHARDING[way] for word in ("--deepspeed", str(ROOT / name))]
-        argv = [*self.flags(script, 2, way), "--output_dir", str(out), *sharding, *more]
+        name, argv = (
+            script.removesuffix("_stream"),
+            [*self.flags(script, 2, way), "--output_dir", str(out), *sharding, *more],
+        )
         if way == "fsdp2":
-            started = [str(ROOT / "tests" / "support" / "fsdp2_on_cpu.py"), script, *argv, "--fsdp"]
+            started = [str(ROOT / "tests" / "support" / "fsdp2_on_cpu.py"), name, *argv, "--fsdp"]
         else:
-            started = [str(ROOT / f"{script}_t5.py"), *argv]
+            started = [str(ROOT / f"{name}_t5.py"), *argv]
         command = [*launcher_command(launcher), *started]
         environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
@@ -135,6 +139,19 @@ class LauncherTest(parameterized.TestCase):
         resumed = self.launch(launcher, way, script, out, "--resume_from_checkpoint", str(first))
         self.assertEqual(resumed.count("-- done --"), 1)
         self.assert_same_run(out, alone, "resumed")
+
+    @parameterized.parameters(
+        ("torchrun", "ddp", "fine_tune", "--teacher_top_k 7"),  # 49 rows: some only fill up the last batch
+        ("deepspeed", "zero3", "fine_tune", ""),
+        ("torchrun", "fsdp2", "pre_train_stream", "--distillation_beta 0.5"),
+    )
+    def test_a_teacher_is_whole_on_every_rank(self, launcher, way, script, more):
+        given = ["--teacher", str(self.folder / "prepared"), *more.split()]
+        out = self.folder / f"{launcher}_{way}_taught"
+        alone = self.one_process(script, way, *given)
+        printed = self.launch(launcher, way, script, out, *given)
+        self.assertRegex(printed, r"teacher +\S+prepared \(t5, d_model 32, 1 \+ 1 layers\)")
+        self.assert_same_run(out, alone, "taught")
 
     def test_a_short_file_of_deepspeed_leaves_optimizer_and_clipping_to_the_flags(self):
         config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}

@@ -68,6 +68,20 @@ RECIPES = {
         935_680,
         (64, 31),
     ),
+    "distil_installed_docs.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --teacher {folder}/model",
+        build_config("tiny", 4096, dict(num_layers=1, num_decoder_layers=1)),
+        1_491_904,  # 2 x 4096 x 128 of the vocabulary, and half of the layers
+        (128, 8),
+    ),
+    "distil_answers.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --train_file {folder}/answers.jsonl",
+        MT5Config(vocab_size=250_112, **MODEL_SHAPES["t5-v1_1-small"] | dict(d_ff=1024, num_heads=6), **V1_1),
+        300_176_768,  # its model card
+        (512, 128),
+    ),
     "mt5_base_romanian_diacritics.yaml": Recipe(
         fine_tune_t5,
         "--model_name_or_path {folder}/model --train_file {folder}/books --shuffle_buffer_size 60 "
@@ -93,6 +107,8 @@ def write_data(folder: Path) -> None:
         write_rows(folder / "docs" / f"{split}.jsonl", [{"text": line} for line in part])
         topics = [{"text": text, "label": PACKAGE_TOPIC_LABELS[i % 10]} for i, text in enumerate(part)]
         write_rows(folder / "docs" / "package_topic" / f"{split}.jsonl", topics)
+    answers = [{"prompt": text, "prediction": text[:40]} for text in lines]  # as predict_t5.py writes them
+    write_rows(folder / "answers.jsonl", answers)
     (folder / "books").mkdir()
     for book in range(4):
         (folder / "books" / f"{book}.txt").write_text("\n\n".join(lines[book * 100 : book * 100 + 100]))

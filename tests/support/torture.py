@@ -58,8 +58,8 @@ TIMES += ("total_flos",)  # under ZeRO-3, whose weights are in pieces, a resumed
 
 
 class Kind(NamedTuple):
-    """A run that is killed: a key of `material`, more flags, and the launcher of its two ranks. is_told: by SIGTERM,
-    before it is killed."""
+    """A run that is killed: a key of `material`, more flags, where {folder} is that of `material`, and the launcher of
+    its two ranks. is_told: by SIGTERM, before it is killed."""
 
     script: str
     flags: str = ""
@@ -82,6 +82,9 @@ KINDS |= {"fine_tune_torchrun": Kind("fine_tune", "--per_device_train_batch_size
 KINDS |= {
     f"zero{n}": Kind("pre_train", f"{_TWO} --deepspeed {ROOT}/zero_stage{n}_config.json", "deepspeed") for n in (2, 3)
 }
+_TEACHER = "--teacher {folder}/prepared"
+KINDS |= {"taught_pre_train": Kind("pre_train_stream", _TEACHER), "taught_fine_tune": Kind("fine_tune", _TEACHER)}
+KINDS["taught_once"] = Kind("fine_tune", f"{_TEACHER} --teacher_top_k 5")
 _BATCHES = "--per_device_eval_batch_size 8"
 KINDS |= {f"told_{name}": Kind(name, _BATCHES, is_told=True) for name in ("pre_train", "fine_tune", "mixture")}
 KINDS["told_early_stopping"] = Kind("pre_train", f"{_STOPS} {_BATCHES}", is_told=True)
@@ -292,7 +295,8 @@ def torture(folder: Path, name: str, kills: int, seed: int, show=print, flags: t
     """
     kind = KINDS.get(name) or Kind(name)
     script, launcher = kind.script, kind.launcher
-    argv, log = changed(material_of(folder)[script], *kind.flags.split(), *flags), folder / f"{name}.log"
+    more = kind.flags.format(folder=folder).split()
+    argv, log = changed(material_of(folder)[script], *more, *flags), folder / f"{name}.log"
     began = time.monotonic()
     whole = ["--output_dir", str(folder / f"{name}_whole"), "--overwrite_output_dir"]
     code = exit_code(start(script, [*argv, *whole], log, launcher))

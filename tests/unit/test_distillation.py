@@ -217,7 +217,10 @@ class CacheTest(parameterized.TestCase):
         rows, running = self.rows(), Distillation(0.7, 1.5, 0.0)
         cached = running._replace(top_k=output_head(teacher).weight.shape[0] - 1)
         losses = []
-        for how, collate, each in ((running, collator, teacher), (cached, TaughtCollator(collator), None)):
+        for how, collate, each in (
+            (running, collator, teacher),
+            (cached, TaughtCollator(collator, cached.top_k), None),
+        ):
             given = [dict(row) for row in rows]
             if each is None:
                 found = said(teacher, how, *([row[name] for row in rows] for name in ("input_ids", "labels")))
@@ -228,6 +231,15 @@ class CacheTest(parameterized.TestCase):
             compute_loss_in_forward(student, chunk=5, distillation=how, teacher=each)
             losses.append(student(**collate(given))["loss"].item())
         self.assertAlmostEqual(*losses, delta=1e-6)
+
+    def test_a_batch_of_nothing_but_filling(self):
+        """As a rank has in the last step of an epoch."""
+        blank = dict(
+            input_ids=[5], attention_mask=[1], labels=[IGNORE_INDEX], teacher_ids=[7], teacher_log_probs=[-1.0]
+        )
+        batch = TaughtCollator(BucketCollator(0, 0, [8], 8, rows=2), 3)([blank, dict(blank)])
+        self.assertEqual(batch["teacher_ids"].shape, (2, 8, 3))
+        self.assertEqual(batch["teacher_log_probs"].shape, (2, 8, 4))
 
 
 class FewerLayersTest(parameterized.TestCase):
