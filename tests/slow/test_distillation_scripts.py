@@ -131,7 +131,6 @@ class RunTest(TestCase):
 
     def test_a_plan_for_a_gpu_names_and_counts_it(self):
         _, printed, _ = self.run_script(pre_train_t5, 0, dry_run="true", assume_gpu="h100")
-        self.assertFalse(out.exists())
         self.assertRegex(
             printed, "teacher +.*run at every step; 0.5 of the loss is KL.* at temperature 1, 1,024 target"
         )
