@@ -134,7 +134,8 @@ class TrainingRun(Run):
             "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
             f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
-            "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer), plus activations; "
+            "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
+            f"{', teacher' if self.trainer.teacher else ''}), plus activations; "
             f"{human_bytes(needs.memory_there)} available",
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(needs.disk_there)} free",
