@@ -4,7 +4,7 @@
     python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
     python benchmark_t5.py classifier                             # an epoch and an evaluation of a classification task
     python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
-    python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, communication and speed on paper
+    python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, speed, sharding, checkpoints on paper
 
 Both sides of a comparison run in one process, in the order A B A B; medians are reported. The script needs torch,
 transformers and numpy (and triton on a GPU); it names a missing peer or part and measures the others. Peers are the
@@ -142,6 +142,7 @@ class BenchmarkArguments:
     gpu: str = option("H200", "Of the plan.", choices=tuple(HARDWARE_PEAKS))
     link: float | None = option(None, "GB/s between GPUs of a machine. Not set: as HARDWARE_PEAKS has it.", above=0)
     network: float | None = option(None, "GB/s between machines, for each GPU. Not set: the same.", above=0)
+    disk: float = option(2.0, "GB/s at which a process writes a checkpoint, assumed.", above=0)
     accumulation: int = option(1, "Micro-batches of a step.", at_least=1)
     attention: str = option("t5_fused", "Of the plan.", choices=ATTENTION_IMPLEMENTATIONS)
     optim: str = option("adamw_torch", "Of the plan.", choices=OPTIMIZERS)

@@ -42,6 +42,7 @@ from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, T5TrainingArguments
 from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments, refuse
+from common.digests import contents_digest
 from common.errors import UserError
 from common.processes import (
     check_alike,
@@ -53,7 +54,6 @@ from common.processes import (
 )
 from common.reports import end_summary, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
-from corpora.blocks import contents_digest
 from corpora.tokenizers import load_tokenizer, named_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_model
 from modeling.generation_settings import set_generation_length

@@ -37,12 +37,12 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
 from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.digests import contents_digest
 from common.errors import UserError
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
 from common.whole_folders import told_if_full
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
-from corpora.blocks import contents_digest
 from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_model

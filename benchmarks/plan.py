@@ -17,7 +17,7 @@ from runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
 # Optimizers that need whole tensors, which these strategies shard.
-REFUSED = {"zero2": NOT_UNDER_ZERO[2], "zero3": NOT_UNDER_ZERO[3], "fsdp2": NOT_UNDER_FSDP}
+REFUSED = {f"zero{stage}": names for stage, names in NOT_UNDER_ZERO.items()} | {"fsdp2": NOT_UNDER_FSDP}
 UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
 # Two tables, so that each fits a terminal; sizes in GiB.
 _PARTS = "weights gradients states working stored loss"
@@ -25,11 +25,20 @@ MEMORY = {"name": "{}", **dict.fromkeys(_PARTS.split(), "{:.2f}"), "total": "{:.
 _TIMES = "communication_ms exposed_ms step_ms"
 TIME = {"name": "{}", "sent_gb": "{:.1f}", **dict.fromkeys(_TIMES.split(), "{:,.0f}"), "mfu": "{:.1%}"}
 TIME |= {"sequences_per_second": "{:,.1f}"}
+COUNTS = (1, 8, 64, 512)  # GPUs that a sharding is chosen for
+SIMPLER = 0.02  # share of the speed that a simpler sharding may cost: these figures are no more exact
+_CHECKPOINT = "weights_gb optimizer_gb first_rank_gb other_ranks_gb"
+SCALE = {"gpus": "{}", "choice": "{}", "total": "{:.1f}", "sequences_per_second": "{:,.1f}"}
+SCALE |= {**dict.fromkeys(_CHECKPOINT.split(), "{:.1f}"), "written_in_s": "{:,.0f}"}
 HEAD = """\
-{model}, {weights} weights, on {nodes} x {gpus} {gpu} ({memory_gb:g} GB); {batch} x {accumulation} sequences per GPU \
+on paper, for an assumed GPU, {gpu} ({memory_gb:g} GB):
+{model}, {weights} weights, on {nodes} x {gpus} {gpu}; {batch} x {accumulation} sequences per GPU \
 and step, {source_length} input, {target} target tokens; {optim}, {attention}
 assumed: {bf16:g} TFLOP/s at {mfu:.0%} MFU on one GPU, {bandwidth:g} GB/s from GPU to GPU; GiB on each GPU, before \
 torch.compile saves some (states: the optimizer's; stored: activations)"""
+SCALE_HEAD = """\
+on 1 to 512 GPUs, in machines of {gpus}: the sharding to choose, and a checkpoint, which the first rank writes at an \
+assumed {disk:g} GB/s (GB: 10^9 bytes)"""
 
 
 def step_seconds(
@@ -53,10 +62,29 @@ def make_plan(args: Namespace) -> dict:
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
     shapes = parameter_shapes(config)
     target = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
-    # NCCL's rings leave a machine through all of its network cards, so these add up, to no more than the links within.
+    bandwidth = bandwidth_of(args)
+    rows = rows_of(args, shapes, target)
+    at_scale = [scale_row(count, args, shapes, target) for count in COUNTS]
+    assumed = dict(nodes=args.nodes, gpus=args.gpus, gpu=args.gpu, bandwidth=bandwidth, mfu=args.mfu, target=target)
+    weights = human_count(sum(map(math.prod, shapes)))
+    head = HEAD.format(weights=weights, **vars(args) | hardware | assumed)
+    parts = [head, table(rows, MEMORY), "", table(rows, TIME), "", SCALE_HEAD.format(**vars(args))]
+    parts += [table(at_scale, SCALE), *(f"{row['gpus']} GPUs: {row['why']}" for row in at_scale)]
+    return assumed | {"rows": rows, "scale": at_scale, "text": "\n".join(parts)}
+
+
+def bandwidth_of(args: Namespace) -> float:
+    """GB/s from GPU to GPU. NCCL's rings leave a machine through all of its network cards, so these add up, to no more
+    than the links within."""
+    hardware = HARDWARE_PEAKS[args.gpu]
     bandwidth = args.link or hardware["link_gb_per_second"]
     if args.nodes > 1:
         bandwidth = min(bandwidth, (args.network or hardware["network_gb_per_second"]) * args.gpus)
+    return bandwidth
+
+
+def rows_of(args: Namespace, shapes: list[tuple[int, ...]], target: int) -> list[dict]:
+    """The row of each strategy, without and with activation checkpointing."""
     rows = []
     for checkpointing in (False, True):
         for strategy in memory.STRATEGIES:
@@ -64,24 +92,59 @@ def make_plan(args: Namespace) -> dict:
             if args.optim in REFUSED.get(strategy, ()):
                 row["error"] = f"--optim {args.optim} needs whole tensors"
             else:
-                row |= row_of(strategy, checkpointing, args, shapes, target, 1e9 * bandwidth)
+                row |= row_of(strategy, checkpointing, args, shapes, target)
             rows.append(row)
-    assumed = dict(nodes=args.nodes, gpus=args.gpus, gpu=args.gpu, bandwidth=bandwidth, mfu=args.mfu, target=target)
-    weights = human_count(sum(map(math.prod, shapes)))
-    head = HEAD.format(weights=weights, **vars(args) | hardware | assumed)
-    return assumed | {"rows": rows, "text": "\n".join([head, table(rows, MEMORY), "", table(rows, TIME)])}
+    return rows
 
 
-def row_of(
-    strategy: str, checkpointing: bool, args: Namespace, shapes: list[tuple[int, ...]], target: int, bandwidth: float
-) -> dict:
-    """The row of a strategy. shapes: of the weights; target: its length in tokens; bandwidth: bytes a second from GPU
-    to GPU."""
+def scale_row(count: int, args: Namespace, shapes: list[tuple[int, ...]], target: int) -> dict:
+    """What `count` GPUs, in machines of --gpus, should do and write: the row of the chosen sharding, and a checkpoint.
+
+    Of a checkpoint the first rank writes the float32 weights and the optimizer's state, whole, under any sharding
+    (training/saving.py); the others wait.
+    """
+    gpus = min(count, args.gpus)
+    here = Namespace(**vars(args) | dict(nodes=math.ceil(count / gpus), gpus=gpus))
+    chosen, why = choose(rows_of(here, shapes, target), here)
+    states = memory.optimizer_bytes(args.optim, shapes, benchmark_config(args.model)) / 1e9
+    weights = 4 * sum(map(math.prod, shapes)) / 1e9
+    row = {"gpus": here.nodes * gpus, "choice": chosen.get("name", "none"), "why": why}
+    row |= {name: chosen.get(name) for name in ("total", "sequences_per_second")}
+    row |= dict(weights_gb=weights, optimizer_gb=states, first_rank_gb=weights + states, other_ranks_gb=0.0)
+    return row | {"written_in_s": (weights + states) / args.disk}
+
+
+def choose(rows: list[dict], args: Namespace) -> tuple[dict, str]:
+    """The row of the simplest strategy that fits and is within SIMPLER of the fastest, and why it is not a simpler one;
+    ({}, why) if none fits. Without checkpointing is simpler than with it, and one GPU has nothing to shard."""
+    if args.nodes * args.gpus == 1:
+        rows = [row | {"name": row["name"].replace("DDP", "one GPU")} for row in rows if row["name"].startswith("DDP")]
+    able = [row for row in rows if row.get("fits") == "yes"]
+    if not able:
+        least = min((row["total"] for row in rows if "error" not in row), default=0)
+        return {}, f"nothing fits, at least {least:.1f} GiB are needed: take a smaller --batch or more GPUs"
+    fastest = max(row["sequences_per_second"] for row in able)
+    reasons = []
+    for row in rows:
+        if "error" in row:
+            reasons.append(f"{row['name']}: {row['error']}")
+        elif row["fits"] == "no":
+            reasons.append(f"{row['name']} needs {row['total']:.1f} GiB")
+        elif row["sequences_per_second"] < fastest * (1 - SIMPLER):
+            reasons.append(f"{row['name']} is {1 - row['sequences_per_second'] / fastest:.0%} slower than the fastest")
+        else:
+            break
+    return row, f"{row['name']}: " + ("; ".join(reasons) or "the simplest that fits, and as fast as any")
+
+
+def row_of(strategy: str, checkpointing: bool, args: Namespace, shapes: list[tuple[int, ...]], target: int) -> dict:
+    """The row of a strategy. shapes: of the weights; target: its length in tokens."""
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
     processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))
     zero = None
     if strategy.startswith("zero"):
-        zero = read_json(ROOT / f"zero_stage{strategy[-1]}_config.json")["zero_optimization"]
+        stage = max(2, int(strategy[-1]))  # stage 1 has the buffers of stage 2
+        zero = read_json(ROOT / f"zero_stage{stage}_config.json")["zero_optimization"]
     states = memory.state_bytes(strategy, config, shapes, args.optim, processes, True, zero)
     kept = memory.activation_bytes(config, args.batch, args.source_length, target, args.attention, True, checkpointing)
     # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.
@@ -95,7 +158,7 @@ def row_of(
     sent = memory.communication_bytes(strategy, weights, processes, args.accumulation)
     updated = weights if strategy == "ddp" else weights / processes
     done = flops * (4 / 3 if checkpointing else 1)  # recomputes the forward pass
-    seconds = step_seconds(done, updated, sent, hardware, bandwidth, args.mfu)
+    seconds = step_seconds(done, updated, sent, hardware, 1e9 * bandwidth_of(args), args.mfu)
     row |= {f"{name}_ms": 1e3 * value for name, value in seconds.items()}
     row |= dict(sent_gb=sent.total / 1e9, mfu=flops / (hardware["bf16"] * 1e12 * seconds["step"]))
     return row | {"sequences_per_second": processes * args.batch * args.accumulation / seconds["step"]}

@@ -8,7 +8,6 @@ A folder is filled aside, described in its manifest, synced to the disk, and ren
 import contextlib
 import errno
 import functools
-import hashlib
 import json
 import os
 import re
@@ -16,24 +15,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Event
 
 from safetensors import SafetensorError, safe_open
 
+from common.digests import file_digests, keep, kept_digests, set_back, stamp
 from common.errors import UserError
 from common.processes import is_first_process, print_once
-from common.reports import first_line, human_bytes
+from common.reports import first_line
 
 MANIFEST = "manifest.json"
 FREE_SPACE = "Free some space, or name a folder on another disk."
-DIGESTS = "digests.json"  # in a cache: [size, time, inode, SHA-256] of the files that were read
-READ_AT_ONCE = 8  # files whose contents are hashed side by side
-READ_BYTES = 2**20
-TOLD_BYTES = 2**33  # hashing more takes longer than some seconds
-UNCERTAIN_SECONDS = 2  # a file changed so recently can change once more within the same tick of its file system
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The libraries pass on the system's message without its number; torch only compares its place in the file.
 _FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
@@ -42,65 +35,15 @@ _LACKING = (errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENOTSUP)
 
 
 # ---------------------------------------------------------------- contents
-def file_digest(path: Path, stopped: Event) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; of its beginning alone if it is stopped."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while not stopped.is_set() and (part := file.read(READ_BYTES)):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def file_digests(paths: Iterable[Path]) -> list[str]:
-    """The `file_digest` of each, of READ_AT_ONCE files at a time."""
-    stopped = Event()
-    with ThreadPoolExecutor(READ_AT_ONCE) as pool:
-        try:
-            return list(pool.map(partial(file_digest, stopped=stopped), paths))
-        finally:
-            stopped.set()  # at Ctrl-C: the pool waits for its threads, which may take minutes with a file
-
-
-def stamp(path: Path) -> list[int] | None:
-    """Size, time and inode of a file, which change with its contents; None if there is no such file."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def kept_digests(paths: list[Path], cache: Path) -> list[str]:
-    """The `file_digest` of each. As in git's index, a cache keeps those of files whose `stamp` is still the same, so
-    that only new and changed ones are read."""
-    index, known = cache / DIGESTS, {}
-    with contextlib.suppress(OSError, ValueError):
-        known = dict(json.loads(index.read_text(encoding="utf-8")))
-    names, stamps = [str(path.resolve()) for path in paths], [stamp(path) for path in paths]
-    kept = {n: known[n][3] for n, found in zip(names, stamps, strict=True) if n in known and known[n][:3] == found}
-    changed = {name: (path, found) for name, path, found in zip(names, paths, stamps, strict=True) if name not in kept}
-    size = sum(found[0] for _, found in changed.values() if found)
-    if size > TOLD_BYTES:
-        print_once(f"reading {human_bytes(size)} of {len(changed):,} files, which are new or have changed")
-    read = dict(zip(changed, file_digests(path for path, _ in changed.values()), strict=True))
-    certain = time.time_ns() - UNCERTAIN_SECONDS * 10**9
-    new = {name: [*found, read[name]] for name, (_, found) in changed.items() if found and found[1] < certain}
-    if new and is_first_process():
-        with contextlib.suppress(OSError):  # a cache that cannot be written to, or a full disk: read again next time
-            cache.mkdir(parents=True, exist_ok=True)
-            aside = index.with_name(f".{DIGESTS}-{os.getpid()}")
-            aside.write_text(json.dumps(known | new, indent=0) + "\n", encoding="utf-8")
-            aside.replace(index)
-    return [kept.get(name) or read[name] for name in names]
-
-
-def write_manifest(folder: Path) -> None:
-    """Describes all files of a finished folder in its manifest, syncs them to the disk and sets their permissions."""
-    files, paths = {}, sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    for path, digest in zip(paths, file_digests(paths), strict=True):
-        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
+def write_manifest(folder: Path) -> dict[str, str]:
+    """Describes all files of a finished folder in its manifest, syncs them to the disk and sets their permissions.
+    Returns {file: its SHA-256}."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    digests = dict(zip([path.relative_to(folder).as_posix() for path in paths], file_digests(paths), strict=True))
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": digest} for name, digest in digests.items()}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
     secure(folder)
+    return digests
 
 
 def difference(folder: Path, digests: Callable[[list[Path]], list[str]] | None = file_digests) -> str | None:
@@ -275,8 +218,11 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
     with _temporary(name, cache) as aside:
         with told_if_full(f"--data_cache_dir {cache}", f"{name} is written there. {FREE_SPACE}"):
             build(aside)
-            write_manifest(aside)
+            set_back(path for path in aside.rglob("*") if path.is_file())
+            began, digests = time.time_ns(), write_manifest(aside)
+            made = {final / name: [*stamp(aside / name), digest] for name, digest in digests.items()}
         put_in_place(aside, final, unless_whole=not overwrite)
+    keep(cache, {str(path.absolute()): entry for path, entry in made.items() if stamp(path) == entry[:3]}, began)
     return final
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.digests import contents_digest
 from common.errors import UserError
 from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
@@ -36,8 +37,6 @@ from corpora.reading import (
 )
 
 BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
-HASHED_BYTES = 2**32  # hashed of a stream's files at its start, which takes seconds; of more, evenly spread pieces
-PIECE_BYTES = 2**16
 FEW_SHARDS = 96  # with fewer, a Hub stream opens its files at its start to find their row groups
 Rows = Iterator[tuple[int, dict]]
 
@@ -110,7 +109,7 @@ class FileCorpus(Corpus):
     """Local files. Plain text gives rows {text_column: line}.
 
     read_whole: path -> rows, used for blocks that are whole files in place of the usual reader. ids: .npy files hold
-    ready-made ids; their rows are {text_column: IdDocument}.
+    ready-made ids; their rows are {text_column: IdDocument}. cache: where the digests of the files are kept.
     """
 
     def __init__(
@@ -120,6 +119,7 @@ class FileCorpus(Corpus):
         text_column: str = "text",
         read_whole: Callable[[Path], Iterator[dict]] | None = None,
         ids: bool = False,
+        cache: Path | None = None,
     ):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # column that is read of parquet; None: all
@@ -133,7 +133,7 @@ class FileCorpus(Corpus):
             self.blocks += _blocks_of(file, only_whole=read_whole is not None and is_plain_text(file))
         super().__init__(len(self.blocks))
         sizes = [(file.name, file.stat().st_size) for file in files]
-        contents = contents_digest(files)
+        contents = contents_digest(files, cache)
         self.fingerprint = hashlib.sha256(repr((BLOCK_BYTES, sizes, contents)).encode()).hexdigest()
         shown = files[0].name if len(files) == 1 else f"{len(files)} files"
         self.description = f"{shown}, {sum(size for _, size in sizes) / 1e6:.1f} MB in {len(self.blocks):,} blocks"
@@ -173,24 +173,6 @@ class FileCorpus(Corpus):
 
     def _rows_of(self, path: Path) -> Iterator[dict]:
         return ({self.text_column: t} for t in read_text_documents(path)) if is_plain_text(path) else read_rows(path)
-
-
-def contents_digest(files: list[Path]) -> str:
-    """SHA-256 of the files' contents. Of more than HASHED_BYTES in all it reads that many in evenly spread pieces, the
-    beginning and the end of every file among them."""
-    total, digest = sum(file.stat().st_size for file in files), hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        count = max(2, size * HASHED_BYTES // total // PIECE_BYTES)
-        whole = total <= HASHED_BYTES or count * PIECE_BYTES >= size
-        with file.open("rb") as stream:
-            if whole:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-                continue
-            for number in range(count):
-                stream.seek((size - PIECE_BYTES) * number // (count - 1))
-                digest.update(stream.read(PIECE_BYTES))
-    return digest.hexdigest()
 
 
 def _blocks_of(file: Path, only_whole: bool) -> list[Block]:

@@ -16,10 +16,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from common.digests import kept_digests, stamp
 from common.errors import UserError
 from common.processes import cores_here, print_once
 from common.reports import human_bytes
-from common.whole_folders import cached, kept_digests, stamp
+from common.whole_folders import cached
 from constants import BUILTIN_CORPUS
 from corpora.files import data_suffix, is_plain_text, split_weights
 from corpora.hub import load_dataset_splits

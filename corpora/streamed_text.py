@@ -29,17 +29,18 @@ from data_collator_t5 import example_keys
 
 def open_corpus(args: Any) -> dict[str, Corpus]:
     """{split: corpus} of the text that the flags name, as `find_sources` finds it for a cached text."""
-    column = args.input_ids_column or args.text_column
+    column, cache = args.input_ids_column or args.text_column, Path(args.data_cache_dir).expanduser()
     if args.train_file:
         named_files = {"train": args.train_file, "validation": args.validation_file}
         files = {split: corpus_files(f"--{split}_file", paths, args) for split, paths in named_files.items() if paths}
     elif args.dataset_name in (None, BUILTIN_CORPUS):
-        sources = builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
+        sources = builtin_sources(cache, args.preprocessing_num_workers)
         files = {split: source.files for split, source in sources.items()}
     else:
         name, config = args.dataset_name, args.dataset_config_name
         return hub_corpora(name, config, "--dataset_name", ("train", "validation"), column)
-    return {split: FileCorpus(f"--{split}_file", files[split], column, ids=has_ids(args)) for split in files}
+    options = dict(ids=has_ids(args), cache=cache)
+    return {split: FileCorpus(f"--{split}_file", files[split], column, **options) for split in files}
 
 
 def document_reader(found: Any, corpus: Corpus) -> Callable[[dict], str | IdDocument]:

@@ -36,7 +36,7 @@ from modeling.families import Stack, family_of, shape_of
 from modeling.low_rank import has_low_rank
 from training.optimizers import check_muon, check_schedule
 
-STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
+STRATEGIES = ("ddp", "zero1", "zero2", "fsdp2", "zero3")  # the simplest first
 BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's buffers, with overlap_comm, for reducing and gathering (its documentation)
 RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and fragmentation
 FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
@@ -226,7 +226,7 @@ def state_bytes(
 
     DDP keeps float32 weights, gradients and optimizer, and buckets as large as the gradients to send them from. ZeRO
     keeps bfloat16 weights and gradients, and a float32 copy with the optimizer's state: (2 + 2 + K) bytes a weight.
-    ZeRO-2 divides gradients and K by the number of processes, ZeRO-3 all three. FSDP2 divides float32 weights,
+    ZeRO-1 divides K by the number of processes, ZeRO-2 gradients too, ZeRO-3 all three. FSDP2 divides float32 weights,
     gradients and state, and gathers bfloat16 weights block by block (embedding and head stay gathered).
     """
     weights, state, low = sum(map(math.prod, shapes)), optimizer_bytes(optimizer, shapes, config), 2 if bf16 else 4
@@ -244,13 +244,14 @@ def state_bytes(
         gathered = low * (shape_of(config).embedding_weights + blocks)
         return States(part(4 * weights), part(4 * weights), part(state), gathered if processes > 1 else 0)
     gathered, reduced = 0, bucket("reduce_bucket_size")
-    if strategy == "zero2":
+    if strategy in ("zero1", "zero2"):
         reduced += bucket("allgather_bucket_size")
     else:
         gathered = bucket("stage3_max_live_parameters") + bucket("stage3_prefetch_bucket_size")
     working = int(low * (gathered + BUCKETS_IN_FLIGHT * reduced))
-    kept = low * weights if strategy == "zero2" else part(low * weights)
-    return States(kept, part(low * weights), part(4 * weights + state), working)
+    kept = part(low * weights) if strategy == "zero3" else low * weights
+    gradients = low * weights if strategy == "zero1" else part(low * weights)
+    return States(kept, gradients, part(4 * weights + state), working)
 
 
 # ---------------------------------------------------------------- communication
@@ -271,15 +272,16 @@ class Communication:
 def communication_bytes(
     strategy: str, weights: int, processes: int, accumulation: int = 1, bf16: bool = True
 ) -> Communication:
-    """Per process and step, on a ring. DDP all-reduces float32 gradients once. ZeRO-2 reduce-scatters the gradients of
-    every micro-batch and gathers the updated weights. ZeRO-3 and FSDP2 gather the weights for the forward and again for
-    the backward pass of every micro-batch, and reduce-scatter its gradients (the paper's 3 volumes against 2)."""
+    """Per process and step, on a ring. DDP all-reduces float32 gradients once. ZeRO-1 reduce-scatters the gradients of
+    a step, ZeRO-2 those of every micro-batch, and both gather the updated weights. ZeRO-3 and FSDP2 gather the weights
+    for the forward and again for the backward pass of every micro-batch, and reduce-scatter its gradients (the paper's
+    3 volumes against 2)."""
     share = (processes - 1) / processes
     once = share * (2 if bf16 else 4) * weights
     if strategy == "ddp":
         return Communication(0, 2 * share * 4 * weights, 0)
-    if strategy == "zero2":
-        return Communication(0, accumulation * once, once)
+    if strategy in ("zero1", "zero2"):
+        return Communication(0, (accumulation if strategy == "zero2" else 1) * once, once)
     return Communication(accumulation * once, accumulation * 2 * once, 0)
 
 

@@ -424,7 +424,8 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
         )
     if files:
         read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
-        return FileCorpus("--train_file" if args.train_file else f"task {name}:", files, read_whole=read_whole)
+        flag, cache = "--train_file" if args.train_file else f"task {name}:", Path(args.data_cache_dir).expanduser()
+        return FileCorpus(flag, files, read_whole=read_whole, cache=cache)
     dataset, config = task["hub"]
     return hub_corpora(dataset, config, f"task {name}, data set", ("train",))["train"]
 

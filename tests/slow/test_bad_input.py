@@ -30,6 +30,7 @@ from warm_python import warm_python
 import constants
 import fine_tune_t5
 import pre_train_t5
+from common.digests import DIGESTS
 from common.whole_folders import cached
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
@@ -732,7 +733,7 @@ class CacheTest(TestCase):
         chunks = [next(line for line in each.stdout.splitlines() if "chunks" in line) for each in done]
         self.assertEqual(*chunks)
         names = sorted(re.sub("-.*", "", path.name) for path in (self.folder / "cache").iterdir())
-        self.assertEqual(names, ["tokenizer", "tokens"])
+        self.assertEqual(names, [DIGESTS, "tokenizer", "tokens"])
         flags = dict(train_file=str(text), tokenizer_name=None, vocab_size=300)
         with mock.patch("corpora.token_files.corpus_encoder", side_effect=AssertionError("tokenised again")):
             theirs = self.chunks(**flags)
@@ -750,7 +751,7 @@ class CacheTest(TestCase):
                 os._exit(0 if (whole / "x").read_text() == "whole" else 1)
             children.append(child)
         self.assertEqual([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], [0] * 6)
-        self.assertEqual([path.name for path in self.folder.iterdir()], ["thing-k"])
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), [DIGESTS, "thing-k"])
 
 
 def flip_one_bit(path: Path) -> None:

@@ -94,6 +94,25 @@ class CollatorTest(parameterized.TestCase):
                 self.assertEqual(batch["labels"][number].tolist(), labels)
             self.assertTrue((batch["labels"][len(chosen) :] == IGNORE_INDEX).all())
 
+    @parameterized.parameters("eager", "sdpa", "t5_fused")
+    def test_rows_without_an_example_change_nothing(self, attention):
+        """Each sees one token: a softmax over none is nan, and a nan in one row reaches all weights."""
+        rows = [row for row in ragged_rows(8, seed=0) if len(row["input_ids"]) <= 8][:3]
+        filled, alone = (bucket_collator(rows=count)(rows) for count in (8, 3))
+        lengths = [len(row["input_ids"]) for row in rows]
+        self.assertEqual(filled["attention_mask"].sum(1).tolist(), lengths + [1] * 5)
+        model = make_model().double().train()
+        set_attention(model, attention)
+        compute_loss_in_forward(model)
+        found = []
+        for batch in (filled, alone):
+            model.zero_grad()
+            loss = model(**batch).loss
+            loss.backward()
+            found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        for with_them, without in zip(*found, strict=True):
+            torch.testing.assert_close(with_them, without, rtol=1e-10, atol=1e-12)
+
     @parameterized.parameters("eager", "sdpa")
     def test_loss_and_gradients_are_those_of_tight_padding(self, attention):
         rows = ragged_rows(5, seed=0)

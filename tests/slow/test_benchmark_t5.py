@@ -235,11 +235,48 @@ class CommandsTest(BenchmarkTest):
 
     def test_plan(self):
         found, printed = self.run_main("plan", "--model", "xl", "--nodes", "8", "--gpus", "8")
-        self.assertLen(found["rows"], 8)
+        self.assertLen(found["rows"], 10)
+        self.assertIn("an assumed GPU, H200 (141 GB)", printed.splitlines()[0])
         self.assertIn("2.85B weights, on 8 x 8 H200", printed)
         self.assertIn("assumed: 790 TFLOP/s at 45% MFU", printed)
         found, _ = self.run_main("plan", "--optim", "muon")
         self.assertEqual([row["name"] for row in found["rows"] if "error" not in row], ["DDP", "DDP + checkpointing"])
+
+    @parameterized.parameters(("adamw_torch", 8), ("adafactor", 0))
+    def test_plan_of_1_to_512_gpus(self, optim, moments):
+        """T5 v1.1 XL as published: d_model 2048, 32 heads of 64, d_ff 5120, 24 layers a stack, 32128 pieces, a head of
+        its own. AdamW keeps two float32 moments of each weight, Adafactor hardly anything."""
+        found, _ = self.run_main("plan", "--model", "xl", "--disk", "1.5", "--optim", optim)
+        square, wide, norm = 2048 * 2048, 3 * 2048 * 5120, 2048
+        layers = 24 * (4 * square + wide + 2 * norm) + 24 * (8 * square + wide + 3 * norm)
+        weights = 2 * 32128 * 2048 + layers + 2 * norm + 2 * 32 * 32
+        self.assertEqual([row["gpus"] for row in found["scale"]], [1, 8, 64, 512])
+        for row in found["scale"]:
+            self.assertAlmostEqual(row["weights_gb"], 4 * weights / 1e9, delta=1e-3)
+            self.assertAlmostEqual(row["optimizer_gb"], moments * weights / 1e9, delta=0.05)
+            self.assertEqual(row["first_rank_gb"] + row["other_ranks_gb"], row["weights_gb"] + row["optimizer_gb"])
+            self.assertAlmostEqual(row["written_in_s"], (row["weights_gb"] + row["optimizer_gb"]) / 1.5)
+
+    def test_plan_says_what_does_not_fit(self):
+        """XXL: 16 bytes for each of 11 billion weights are more than the 141 GB of one GPU."""
+        found, printed = self.run_main("plan", "--model", "xxl")
+        alone, *others = found["scale"]
+        self.assertEqual(alone["choice"], "none")
+        self.assertNotIn("DDP", [row["choice"].split(" ")[0] for row in others])
+        self.assertIn("1 GPUs: nothing fits", printed)
+
+    @parameterized.named_parameters(
+        ("the_simplest", [("DDP", "yes", 99), ("ZERO1", "yes", 100)], 8, "DDP", "the simplest"),
+        ("faster", [("DDP", "yes", 97), ("ZERO1", "yes", 100)], 8, "ZERO1", "DDP is 3% slower"),
+        ("room", [("DDP", "no", 100), ("ZERO1", "no", 100), ("ZERO2", "yes", 50)], 8, "ZERO2", "ZERO1 needs 7.0 GiB"),
+        ("one_gpu", [("DDP", "no", 9), ("FSDP2", "yes", 9), ("DDP + c", "yes", 5)], 1, "one GPU + c", "one GPU needs"),
+        ("none", [("DDP", "no", 9), ("FSDP2", "no", 9)], 8, None, "nothing fits, at least 7.0 GiB"),
+    )
+    def test_the_sharding_to_choose(self, rows, gpus, name, why):
+        rows = [dict(name=name, fits=fits, sequences_per_second=speed, total=7.0) for name, fits, speed in rows]
+        chosen, reason = plan.choose(rows, Namespace(nodes=1, gpus=gpus))
+        self.assertEqual(chosen.get("name"), name)
+        self.assertIn(why, reason)
 
     def test_gpu_goes_on_after_a_failure_and_stops_when_the_time_is_up(self):
         output, written = self.folder / "gpu.json", []
@@ -258,7 +295,7 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual(errors, {"step": failed, "parity": "not available: the time (--minutes) was up"})
         self.assertIn(failed, printed)
         self.assertIn("rows", written[0]["results"]["collator"], "what was measured before is already on the disk")
-        self.assertLen(found["results"]["plan"]["rows"], 8)
+        self.assertLen(found["results"]["plan"]["rows"], 10)
         self.assertEqual(json.loads(output.read_text())["results"], found["results"])
 
     def test_gpu_checks_the_kernels_climbs_the_ladder_and_trains(self):

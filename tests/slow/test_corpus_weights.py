@@ -205,7 +205,7 @@ class RunTest(TestCase):
         self.assertAlmostEqual(results["eval_loss"], mean, places=5)
         self.assertRegex(printed, r"corpora +a 80.0% \(seen 0\.\d+ times\), b 20.0% \(seen 0\.\d+ times\)")
         weights = self.weights("whole")
-        cached = sorted((self.folder / "cache").iterdir())
+        cached = sorted((self.folder / "cache").glob("to*"))
         self.assertLen(cached, 3)  # the tokenizer and the tokens of each corpus
 
         # Stopped after three steps and gone on: the same bits.
@@ -222,7 +222,7 @@ class RunTest(TestCase):
             objective="span_corruption", max_steps=1, eval_strategy="no", save_strategy="no", eval_steps=None
         )
         self.run_script("other", (1, 9), **changes)
-        self.assertEqual(sorted((self.folder / "cache").iterdir()), cached)
+        self.assertEqual(sorted((self.folder / "cache").glob("to*")), cached)
 
     def test_the_samples_of_an_evaluation_and_the_examples_of_run_json(self):
         """The corpora share --max_eval_samples; run.json counts what the summary does, empty lines not."""

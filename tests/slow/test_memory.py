@@ -274,6 +274,7 @@ class StatesTest(parameterized.TestCase):
 
     def test_the_papers_example(self):
         """ZeRO, figure 1: 7.5 billion weights, 64 GPUs, K = 12: 120 GB without it, 16.6 GB and 1.9 GB with stages 2, 3.
+        Stage 1: 31.4 GB.
 
         The 120 GB are those of bfloat16 weights and gradients with a float32 copy; ours keeps float32 alone: the same
         16 bytes a weight.
@@ -284,6 +285,7 @@ class StatesTest(parameterized.TestCase):
             states = state_bytes(strategy, config, shapes, "adamw_torch", 64)
             sizes[strategy] = (states.weights + states.gradients + states.optimizer) / 1e9
         self.assertAlmostEqual(sizes["ddp"], 120.0, places=1)
+        self.assertAlmostEqual(sizes["zero1"], 31.4, places=1)
         self.assertAlmostEqual(sizes["zero2"], 16.6, places=1)
         self.assertAlmostEqual(sizes["zero3"], 1.9, places=1)
         self.assertAlmostEqual(sizes["fsdp2"], 1.9, places=1)
@@ -292,6 +294,7 @@ class StatesTest(parameterized.TestCase):
         """ZeRO, section 7: stages 1 and 2 send as much as data parallelism, 2 volumes; stage 3 sends 3."""
         weights, processes = 1000, 1_000_000  # (N - 1) / N is 1
         sent = {strategy: communication_bytes(strategy, weights, processes).total for strategy in STRATEGIES}
+        self.assertAlmostEqual(sent["zero1"], 2 * 2 * weights, delta=1)
         self.assertAlmostEqual(sent["zero2"], 2 * 2 * weights, delta=1)
         self.assertAlmostEqual(sent["zero3"], 3 * 2 * weights, delta=1)
         self.assertAlmostEqual(sent["fsdp2"], sent["zero3"])

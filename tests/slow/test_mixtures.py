@@ -5,6 +5,7 @@ Hermetic: tasks, tokenizer and a model of some thousand weights are made here.
 
 import contextlib
 import io
+import itertools
 import json
 import random
 import shutil
@@ -107,6 +108,22 @@ class SamplerTest(parameterized.TestCase):
             total = 12 * self.COUNTS[task]
             self.assertLen(times, size)
             self.assertEqual(set(times.values()), {total // size, -(-total // size)})
+
+    def test_each_pass_over_a_task_has_another_order(self):
+        """Two tasks of 40 rows, of which an epoch takes ten: in four epochs each row comes once, and the ten of an
+        epoch are others in the next four, and for the other task."""
+        sampler, tens = MixtureSampler([40, 40], [10, 10], 0), []
+        for epoch in range(12):
+            sampler.set_epoch(epoch)
+            numbers = list(sampler)
+            tens.append([{n % 40 for n in numbers if n // 40 == task} for task in (0, 1)])
+        for task in (0, 1):
+            passes = [[epoch[task] for epoch in tens[first : first + 4]] for first in (0, 4, 8)]
+            for parts in passes:
+                self.assertCountEqual(sum(map(list, parts), []), range(40))
+            for one, other in itertools.combinations(passes, 2):
+                self.assertNotEqual(one, other)
+        self.assertNotEqual(*([epoch[task] for epoch in tens[:4]] for task in (0, 1)))
 
     def test_an_epoch_takes_little_memory(self):
         tracemalloc.start()

@@ -25,9 +25,10 @@ import pre_train_t5
 from arguments.training import FineTuningArguments
 from common import whole_folders
 from common.command_line import parse_arguments
+from common.digests import file_digests
 from common.errors import UserError
 from common.reports import read_metrics, side_file
-from common.whole_folders import cached, difference, file_digests, is_disk_full, publish, write_manifest
+from common.whole_folders import cached, difference, is_disk_full, publish, write_manifest
 from corpora import sources
 from corpora.sources import find_sources
 from corpora.token_files import tokenised

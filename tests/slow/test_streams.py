@@ -25,6 +25,7 @@ import fine_tune_t5
 import pre_train_t5
 from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments
+from common import digests
 from constants import DATASET_VALS
 from corpora import blocks, streams
 from corpora.blocks import FileCorpus, hub_corpora
@@ -276,7 +277,7 @@ class FingerprintTest(TestCase):
         self.assertEqual(self.corpus("large").fingerprint, first)
         self.assertTrue(all(self.changed("large/a.txt", place) for place in (0, 20_001, 39_999)))
         # Too large to be read whole: beginning, end and spread pieces of each file.
-        self.enter_context(mock.patch.multiple(blocks, HASHED_BYTES=20_000, PIECE_BYTES=500))
+        self.enter_context(mock.patch.multiple(digests, HASHED_BYTES=20_000, PIECE_BYTES=500))
         self.assertTrue(all(self.changed("large/a.txt", place) for place in (0, 499, 39_500, 39_999)))
         self.assertTrue(all(self.changed("large/b.txt", place) for place in (0, 499, 8_500, 8_999)))
         found = [self.changed("large/a.txt", place) for place in range(0, 40_000, 499)]

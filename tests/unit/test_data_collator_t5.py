@@ -258,6 +258,14 @@ class InputsAndTargetsTest(parameterized.TestCase):
         self.assertEqual(inputs.tolist(), [[999, 12, 13, 998, 15, EOS]])
         self.assertEqual(targets.tolist(), [[999, 10, 11, 998, 14, EOS]])
 
+    def test_inputs_with_bos_begin_with_it_and_keep_their_order(self):
+        """As Gemma's tokenizer writes a text: <bos>, the text, no <eos>. Targets are those without BOS."""
+        tokens = np.array([[10, 11, 12, 13, 14, 15], [20, 21, 22, 23, 24, 25]])
+        mask = np.array([[1, 1, 0, 0, 1, 0], [0, 1, 0, 1, 1, 0]], dtype=bool)
+        inputs, targets = inputs_and_targets(tokens, mask, np.arange(999, 899, -1), EOS, bos_id=2)
+        self.assertEqual(inputs.tolist(), [[2, 999, 12, 13, 998, 15], [2, 20, 999, 22, 998, 25]])
+        self.assertEqual(targets.tolist(), [[999, 10, 11, 998, 14, EOS], [999, 21, 998, 23, 24, EOS]])
+
     @parameterized.product(length=(2, 7, 40, 568), density=(0.15, 0.5), mean_span=(1.0, 3.0, 8.0))
     def test_as_the_slow_algorithm_with_the_same_masks(self, length, density, mean_span):
         rng = np.random.default_rng(length)

@@ -5,6 +5,7 @@ transformers computes their norms and softmaxes in float32 whatever the model's 
 """
 
 import functools
+import json
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +24,14 @@ from transformers.models.t5gemma.modeling_t5gemma import T5GemmaPreTrainedModel
 
 import constants
 from arguments.model import ModelArguments
+from common.errors import UserError
 from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
 from data_collator_t5 import T5DataCollator, find_bos_id, find_sentinel_ids
 from model_t5 import check_options, create_model, dropout_of, flops_per_sequence, get_model, load_model, set_dropout
 from modeling.adaptation import adapt
 from modeling.families import FAMILIES, family_of, output_head, shape_of, stacks
-from modeling.loss import compute_loss_in_forward, nats_of
+from modeling.loss import chunked_loss_sum, compute_loss_in_forward, nats_of
 from modeling.new_vocabulary import change_vocabulary
 from modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_score
 from modeling.segment_masks import enable_packing
@@ -173,6 +175,20 @@ class FamiliesTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "--train_only: cross_attn in its run, None now"):
             check_resumed(str(folder / "checkpoint-2"), config, {}, flags)
 
+    @parameterized.named_parameters(
+        ("text", {"train": "other"}, "the contents of train: text in its run, other now"),
+        ("tokenizer", {"tokenizer": "other"}, "the contents of tokenizer: pieces in its run, other now"),
+        ("held_out", {"validation": "own"}, "a validation text of its own: no in its run, yes now"),
+    )
+    def test_a_checkpoint_of_other_contents_is_not_resumed(self, change, message):
+        folder, config, flags = Path(tempfile.mkdtemp()), config_of("t5gemma"), SimpleNamespace()
+        config.save_pretrained(folder / "checkpoint-2")
+        saved = {"train": "text", "tokenizer": "pieces"}
+        (folder / "run.json").write_text(json.dumps({"fingerprints": saved}))
+        check_resumed(str(folder / "checkpoint-2"), config, saved, flags)
+        with self.assertRaisesRegex(UserError, message):
+            check_resumed(str(folder / "checkpoint-2"), config, saved | change, flags)
+
 
 class LossTest(parameterized.TestCase):
     @parameterized.product(name=zoo.GEMMA, chunk=(0, 5), z_loss=(0.0, 1e-3))
@@ -205,6 +221,21 @@ class LossTest(parameterized.TestCase):
         ids = torch.randint(8, WORDS, (2, 12))
         model.config.decoder.final_logit_softcapping = 0.5
         self.assertLess(model(input_ids=ids, decoder_input_ids=ids).logits.abs().max(), 0.5)
+
+    @parameterized.product(smoothing=(0.0, 0.1), z_loss=(0.0, 1e-2), chunk=(2, 100))
+    def test_gradients_where_the_cap_bends_much(self, smoothing, z_loss, chunk):
+        """Logits of -3 to 3 times the cap, against autograd through cap * tanh(logits / cap)."""
+        torch.manual_seed(0)
+        hidden, weight = (torch.randn(n, 6, dtype=torch.float64, requires_grad=True) for n in (7, 11))
+        labels, cap = torch.tensor([3, 0, IGNORE_INDEX, 10, 5, 5, 1]), 2.0
+        capped = cap * torch.tanh(hidden @ weight.T / cap)
+        self.assertGreater(capped.abs().max(), 0.9 * cap)
+        wanted = F.cross_entropy(capped, labels, reduction="sum", label_smoothing=smoothing)
+        wanted = wanted + z_loss * capped.logsumexp(-1)[labels.ne(IGNORE_INDEX)].square().sum()
+        found = chunked_loss_sum(hidden, weight, labels, smoothing, z_loss, chunk, cap)
+        torch.testing.assert_close(found, wanted)
+        of_ours, of_autograd = (torch.autograd.grad(loss, (hidden, weight)) for loss in (found, wanted))
+        torch.testing.assert_close(of_ours, of_autograd, rtol=1e-9, atol=1e-9)
 
 
 class PackingTest(parameterized.TestCase):

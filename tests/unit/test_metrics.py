@@ -3,6 +3,7 @@
 Hermetic: the tokenizers, the data and the `evaluate` module are made here; no test needs a network.
 """
 
+import itertools
 import math
 import os
 import sys
@@ -296,6 +297,14 @@ class BenchmarkMetricsTest(parameterized.TestCase):
         answers = ["the answer is 1,000.0", "#### 7", "none", "4 #### 5"]
         targets = [["x\n#### 1000"], ["y 3 #### 8"], ["#### 0"], ["#### 4", "#### 5"]]
         self.assertEqual(METRICS["final_number_accuracy"](answers, targets), 0.5)
+
+    @parameterized.parameters(*itertools.product((True, False), repeat=3))
+    def test_one_wrong_answer_in_any_place_makes_a_question_wrong(self, *right):
+        """Three answers of a question, between those of another one, all of which are right."""
+        predictions = [1, *(int(each) for each in right[:2]), 0, int(right[2])]
+        questions = [("b",), ("a",), ("a",), ("b",), ("a",)]
+        found = METRICS["question_exact_match"](predictions, [1, 1, 1, 0, 1], questions)
+        self.assertEqual(found, (1 + all(right)) / 2)
 
     def test_all_answers_of_a_question_must_be_right(self):
         questions = [(1, 1), (2, 1), (1, 1), (2, 1), (3, 9)]

@@ -1,0 +1,124 @@
+"""SHA-256 of files' contents. As in git's index, a cache keeps those of files that are still the same.
+
+    digests.json   {"/data/a.txt": [size, time, inode, "SHA-256"], "2048 pieces of /data/b.txt": [...], ...}
+
+A file is read again when its size, time of change or inode differs: a second start on the same text reads none of it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+from common.processes import print_once
+from common.reports import human_bytes
+
+DIGESTS = "digests.json"
+READ_AT_ONCE = 8  # files whose contents are hashed side by side
+READ_BYTES = 2**20
+HASHED_BYTES = 2**32  # `contents_digest` reads files of this size in all, which takes seconds; of more, pieces
+PIECE_BYTES = 2**16
+TOLD_BYTES = 2**33  # hashing more takes longer than some seconds
+UNCERTAIN_SECONDS = 2  # a file changed so recently can change once more within the same tick of its file system
+
+
+def file_digest(path: Path, pieces: int = 0, *, stopped: Event) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal; of its beginning alone if it is stopped. pieces: read only so many, of
+    PIECE_BYTES each, evenly spread, the beginning and the end among them."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for number in range(pieces):
+            file.seek((path.stat().st_size - PIECE_BYTES) * number // (pieces - 1))
+            digest.update(file.read(PIECE_BYTES))
+        while not pieces and not stopped.is_set() and (part := file.read(READ_BYTES)):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def file_digests(paths: Iterable[Path], pieces: Iterable[int] | None = None) -> list[str]:
+    """The `file_digest` of each, of READ_AT_ONCE files at a time."""
+    stopped = Event()
+    with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+        try:
+            read = partial(file_digest, stopped=stopped)
+            return list(pool.map(read, paths) if pieces is None else pool.map(read, paths, pieces))
+        finally:
+            stopped.set()  # at Ctrl-C: the pool waits for its threads, which may take minutes with a file
+
+
+def stamp(path: Path) -> list[int] | None:
+    """Size, time and inode of a file, which change with its contents; None if there is no such file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def kept_digests(paths: Sequence[Path], cache: Path | None, pieces: Sequence[int] | None = None) -> list[str]:
+    """The `file_digest` of each, from the cache where the file's `stamp` is still the same; the others are read, and
+    kept there. pieces: of each file, 0 for all of it. cache: None to read every file."""
+    began, known, pieces = time.time_ns(), _known(cache), pieces or [0] * len(paths)
+    names = [
+        f"{count} pieces of {path.absolute()}" if count else str(path.absolute())
+        for path, count in zip(paths, pieces, strict=True)
+    ]
+    stamps = [stamp(path) for path in paths]  # before they are read: what changes later has another one
+    found = {name: known[name][3] for name, now in zip(names, stamps, strict=True) if known.get(name, [])[:3] == now}
+    new = [file for file in zip(names, stamps, paths, pieces, strict=True) if file[0] not in found]
+    size = sum(count * PIECE_BYTES or path.stat().st_size for _, _, path, count in new)
+    if size > TOLD_BYTES:
+        print_once(f"reading {human_bytes(size)} of {len(new):,} files, which are new or have changed")
+    digests = file_digests([path for _, _, path, _ in new], [count for *_, count in new])
+    for (name, _, _, _), digest in zip(new, digests, strict=True):
+        found[name] = digest
+    keep(cache, {name: [*now, found[name]] for name, now, _, _ in new}, began)
+    return [found[name] for name in names]
+
+
+def keep(cache: Path | None, entries: dict[str, list], began: int) -> None:
+    """Adds entries to the index of a cache, whose stamps were taken after the time `began`, in nanoseconds.
+
+    Files that had just changed by then are left out: a later change may leave them with the same time. Several runs
+    may write at once: the last one's index counts, and the others read their files once more.
+    """
+    entries = {name: entry for name, entry in entries.items() if entry[1] < began - UNCERTAIN_SECONDS * 10**9}
+    if cache is None or not entries:
+        return
+    with contextlib.suppress(OSError):  # a cache that cannot be written to, or a full disk: read again next time
+        cache.mkdir(parents=True, exist_ok=True)
+        aside = cache / f".{DIGESTS}-{secrets.token_hex(4)}"
+        aside.write_text(json.dumps(_known(cache) | entries, indent=0) + "\n", encoding="utf-8")
+        aside.replace(cache / DIGESTS)
+
+
+def _known(cache: Path | None) -> dict[str, list]:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((cache / DIGESTS).read_text(encoding="utf-8")) if cache else {}
+    return {}
+
+
+def set_back(paths: Iterable[Path]) -> None:
+    """Dates files that were just written so far back that their digests can be kept at once: a later change shows."""
+    before = time.time_ns() - 2 * UNCERTAIN_SECONDS * 10**9
+    for path in paths:
+        os.utime(path, ns=(before, before))
+
+
+def contents_digest(files: Sequence[Path], cache: Path | None = None) -> str:
+    """SHA-256 of the contents of several files together. Of more than HASHED_BYTES in all it reads that many in evenly
+    spread pieces, the beginning and the end of every file among them. cache: where the digests of files are kept."""
+    sizes = [file.stat().st_size for file in files]
+    total, counts = sum(sizes), [0] * len(files)
+    if total > HASHED_BYTES:
+        counts = [max(2, size * HASHED_BYTES // total // PIECE_BYTES) for size in sizes]
+        counts = [0 if count * PIECE_BYTES >= size else count for size, count in zip(sizes, counts, strict=True)]
+    of_each = kept_digests(files, cache, counts)
+    return hashlib.sha256(b"".join(map(bytes.fromhex, of_each))).hexdigest()
