@@ -139,6 +139,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
     optim: str | None = option(None, "Not set: adamw_rms_scaled; with LoRA or ZeRO-3 adamw_torch.", choices=OPTIMIZERS)
     learning_rate: float | None = option(None, "Peak rate. Not set: see docs/defaults.md.", at_least=0, at_most=100)
+    learning_rate_batch: int | None = option(
+        None, "Sequences per step that --learning_rate was chosen for, which the plan shows.", at_least=1
+    )
     lr_scheduler_type: str | None = option(
         None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
     )
@@ -421,6 +424,7 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
         args.defaults_of = job
+        args.learning_rate_batch = args.learning_rate_batch or TRAINING_DEFAULTS[job]["learning_rate_batch"]
     _choose_schedule(args, TRAINING_DEFAULTS[job])
     check_rules(args, _RULES)
     check_rules(args, _GIVEN_RULES, args.given)

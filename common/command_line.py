@@ -34,6 +34,7 @@ from common.reports import PROJECT, RED, introduction, is_secret, painted, write
 
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # one of a set in a recipe overrides the others
+SAYS_OF = {"learning_rate_batch": "learning_rate"}  # {flag: one of which it says something, in the same place}
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
 # Names that transformers' training flags had in earlier versions, whose successors are spelt otherwise.
@@ -304,6 +305,7 @@ def read_flags(
         recipe = default_recipe
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
     overridden = given | {name for one, other in (SPELLINGS, SPELLINGS[::-1]) if given & one for name in other}
+    overridden |= {name for name, other in SAYS_OF.items() if other in given}
     words = _recipe_as_flags(parser, recipe) if recipe else {}
     words = {name: flag for name, flag in words.items() if name not in overridden}
     values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])

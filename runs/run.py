@@ -118,7 +118,8 @@ class TrainingRun(Run):
             **data.plan(steps),
             "unknown": data.unknown,
             "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
-            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)",
+            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
+            + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
             "sharding": sharding(self.trainer),
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
