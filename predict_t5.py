@@ -111,6 +111,7 @@ class SearchArguments:
     generation_config.json counts, but for sampling, and then transformers' defaults."""
 
     _argument_group_name = "search (transformers' GenerationConfig)"
+    _usual = "max_new_tokens num_beams num_return_sequences do_sample"
 
     max_new_tokens: int | None = option(None, "Most tokens of an answer. Not set: as in evaluation.", at_least=1)
     min_new_tokens: int | None = option(None, "Fewest tokens of an answer.", at_least=1)

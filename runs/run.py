@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from arguments.sharding import wants_fsdp
-from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
+from arguments.training import T5TrainingArguments, global_batch_size, other_defaults, warmup_of
 from common.errors import UserError
 from common.processes import finish_process_group, is_first_process, print_once
 from common.reports import (
@@ -112,6 +112,7 @@ class TrainingRun(Run):
         self._install_callbacks()
         needs = needs_of(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
+        other = other_defaults(args)
         plan = {
             "model": described_model(self.trainer.model),
             **self.rows,
@@ -125,6 +126,7 @@ class TrainingRun(Run):
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
             "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
             f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
+            "defaults": other and f"other than transformers' (theirs in brackets): {other}",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
             "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer), plus activations; "
             f"{human_bytes(needs.memory_there)} available",

@@ -219,9 +219,11 @@ class WebPageTest(parameterized.TestCase):
 
     def test_gradio_is_needed_by_the_page_alone(self):
         flags = ["--model_name_or_path", self.model(), "--max_new_tokens", 6]
-        with mock.patch.dict(sys.modules, {"gradio": None}):
-            self.assertLen(self.of_file(*flags), len(PAIRS))
-            _, _, error = run_main(predict_t5.main, "--web", *flags, code=2)
+        before = sys.modules.get("gradio")
+        self.addCleanup(lambda: sys.modules.pop("gradio") if before is None else sys.modules.update(gradio=before))
+        sys.modules["gradio"] = None
+        self.assertLen(self.of_file(*flags), len(PAIRS))
+        _, _, error = run_main(predict_t5.main, "--web", *flags, code=2)
         self.assertIn("--web True: needs gradio: pip install -r requirements/web.txt", error)
 
     def test_the_lines_for_spaces(self):
