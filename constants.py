@@ -138,14 +138,21 @@ TRAINING_DEFAULTS = {
     "pre-training from scratch": dict(
         learning_rate=dict(adamw_rms_scaled=2e-2, adafactor=2e-2, muon=2e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3),
         lr_scheduler_type="cosine",
+        learning_rate_batch=128,
         warmup_steps=10_000 / 65_536,
     ),
     "continued pre-training": dict(
-        learning_rate=_CHECKPOINT_RATES, lr_scheduler_type="constant", warmup_steps=10_000 / 65_536
+        learning_rate=_CHECKPOINT_RATES,
+        learning_rate_batch=128,
+        lr_scheduler_type="constant",
+        warmup_steps=10_000 / 65_536,
     ),
-    "fine-tuning a checkpoint": dict(learning_rate=_CHECKPOINT_RATES, lr_scheduler_type="constant", warmup_steps=0.05),
+    "fine-tuning a checkpoint": dict(
+        learning_rate=_CHECKPOINT_RATES, learning_rate_batch=32, lr_scheduler_type="constant", warmup_steps=0.05
+    ),
     "fine-tuning from scratch": dict(
         learning_rate=dict(adamw_rms_scaled=1e-2, adafactor=1e-3, muon=1e-2, adamw_torch=3e-4, adamw_torch_fused=3e-4),
+        learning_rate_batch=32,
         lr_scheduler_type="cosine",
         warmup_steps=0.1,
     ),

@@ -113,10 +113,11 @@ class EvaluationRunArguments(T5TrainingArguments):
         " mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share max_train_samples "
         "shuffle_buffer_size"
     )
-    _usual_flags = {
-        "run": "output_dir overwrite_output_dir per_device_eval_batch_size bf16 predict_with_generate "
-        "generation_num_beams do_predict report_to run_name project"
-    }
+    _usual = (
+        "output_dir overwrite_output_dir per_device_eval_batch_size bf16 predict_with_generate generation_num_beams "
+        "do_predict report_to"
+    )
+    _groups = {"run": f"{_usual} run_name project"}
 
     output_dir: str | None = option(None, "Must be empty or overwritten. Not set: eval_<task> in the model's folder.")
     overwrite_output_dir: bool = option(False, "Replace the files of an earlier evaluation in --output_dir.")

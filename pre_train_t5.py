@@ -1,7 +1,7 @@
 r"""Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or from a checkpoint.
 
     python pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU
-    python pre_train_t5.py recipes/my.yaml --learning_rate 1e-2
+    python pre_train_t5.py recipes/italian_t5_base.yaml --dry_run     # what a recipe will do
     python pre_train_t5.py --config_name t5-v1_1-base --train_file 'corpus/*.jsonl.gz' --output_dir out/base
     python pre_train_t5.py --model_name_or_path google/t5-v1_1-base --train_file my.txt
     python pre_train_t5.py --streaming --dataset_name allenai/c4 --dataset_config_name en \

@@ -5,6 +5,7 @@ r"""Answer the inputs of a file with a fine-tuned checkpoint: one line of answer
     python predict_t5.py --model_name_or_path google/flan-t5-xl --input_file questions.jsonl --bf16 \
         --source_column question --source_prefix "Answer: " --do_sample --top_p 0.9 --num_return_sequences 5
     python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
+    python predict_t5.py --model_name_or_path out/fine_tune_t5 --web     # a page in the browser, on 127.0.0.1
 
 Prefix, columns and lengths are those of the task in the checkpoint's task.json; without this file the model reads each
 text unchanged. An input is a line of a text file, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The
@@ -20,12 +21,15 @@ if __name__ == "__main__":
 
 
 import copy
+import importlib.util
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +40,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, check_rules, exit_on_user_error, option, parse_arguments
 from common.digests import contents_digest
 from common.errors import UserError
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
@@ -57,8 +61,19 @@ from tasks.registry import as_list, source_text
 GO_ON = "What is written there stays. Free some space: then the same command goes on."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
-# Of tokenised texts [B]: the token ids written [B * count, T], the best first, and of several their log-probabilities.
-Engine = Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
+
+
+class Engine(NamedTuple):
+    """What generates.
+
+    write: of tokenised texts [B] the token ids written [B * count, T], the best first, and of several their
+    log-probabilities. score: of a tokenised text the log-probabilities of the texts [C, T], as `class_label_ids`
+    returns them. settings: those that decide what it writes.
+    """
+
+    write: Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
+    score: Callable[[list[int], torch.Tensor], list[float]]
+    settings: dict
 
 
 @dataclass
@@ -70,6 +85,7 @@ class PredictionArguments:
     model_name_or_path: str = option(FineTuningArguments.output_dir, "Folder or Hub name of the checkpoint.")
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")
+    web: bool = option(False, "Open a page on this machine to try the model, instead of answering --input_file.")
     output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
     overwrite_output_file: bool = option(False, "Start again instead of resuming --output_file.")
     source_column: list[str] | None = option(None, "Columns of --input_file to read. Not set: the task's.")
@@ -95,6 +111,7 @@ class SearchArguments:
     generation_config.json counts, but for sampling, and then transformers' defaults."""
 
     _argument_group_name = "search (transformers' GenerationConfig)"
+    _usual = "max_new_tokens num_beams num_return_sequences do_sample"
 
     max_new_tokens: int | None = option(None, "Most tokens of an answer. Not set: as in evaluation.", at_least=1)
     min_new_tokens: int | None = option(None, "Fewest tokens of an answer.", at_least=1)
@@ -131,18 +148,31 @@ class Plan:
 
 
 DATACLASSES = [PredictionArguments, SearchArguments]
+_RULES = (
+    (
+        "input_file output_file overwrite_output_file max_samples",
+        lambda args: args.web,
+        "is for the inputs of a file, and --web opens a page for yours: leave one of them out",
+    ),
+    (
+        "web",
+        lambda _: importlib.util.find_spec("gradio") is None,
+        "needs gradio: pip install -r requirements/web.txt",
+    ),
+    (
+        "web",
+        lambda _: int(os.environ.get("WORLD_SIZE", "1")) > 1,
+        "one process answers a page: start it with python, without a launcher",
+    ),
+)
 
 
 def parse_flags(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
-    if args.input_file is None:
-        raise UserError("--input_file: name the file whose lines or rows are to be answered")
-    check_file("--input_file", Path(args.input_file))
-    args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
-    if Path(args.output_file).absolute() == Path(args.input_file).absolute():
-        raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
-    check_folder("--output_file", str(Path(args.output_file).parent))
+    check_rules(args, _RULES)
+    if not args.web:
+        check_files(args)
     entry, record = recorded_task(str(task_folder(args)), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
@@ -160,6 +190,17 @@ def parse_flags(argv: list[str] | None) -> Plan:
     if plan.count > 1 and entry.get("max_piece_length"):
         raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
+
+
+def check_files(args: PredictionArguments) -> None:
+    """Completes --output_file. UserError if it or --input_file cannot be used."""
+    if args.input_file is None:
+        raise UserError("--input_file: name the file whose lines or rows are to be answered, or give --web")
+    check_file("--input_file", Path(args.input_file))
+    args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
+    if Path(args.output_file).absolute() == Path(args.input_file).absolute():
+        raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
+    check_folder("--output_file", str(Path(args.output_file).parent))
 
 
 def search_of(flags: SearchArguments, record: dict, longest: int) -> dict:
@@ -218,24 +259,33 @@ def settings_of(plan: Plan) -> dict:
 
 
 # ---------------------------------------------------------------- what generates
-def with_transformers(plan: Plan, device: torch.device) -> tuple[Engine, dict]:
-    """The function that answers tokenised texts, by `generate`, and the settings that decide what it writes."""
+def with_transformers(plan: Plan, device: torch.device) -> Engine:
+    """Answers by `generate`."""
     model, tokenizer = load_model(plan.args.model_name_or_path, plan.args.attn_implementation), plan.tokenizer
     fit_vocabulary(model, len(tokenizer))
     model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
+    def padded(sources: list[list[int]]) -> dict[str, torch.Tensor]:
+        return tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
+
     @torch.no_grad()
-    def answer(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
-        batch = tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
+    def write(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
+        batch = padded(sources)
         written = model.generate(**batch, **search)
         scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else None
         return written.cpu().numpy(), scores
 
+    @torch.no_grad()
+    def score(source: list[int], texts: torch.Tensor) -> list[float]:
+        start = torch.full((len(texts), 1), model.config.decoder_start_token_id)
+        written = torch.cat([start, texts.clamp(min=0)], dim=1).to(device)  # behind EOS nothing counts
+        return log_probabilities(model, padded([source]), written, len(texts))
+
     followed = copy.deepcopy(model.generation_config)
     followed.update(**search)
-    return answer, deciding_settings(followed)
+    return Engine(write, score, deciding_settings(followed))
 
 
 def log_probabilities(
@@ -255,8 +305,8 @@ def log_probabilities(
     return found
 
 
-def with_ctranslate2(plan: Plan, _: object) -> tuple[Engine, dict]:
-    """The function that answers tokenised texts, by CTranslate2, searching as transformers does, and its settings."""
+def with_ctranslate2(plan: Plan, _: object) -> Engine:
+    """Answers by CTranslate2, searching as transformers does."""
     folder, config = task_folder(plan.args), GenerationConfig()
     if (folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
         config = GenerationConfig.from_pretrained(folder)
@@ -264,33 +314,40 @@ def with_ctranslate2(plan: Plan, _: object) -> tuple[Engine, dict]:
     options = ctranslate2_options(config, plan.tokenizer.eos_token_id, plan.count)
     engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
 
-    def answer(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
-        ids, scores = engine.tokens(sources, options), None
-        if plan.count > 1:
-            repeated = [source for source in sources for _ in range(plan.count)]
-            scores = [sum(scored) for scored in engine.log_probs(repeated, ids, plan.tokenizer.eos_token_id)]
+    def write(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
+        ids = engine.tokens(sources, options)
+        repeated = [source for source in sources for _ in range(plan.count)]
+        scores = scored(repeated, ids) if plan.count > 1 else None
         return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T, scores
 
-    return answer, deciding_settings(config)
+    def scored(sources: list[list[int]], texts: list[list[int]]) -> list[float]:
+        return list(map(sum, engine.log_probs(sources, texts, plan.tokenizer.eos_token_id)))
+
+    def score(source: list[int], texts: torch.Tensor) -> list[float]:
+        return scored([source] * len(texts), [text[text.ne(IGNORE_INDEX)].tolist() for text in texts])
+
+    return Engine(write, score, deciding_settings(config))
+
+
+ENGINES = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}
 
 
 # ---------------------------------------------------------------- answering
-def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm, first: int) -> list[dict]:
+def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm, first: int) -> list[dict]:
     """The records of some inputs, on every process: their texts by length, a batch to each process in turn.
 
     first: the number of the first of these inputs.
     """
     state, texts = PartialState(), [text for item in items for text in item.texts]
-    cut = dict(max_length=plan.entry["max_source_length"], truncation=True)
-    ids = plan.tokenizer(texts, **cut)["input_ids"] if texts else []
-    plan.cut += sum(len(text) >= cut["max_length"] for text in ids)
+    ids = tokenised(texts, plan)
+    plan.cut += sum(len(text) >= plan.entry["max_source_length"] for text in ids)
     order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
     size = plan.args.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
-        tokens, scores = answer([ids[text] for text in batches[number]])
+        tokens, scores = engine.write([ids[text] for text in batches[number]])
         texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
         written = list(zip(texts_written, scores or [None] * len(tokens), strict=True))
         candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
@@ -301,6 +358,12 @@ def answer_window(items: list[Input], answer: Engine, plan: Plan, progress: tqdm
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
     in_order = iter([by_text[number] for number in range(len(texts))])
     return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
+
+
+def tokenised(texts: list[str], plan: Plan) -> list[list[int]]:
+    """Token ids of the texts, cut at the task's source length."""
+    cut = dict(max_length=plan.entry["max_source_length"], truncation=True)
+    return plan.tokenizer(texts, **cut)["input_ids"] if texts else []
 
 
 def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
@@ -314,9 +377,13 @@ def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
 
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
-    """{"inputs": how many there are, "answered": how many of them in this run}."""
+    """{"inputs": how many there are, "answered": how many of them in this run}; with --web the page is answered until
+    Ctrl-C, and both are 0."""
     plan = parse_flags(argv)
     args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
+    if args.web:
+        show_page(plan, state.device)
+        return {"inputs": 0, "answered": 0}
     sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
     settings, output = settings_of(plan), None
     places = (
@@ -332,9 +399,11 @@ def main(argv: list[str] | None = None) -> dict:
         with told_if_full(f"--output_file {args.output_file}", GO_ON):
             output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
     (done,) = broadcast_object_list([output and output.done])
-    engine = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[args.backend]
-    answer, searched = engine(plan, state.device) if done < len(sizes) else (None, None)
-    start_summary(summary(plan, sizes, done, searched), title="prediction")
+    engine = ENGINES[args.backend](plan, state.device) if done < len(sizes) else None
+    rows = summary(plan, f"{len(sizes):,} of {args.input_file}", engine)
+    rows["inputs"] += f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
+    rows |= {"continued": f"{done:,} were answered before" if done else None, "written to": args.output_file}
+    start_summary(rows, title="prediction")
     done = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
     begin = done - done % size if done < len(sizes) else done  # a window that was cut off is answered again as a whole
@@ -343,7 +412,7 @@ def main(argv: list[str] | None = None) -> dict:
     options = dict(total=sum(sizes), initial=sum(sizes[:begin]), unit=" texts", dynamic_ncols=True)
     with tqdm(disable=not shown, **options) as progress:
         while window := list(itertools.islice(items, size)):
-            records = answer_window(window, answer, plan, progress, begin)
+            records = answer_window(window, engine, plan, progress, begin)
             if output:
                 with told_if_full(f"--output_file {args.output_file}", GO_ON):
                     output.append(records[done - begin :])
@@ -358,21 +427,41 @@ def main(argv: list[str] | None = None) -> dict:
     return {"inputs": len(sizes), "answered": answered}
 
 
-def summary(plan: Plan, sizes: list[int], done: int, searched: dict | None) -> dict:
-    """The rows of the printed plan. searched: settings that decide the answers, those of generation_config.json too;
-    None if nothing is left to be answered."""
-    args, texts, search = plan.args, f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else "", None
-    if searched is not None:
-        kind = [] if "num_beams" in searched or plan.search.get("do_sample") else ["greedy"]
-        search = ", ".join(kind + [f"{name} {value}" for name, value in (searched | plan.search).items()])
+def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
+    """The rows of the printed plan. inputs: what is answered. engine: None if nothing is left to be answered."""
+    search = None
+    if engine is not None:
+        kind = [] if "num_beams" in engine.settings or plan.search.get("do_sample") else ["greedy"]
+        search = ", ".join(kind + [f"{name} {value}" for name, value in (engine.settings | plan.search).items()])
     return {
-        "model": f"{args.model_name_or_path}, {args.backend}",
-        "inputs": f"{len(sizes):,} of {args.input_file}{texts}",
+        "model": f"{plan.args.model_name_or_path}, {plan.args.backend}",
+        "inputs": inputs,
         "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
         "search": search,
-        "continued": f"{done:,} were answered before" if done else None,
-        "written to": args.output_file,
     }
+
+
+# ---------------------------------------------------------------- a page to try it
+def show_page(plan: Plan, device: torch.device) -> None:
+    """Opens the page of --web, and answers its inputs until Ctrl-C."""
+    from publishing.web_page import open_page
+
+    engine, labels = ENGINES[plan.args.backend](plan, device), class_label_ids(plan.entry, plan.tokenizer)
+    rows = summary(plan, f"those of the page: {', '.join(plan.reader.inputs)}", engine)
+    start_summary(rows, title="a page to try the model")
+
+    def answer(row: dict[str, str]) -> dict:
+        item = plan.reader.made({}, row)
+        (record,) = answer_window([item], engine, plan, tqdm(disable=True), first=0)
+        record["read"] = "\n".join(item.texts)
+        if labels is not None and item.texts:
+            (source,) = tokenised(item.texts, plan)
+            chances = torch.tensor(engine.score(source, labels)).softmax(dim=0).tolist()
+            record["labels"] = dict(zip(plan.entry["labels"], chances, strict=True))
+        return record
+
+    shown = ["n_best"] * (plan.count > 1) + ["labels"] * (labels is not None)
+    open_page(Path(plan.args.model_name_or_path).name, rows["model reads"], plan.reader.inputs, shown, answer)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ class ModelArguments:
     """Which model and tokenizer."""
 
     _argument_group_name = "model and tokenizer"
+    _usual = "model_name_or_path config_name tokenizer_name lora_rank"
 
     model_name_or_path: str | None = option(
         None, "Folder or Hub name of the checkpoint. Not set: from scratch (fine-tuning: the demo's, if any)."
@@ -33,7 +34,7 @@ class ModelArguments:
     train_only: str | None = option(None, "Train only weights whose names match this pattern, such as cross_attn.")
     dropout_rate: float | None = option(None, "Not set: 0 in pre-training, else the model's.", at_least=0, below=1)
     attn_implementation: str | None = option(
-        None, "Attention; t5_fused needs dropout 0. Not set: --speed decides.", choices=ATTENTION_IMPLEMENTATIONS
+        None, "Attention; t5_fused needs dropout 0.", choices=ATTENTION_IMPLEMENTATIONS, auto=True
     )
     lora_rank: int | None = option(None, "Train only LoRA matrices of this rank. Not set: all weights.", at_least=1)
 

@@ -25,6 +25,18 @@ class TaskArguments:
     """Which task, and how much of it."""
 
     _argument_group_name = "task"
+    _shown_first = True
+    _usual = (
+        "task train_file validation_file max_source_length max_target_length hub_dataset source_column target_column "
+        "source_prefix target_type metrics"
+    )
+    _groups = {
+        "task": "task train_file validation_file max_source_length max_target_length",
+        "own pairs": "source_column target_column source_prefix target_type labels positive_label metrics hub_dataset "
+        "hub_config source_file target_file validation_source_file validation_target_file tsv_header record_shape "
+        "records skip_rows_where validation_split_percentage",
+        "mixtures": "mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share",
+    }
 
     task: str | None = option(
         None,
@@ -32,8 +44,8 @@ class TaskArguments:
         f"(constants.py). Not set: own pairs, task.json's, or in training {'/'.join(_BUILTIN)}.",
         kw_only=True,  # the first flag shown, not the first argument
     )
-    benchmark: str | None = option(None, "Older flag for the part of --task before the slash.")
-    dataset_name: str | None = option(None, "Older flag for the part after it: cola, cola,sst2 or all.")
+    benchmark: str | None = option(None, "The part of --task before the slash.", is_older=True)
+    dataset_name: str | None = option(None, "The part after it: cola, cola,sst2 or all.", is_older=True)
     data_dir: str | None = option(None, "Folder with the task's files (GLUE: its official layout). Not set: the Hub.")
     train_file: list[str] | None = option(None, "Training rows, your own pairs or the task's: files, folders, globs.")
     validation_file: list[str] | None = option(None, "Validation rows, like --train_file.")

@@ -29,7 +29,16 @@ _SPANS = DENOISERS["span_corruption"]
 class PreTrainingDataArguments:
     """Which text, and how it is corrupted."""
 
-    _argument_group_name = "text and span corruption"
+    _argument_group_name = "text"
+    _shown_first = True
+    _usual = (
+        "train_file validation_file dataset_name dataset_config_name text_column streaming objective input_seq_length"
+    )
+    _groups = {
+        "text": _usual.partition(" objective")[0],
+        "objective and span corruption": "objective input_seq_length noise_density mean_noise_span_length packing "
+        "eos_between_documents",
+    }
 
     dataset_name: str | None = option(None, f"Saved `datasets` folder, Hub name, or {BUILTIN_CORPUS} (default).")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")

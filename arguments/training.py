@@ -4,7 +4,7 @@ import copy
 import math
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,20 +76,24 @@ _OUTPUT = "Folder of the run. Must be empty, or resumed or overwritten."
 class T5TrainingArguments(Seq2SeqTrainingArguments):
     """transformers' training flags, with T5's optimizers and schedules and defaults that suit T5."""
 
-    _argument_group_name = "training"
-    _usual_flags = {
+    _argument_group_name = "other training flags"
+    _usual = (
+        "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed report_to max_steps num_train_epochs "
+        "per_device_train_batch_size gradient_accumulation_steps optim learning_rate bf16 activation_checkpointing"
+    )
+    _groups = {
         "run": "output_dir overwrite_output_dir resume_from_checkpoint trust_checkpoint dry_run seed "
         "report_to project push_to_hub hub_model_id",
         "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
-        "dataloader_num_workers",
-        "optimizer and schedule": "optim learning_rate lr_scheduler_type warmup_steps warmup_start_factor "
-        "final_learning_rate_factor weight_decay max_grad_norm z_loss",
+        "dataloader_num_workers packing length_buckets train_sampling_strategy",
+        "optimizer and schedule": "optim learning_rate learning_rate_batch lr_scheduler_type warmup_steps "
+        "warmup_start_factor final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "distillation": "teacher distillation_weight distillation_temperature distillation_beta",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
         "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
-        "metric_for_best_model early_stopping_patience",
+        "metric_for_best_model early_stopping_patience num_samples",
     }
     # Flags of transformers that are refused, set by the scripts themselves, or belong to unused parts of Trainer.
     _without_effect = (
@@ -104,10 +108,8 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), dict(at_least=0, below=1)),
         "logging_steps": dict(at_least=0),
         **dict.fromkeys(("eval_strategy", "logging_strategy"), dict(choices=tuple(IntervalStrategy))),
-        **dict.fromkeys(
-            ("per_device_eval_batch_size", "per_device_train_batch_size", "save_total_limit"),
-            dict(at_least=1),
-        ),
+        **dict.fromkeys(("per_device_eval_batch_size", "save_total_limit"), dict(at_least=1)),
+        "per_device_train_batch_size": dict(at_least=1, auto=True),
         "data_seed": dict(at_least=0, at_most=LARGEST_SEED),
         "deepspeed": dict(help="DeepSpeed's JSON file, such as zero_stage2_config.json."),
         "eval_steps": dict(help="Steps between evaluations. Not set: --logging_steps.", at_least=0),
@@ -115,7 +117,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "generation_num_beams": dict(
             help="Beams in evaluation. Not set: the model's, else 1.", at_least=1, at_most=1000
         ),
-        "gradient_accumulation_steps": dict(help="Forward passes per optimizer step.", at_least=1),
+        "gradient_accumulation_steps": dict(help="Forward passes per optimizer step.", at_least=1, auto=True),
         "hub_model_id": dict(help="Repository, such as me/my-t5. Not set: the name of --output_dir."),
         "load_best_model_at_end": dict(help="End with the checkpoint that has the best main metric."),
         "max_grad_norm": dict(help="Gradients are clipped to this norm; 0: never.", at_least=0),
@@ -128,7 +130,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "save_steps": dict(help="Steps between checkpoints, where --save_strategy is steps.", at_least=0),
         "save_strategy": dict(help="When to save.", choices=tuple(SaveStrategy)),
         "seed": dict(help="Seed of weights, data order, dropout and corruption.", at_least=0, at_most=LARGEST_SEED),
-        "torch_compile": dict(help="Compile the model with torch.compile. Not set: --speed decides."),
+        "torch_compile": dict(help="Compile the model with torch.compile.", auto=True),
         "torch_compile_mode": dict(choices=_COMPILE_MODES),
         "train_sampling_strategy": dict(choices=("random", "sequential", "group_by_length")),
         "weight_decay": dict(help="Weight decay, except of biases and layer norms.", at_least=0, at_most=1000),
@@ -141,6 +143,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
     optim: str | None = option(None, "Not set: adamw_rms_scaled; with LoRA or ZeRO-3 adamw_torch.", choices=OPTIMIZERS)
     learning_rate: float | None = option(None, "Peak rate. Not set: see docs/defaults.md.", at_least=0, at_most=100)
+    learning_rate_batch: int | None = option(
+        None, "Sequences per step that --learning_rate was chosen for, which the plan shows.", at_least=1
+    )
     lr_scheduler_type: str | None = option(
         None, "Schedule: cosine, inverse_sqrt (T5's), linear, constant, or any of HF's.", choices=tuple(SchedulerType)
     )
@@ -150,13 +155,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", above=0, at_most=1)
-    bf16: bool | None = option(None, "bfloat16 mixed precision. Not set: --speed decides.")
+    bf16: bool | None = option(None, "bfloat16 mixed precision.", auto=True)
     report_to: list[str] | None = option(
         None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.", choices=TRACKERS
     )
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
     dataloader_num_workers: int | None = option(
-        None, "Processes that load data. Not set: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES
+        None, "Processes that load data: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES, auto=True
     )
     remove_unused_columns: bool = option(False, "Kept off: our collators select the columns.")
     logging_nan_inf_filter: bool = option(False, "Kept off: a non-finite loss must be seen.")
@@ -193,6 +198,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
     given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets
+    unnamed: frozenset = field(default=frozenset(), init=False)  # those that only the recipe of a bare start sets
 
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
@@ -315,7 +321,7 @@ class FineTuningArguments(T5TrainingArguments):
     train_sampling_strategy: str = option("random", "Order of the rows.")
     length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
     teacher_top_k: int = option(0, "Cache the N likeliest tokens of --teacher. 0: run it at every step.", at_least=0)
-    packing: bool = option(False, "Put several examples into a row, masked apart. Not set: --speed decides.")
+    packing: bool = option(False, "Put several examples into a row, masked apart.", auto=True)
 
 
 _ONE_SHAPE = "a stream's batches are cut on the fly, all of one size: leave it out, or --streaming"
@@ -440,6 +446,7 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
         args.defaults_of = job
+        args.learning_rate_batch = args.learning_rate_batch or TRAINING_DEFAULTS[job]["learning_rate_batch"]
     _choose_schedule(args, TRAINING_DEFAULTS[job])
     check_rules(args, _RULES)
     check_rules(args, _GIVEN_RULES, args.given)
@@ -529,6 +536,19 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
     )
     check_rules(training_args, _STREAMING_RULES)
     training_args.ignore_data_skip = True  # skipping batches before a resumed step: the stream itself begins there
+
+
+def other_defaults(args: T5TrainingArguments) -> str | None:
+    """The flags of transformers that nobody gave and whose value is not transformers' default: "weight_decay 0.1 (0.0),
+    ..."; None if there are none."""
+    theirs = {f.name: f.default for f in fields(Seq2SeqTrainingArguments)}
+    ours = {f.name: f.default for f in fields(args) if f.name in theirs and f.default != theirs[f.name]}
+    names = (ours.keys() | args.unnamed & theirs.keys()) - (args.given - args.unnamed) - {"output_dir"}
+    values = {name: getattr(getattr(args, name), "value", getattr(args, name)) for name in sorted(names)}
+    theirs = {name: getattr(theirs[name], "value", theirs[name]) for name in names}
+    values = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}
+    shown = [f"{name} {value} ({theirs[name]})" for name, value in values.items() if value not in (None, theirs[name])]
+    return ", ".join(shown) or None
 
 
 def best_metric_key(args: Seq2SeqTrainingArguments) -> str | None:

@@ -1,8 +1,8 @@
 """The one command line of all scripts: `script.py [recipe.yaml] [--flag value ...]`.
 
 A recipe is a YAML file of flags; the command line overrides it. Unknown, doubly set and contradictory flags are refused
-by name, with exit code 2, before any long work. `--help` shows our flags and the usual ones of transformers'
-Seq2SeqTrainingArguments, `--help_all` shows every flag.
+by name, with exit code 2, before any long work. `--help` shows the usual flags, `--help GROUP` those of a group, and
+`--help_all` every flag.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import re
 import shutil
 import socket
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -32,8 +33,10 @@ from common.errors import UserError
 from common.processes import cores_here, is_first_of_its_node, is_first_process, print_once
 from common.reports import PROJECT, RED, introduction, is_secret, painted, write_json
 
+ALL = "all"  # what `--help_all` shows
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # one of a set in a recipe overrides the others
+SAYS_OF = {"learning_rate_batch": "learning_rate"}  # {flag: one of which it says something, in the same place}
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
 # Names that transformers' training flags had in earlier versions, whose successors are spelt otherwise.
@@ -51,14 +54,15 @@ _BOUNDS = {
 
 
 # ---------------------------------------------------------------- flags and their limits
-def option(default: Any, help: str, kw_only: bool = False, **limits: Any) -> Any:
+def option(default: Any, help: str, kw_only: bool = False, is_older: bool = False, **limits: Any) -> Any:
     """A dataclass field with its help text and limits; a list is copied for every parse.
 
-    limits: `choices`, the values it may have; or the bounds `at_least`, `above`, `at_most` and `below` of a number,
-    with the `unit` that an error names. `--help` shows them, `check_limits` refuses what breaks them.
+    is_older: a former spelling, which works and which no help shows. limits: `choices`, the values it may have; or the
+    bounds `at_least`, `above`, `at_most` and `below` of a number, with the `unit` that an error names; or `auto`, if
+    --speed decides where the flag is not given. `--help` shows them, `check_limits` refuses what breaks them.
     """
     how = dict(default_factory=lambda: list(default)) if isinstance(default, list) else dict(default=default)
-    return field(**how, kw_only=kw_only, metadata={"help": help, "limits": limits})
+    return field(**how, kw_only=kw_only, metadata={"help": help, "limits": limits, "is_older": is_older})
 
 
 def limits_of(dataclass: type) -> dict[str, dict]:
@@ -116,22 +120,30 @@ def check_rules(flags: Any, rules: Rules, given: Collection[str] = ()) -> None:
 
 # ---------------------------------------------------------------- parsing
 def flag_table(dataclass_types: list[type]) -> dict:
-    """All that --help and the checks of single flags need, without the classes: {"usage", "usual", "flags"}, of each
-    flag the parts of argparse's add_argument and its limits.
+    """All that --help and the checks of single flags need, without the classes: {"usage", "flags"}, of each flag the
+    parts of argparse's add_argument, its limits, and where help shows it.
 
-    A dataclass may have a `_usage`, and `_usual_flags`, {theme: names of transformers' flags that `--help` shows, in
-    this order}. `--help_all` shows the others too, except `_without_effect`, which the script ignores or refuses.
+    What a dataclass may say of its flags: `_groups`, {title: names}, the groups of help in their order; flags that it
+    does not name are in the group `_argument_group_name`. `_usual`, the names that `--help` shows; without it all that
+    the class itself defines. `_shown_first`: before the other classes. `_without_effect`: names that no help shows,
+    since the script ignores or refuses them. `_usage`.
     """
-    own = {name for c in dataclass_types for name in c.__annotations__}  # of transformers' flags: those redefined
-    hidden = {name for c in dataclass_types for name in getattr(c, "_without_effect", "").split()}
-    limits = {name: limits for c in dataclass_types for name, limits in limits_of(c).items()}
+    classes = sorted(dataclass_types, key=lambda c: not getattr(c, "_shown_first", False))
+    own = {name for c in classes for name in c.__annotations__}  # of transformers' flags: those redefined
+    hidden = {name for c in classes for name in getattr(c, "_without_effect", "").split()}
+    hidden |= {f.name for c in classes for f in dataclasses.fields(c) if f.metadata.get("is_older")}
+    usual = {name for c in classes for name in (c._usual.split() if hasattr(c, "_usual") else c.__annotations__)}
+    limits = {name: limits for c in classes for name, limits in limits_of(c).items()}
+    titles = [title for c in classes for title in (*getattr(c, "_groups", ()), getattr(c, "_argument_group_name", ""))]
+    named = [(n, title) for c in classes for title, names in getattr(c, "_groups", {}).items() for n in names.split()]
+    group_of, places = dict(reversed(named)), [name for name, _ in named]
     flags = []
-    for group, action in _actions_of(dataclass_types):
+    for group, action in _actions_of(classes):
         told = limits.get(action.dest, {})
         is_switch = action.nargs == 0  # --no_NAME
         is_bool = getattr(action.type, "__name__", "") == "string_to_bool"
         flag = {
-            "group": group,
+            "group": group_of.get(action.dest, group),
             "name": action.dest,
             "options": action.option_strings,
             "type": boolean if is_bool else action.type,
@@ -141,15 +153,17 @@ def flag_table(dataclass_types: list[type]) -> dict:
             "default": action.default,
             "help": action.help if action.dest in own else told.get("help", action.help),
             "limits": {name: value for name, value in told.items() if name != "help"},
-            "is_own": action.dest in own,
+            "is_usual": action.dest in usual,
             "is_hidden": is_switch or action.dest in hidden,
         }
         if action.dest == "resume_from_checkpoint":
             flag |= {"nargs": "?", "const": RESUME_NEWEST}
         flags.append(flag)
-    usual = next((c._usual_flags for c in dataclass_types if hasattr(c, "_usual_flags")), {})
-    usage = next((c._usage for c in dataclass_types if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
-    return {"usage": usage, "usual": usual, "flags": flags}
+    ranks = {title: titles.index(title) for title in reversed(titles)}
+    places += [flag["name"] for flag in flags]
+    flags.sort(key=lambda flag: (ranks.get(flag["group"], len(titles)), places.index(flag["name"])))
+    usage = next((c._usage for c in classes if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
+    return {"usage": usage, "flags": flags}
 
 
 def _actions_of(dataclass_types: list[type]) -> list[tuple[str, argparse.Action]]:
@@ -168,7 +182,7 @@ def _actions_of(dataclass_types: list[type]) -> list[tuple[str, argparse.Action]
         @staticmethod
         def _parse_dataclass_field(parser, field):
             field = copy.copy(field)  # argparse does not know the limits
-            field.metadata = {name: value for name, value in field.metadata.items() if name != "limits"}
+            field.metadata = {k: value for k, value in field.metadata.items() if k not in ("limits", "is_older")}
             recorder.title = getattr(parser, "title", Recorder.title)
             HfArgumentParser._parse_dataclass_field(recorder, field)
 
@@ -187,25 +201,37 @@ def boolean(text: str) -> bool:
 
 
 class T5ArgumentParser(argparse.ArgumentParser):
-    """The parser of a flag_table, with near matches for unknown flags, and errors of one line."""
+    """The parser of a flag_table, with near matches for unknown flags, and errors of one line.
 
-    def __init__(self, table: dict, show_all: bool, about: str = ""):
+    asked: what --help shows, the group named behind it, ALL, or "" for the usual flags.
+    """
+
+    def __init__(self, table: dict, asked: str, about: str = ""):
+        titles = list(dict.fromkeys(flag["group"] for flag in table["flags"] if not flag["is_hidden"]))
+        named = [title for title in titles if asked and asked.lower() in title.lower().split()]
+        if asked not in ("", ALL) and not named:
+            raise UserError(f"--help {asked}: no group of flags. Give a word of one of these: {', '.join(titles)}")
         super().__init__(
             allow_abbrev=False, add_help=False, formatter_class=_HelpFormatter, description=introduction(about)
         )
         self._negative_number_matcher = re.compile(r"-\d")  # argparse reads -1 as a value, but -1,0,1 as a flag
         self.usage = f"%(prog)s {table['usage']}"
+        if named:
+            self.description = None
+        elif any(not flag["is_usual"] and not flag["is_hidden"] for flag in table["flags"]) and asked != ALL:
+            more = f"--help GROUP    all flags of a group, by a word of its name: {', '.join(titles)}"
+            self.epilog = textwrap.fill(more, _columns(), subsequent_indent=" " * 16) + "\n--help_all      every flag"
         actions = [
-            self.add_argument("-h", "--help", action="help", help="show this help message and exit"),
-            self.add_argument("--help_all", "--help-all", action="store_true", help="Show every flag."),
+            self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS),
+            self.add_argument("--help_all", "--help-all", action="store_true", help=argparse.SUPPRESS),
         ]
-        theme_of = {name: theme for theme, names in table["usual"].items() for name in names.split()}
         groups = {}
-        for flag in self._in_order(table, theme_of):
-            is_shown = not flag["is_hidden"] and (show_all or flag["is_own"] or flag["name"] in theme_of)
-            title = flag["group"] if show_all else theme_of.get(flag["name"], flag["group"])
+        for flag in table["flags"]:
+            is_asked = flag["group"] in named if named else asked == ALL or flag["is_usual"]
+            title = flag["group"]
             if title not in groups:
                 groups[title] = self.add_argument_group(title)
+            is_shown = is_asked and not flag["is_hidden"]
             help_text = described(flag["help"], flag["default"], flag["limits"]) if is_shown else argparse.SUPPRESS
             how = {"dest": flag["name"], "default": flag["default"], "help": help_text}
             if flag["nargs"] == 0:
@@ -216,35 +242,36 @@ class T5ArgumentParser(argparse.ArgumentParser):
         self.flags = {o.lstrip("-").replace("-", "_"): a for a in actions for o in a.option_strings}
         self.limits = {flag["name"]: flag["limits"] for flag in table["flags"]}
 
-    @staticmethod
-    def _in_order(table: dict, theme_of: dict[str, str]) -> list[dict]:
-        """The flags as --help lists them: those of the script's own groups, then those of the themes."""
-        names = list(theme_of)
-        rank = {flag["name"]: names.index(flag["name"]) if flag["name"] in theme_of else -1 for flag in table["flags"]}
-        return sorted(table["flags"], key=lambda flag: rank[flag["name"]])
-
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One entry a flag, without the spelling with hyphens."""
+    """One entry a flag, without the spelling with hyphens, and no word in two lines."""
 
     def __init__(self, prog):
-        super().__init__(prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns))
+        super().__init__(prog, max_help_position=34, width=_columns())
 
     def _format_action_invocation(self, action):
         return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
+
+    def _split_lines(self, text, width):
+        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _columns() -> int:
+    return min(120, shutil.get_terminal_size().columns)
 
 
 def described(help: str, default: Any, limits: dict) -> str:
     """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
     choices = limits.get("choices", ())
-    listed = f" {{{','.join(choices)}}}" if 0 < len(choices) < 10 else ""  # transformers has more schedules
+    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 10 else ""  # transformers has more schedules
     default = " ".join(map(str, default)) if isinstance(default, list) else default
     # Bounds of 10,000 and more are not shown: nobody reaches them.
     bounds = [f"{_BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in _BOUNDS and limit < 10_000]
     notes = [] if default in (None, argparse.SUPPRESS, False, "") else [str(default)]
+    notes = [", else ".join(["auto", *notes])] if limits.get("auto") else notes
     notes += [", ".join(bounds)] if bounds else []
     return " ".join(help.split()) + listed + (f" [{'; '.join(notes)}]" if notes else "")
 
@@ -272,7 +299,7 @@ def parse_arguments(
         sys.argv[1:] = without_secrets(argv)  # W&B records it
     argv = list(map(str, argv))  # a notebook may give numbers and paths
     fills = [fill for fill in (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types)) if fill]
-    values, given = read_flags(table, argv, about or "", default_recipe, starts_anew, fills)
+    values, given, unnamed = read_flags(table, argv, about or "", default_recipe, starts_anew, fills)
     groups = []
     for dataclass in dataclass_types:
         names = [f.name for f in dataclasses.fields(dataclass) if f.init]
@@ -280,6 +307,7 @@ def parse_arguments(
         check_limits(groups[-1])
         if hasattr(groups[-1], "given"):
             groups[-1].given |= given
+            groups[-1].unnamed |= unnamed
     return groups
 
 
@@ -290,11 +318,12 @@ def read_flags(
     default_recipe: str | None = None,
     starts_anew: Collection[str] = (),
     fills: Sequence[Callable[[dict, set], dict]] = (),
-) -> tuple[dict[str, Any], set[str]]:
-    """(values of all flags, names of those given) of a command line and its recipe; ends the script after --help."""
-    show_all = not {"--help_all", "--help-all"}.isdisjoint(argv)
-    parser = T5ArgumentParser(table, show_all, about)
-    if show_all or {"-h", "--help"} & set(argv):
+) -> tuple[dict[str, Any], set[str], set[str]]:
+    """(values of all flags, names of those given, those among them that only the default recipe gives) of a command
+    line and its recipe; ends the script after --help."""
+    asked = _help_asked(argv)
+    parser = T5ArgumentParser(table, asked or "", about)
+    if asked is not None:
         parser.parse_args(["--help"])
     argv = list(argv)
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
@@ -304,8 +333,10 @@ def read_flags(
         recipe = default_recipe
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
     overridden = given | {name for one, other in (SPELLINGS, SPELLINGS[::-1]) if given & one for name in other}
+    overridden |= {name for name, other in SAYS_OF.items() if other in given}
     words = _recipe_as_flags(parser, recipe) if recipe else {}
     words = {name: flag for name, flag in words.items() if name not in overridden}
+    unnamed = words.keys() - given if recipe is not None and recipe == default_recipe else set()
     values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
     _check_together(values, given, "on the command line")
     _check_together(values, set(words), f"in the recipe {recipe}")
@@ -322,7 +353,15 @@ def read_flags(
     for name in given & parser.limits.keys():
         if values[name] is not None:
             check_value(name, values[name], parser.limits[name])
-    return values, given
+    return values, given, unnamed
+
+
+def _help_asked(argv: Sequence[str]) -> str | None:
+    """What help the command line asks for: ALL, a group's name, "" for the usual flags; None if it does not ask."""
+    if not {"--help_all", "--help-all"}.isdisjoint(argv):
+        return ALL
+    behind = next((argv[place + 1 : place + 2] for place, word in enumerate(argv) if word in ("-h", "--help")), None)
+    return None if behind is None else "".join(word for word in behind if not word.startswith("-"))
 
 
 def _hide_progress_bars() -> None:

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,7 @@ def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
 
     def build(folder: Path) -> None:
         print_once(f"collecting the documentation of the installed packages into {cache}")
-        corpus.build(folder, num_workers=num_workers or cores_here())
+        corpus.build(folder, num_workers=num_workers or cores_here(), progress=sys.stderr.isatty())
 
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from arguments.sharding import wants_fsdp
-from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
+from arguments.training import T5TrainingArguments, global_batch_size, other_defaults, warmup_of
 from common.errors import UserError
 from common.processes import finish_process_group, is_first_process, print_once
 from common.reports import (
@@ -119,6 +119,7 @@ class TrainingRun(Run):
         self._install_callbacks()
         needs = needs_of(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
+        other = other_defaults(args)
         plan = {
             "model": described_model(self.trainer.model),
             "layers kept": getattr(self.trainer.model, "kept_layers", None),
@@ -126,13 +127,15 @@ class TrainingRun(Run):
             **data.plan(steps),
             "unknown": data.unknown,
             "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
-            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)",
+            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
+            + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
             "teacher": described_teacher(args),
             "sharding": sharding(self.trainer),
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
             "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
             f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
+            "defaults": other and f"other than transformers' (theirs in brackets): {other}",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
             "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
             f"{', teacher' if self.trainer.teacher else ''}), plus activations; "

@@ -117,7 +117,7 @@ class InputReader:
         with open_text(path, newline="\n") as stream:  # as tasks.rows.read_parallel
             for line in stream:
                 line = line.rstrip("\r\n")
-                yield self._made({"source": line}, {self.inputs[0]: line})
+                yield self.made({"source": line}, {self.inputs[0]: line})
 
     def _rows_within(self, record: dict, place: str) -> Iterable[dict]:
         """The rows that the record holds where the entry's `records` says, if it has such a field, else itself."""
@@ -136,9 +136,10 @@ class InputReader:
         why = "which the task reads; --source_column names yours"
         for one in as_list(read):
             found = {column: checked_value(one, column, renamed, place, why) for column in self.inputs}
-            yield self._made(one if isinstance(read, list) else row, found)
+            yield self.made(one if isinstance(read, list) else row, found)
 
-    def _made(self, row: dict, found: dict) -> Input:
+    def made(self, row: dict, found: dict) -> Input:
+        """The input of a row whose values for `self.inputs` were found."""
         if not is_text_corpus(self.entry):
             blank = not any(str(value).strip() for value in found.values())
             return Input(row, [] if blank else [source_text(self.entry, found)], [""] if blank else ["", ""])

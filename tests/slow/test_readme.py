@@ -69,7 +69,6 @@ class ReadmeTest(parameterized.TestCase):
             job = next(word for word in words if word.endswith(".slurm"))
             self.assertTrue((ROOT / job).is_file(), job)
             words = words[words.index(job) + 1 :]
-            words = [word for word in words if word != "my.yaml"]  # the reader's own recipe
             if job.endswith("sweep.slurm"):
                 words.insert(0, "sweep_t5.py")
         script = next(word for word in words if word.endswith(".py"))

@@ -24,6 +24,7 @@ from transformers import Seq2SeqTrainingArguments
 import arguments.training
 import constants
 from arguments.model import ModelArguments, check_model
+from arguments.own_pairs import SHAPES
 from arguments.task import TaskArguments, check_tasks
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, PreTrainingArguments, T5TrainingArguments, check_training, has_bf16
@@ -255,6 +256,7 @@ class EarlyAnswerTest(TestCase):
         self.assertEqual(self.early("--qqq"), (None, ""))
         whole = self.start("--help_all")
         self.assertEqual(self.early("--help_all"), (0, whole))
+        self.assertEqual(self.early("--help", "optimizer"), (0, self.start("--help", "optimizer")))
         for argv, message in (
             (["--learning_rat", "1"], "did you mean --learning_rate"),
             (["--noise_density", "2"], "--noise_density 2.0: must be above 0 and below 1"),
@@ -392,7 +394,7 @@ class LimitsTest(TestCase):
     def test_what_help_says(self):
         text = " ".join(HelpTest.help(self, "--help", [Limited]).split())
         self.assertIn("--share A share. [0.5; > 0, <= 1] --length A length. [3.0; >= 1]", text)
-        self.assertIn("--way A way. {one,other} --names Any names.", text)
+        self.assertIn("--way A way. {one, other} --names Any names.", text)
 
     def test_flags_of_transformers(self):
         for flags, message in (
@@ -591,51 +593,94 @@ class FilesTest(TestCase):
 
 
 class HelpTest(TestCase):
-    def help(self, flag: str, classes) -> str:
+    def help(self, flag: str, classes, *more: str) -> str:
         with (
             mock.patch.dict(os.environ, COLUMNS="120"),
             contextlib.redirect_stdout(io.StringIO()) as out,
             self.assertRaises(SystemExit) as caught,
         ):
-            parse_arguments(classes, [flag], default_recipe="/nowhere.yaml")
+            parse_arguments(classes, [flag, *more], default_recipe="/nowhere.yaml")
         self.assertEqual(caught.exception.code, 0)
         return out.getvalue()
 
-    def own_flags(self, classes) -> set[str]:
-        return {f.name for c in classes[:2] for f in dataclasses.fields(c)} | OWN_TRAINING_FIELDS
+    def listed(self, text: str) -> list[str]:
+        return re.findall(r"(?m)^  --(\w+)", text)
 
     @parameterized.parameters((PRE_TRAINING,), (FINE_TUNING,))
-    def test_help_has_all_of_ours_and_fits_two_screens(self, *classes):
+    def test_help_is_one_screen(self, *classes):
         (classes,) = classes
         text = self.help("--help", classes)
         self.assertStartsWith(text, "usage: ")
-        listed = {
-            word.removeprefix("--") for line in text.splitlines() for word in line.split()[:1] if word.startswith("--")
-        }
-        hidden = set(T5TrainingArguments._without_effect.split())
-        self.assertEmpty(self.own_flags(classes) - listed - hidden)
-        self.assertEmpty(listed & hidden)
-        usual = {name for names in T5TrainingArguments._usual_flags.values() for name in names.split()}
-        self.assertEmpty(usual - listed, "a usual flag that transformers has no more")
-        self.assertEmpty({name for name, told in T5TrainingArguments._inherited.items() if "help" in told} - usual)
-        for title in T5TrainingArguments._usual_flags:
-            self.assertIn(f"\n\n{title}:\n  --", text)
+        listed = self.listed(text)
+        self.assertBetween(len(listed), 25, 30)
+        usual = {name for c in classes for name in c._usual.split()}
+        self.assertSameElements(listed, usual, "a usual flag that there is no more")
+        self.assertLessEqual(len(text.splitlines()), 70)
         self.assertNotIn("%%", text)
-        self.assertLessEqual(len(text.splitlines()), 120 if classes is PRE_TRAINING else 140)
         self.assertNotIn("==SUPPRESS==", text)
+        titles = re.findall(r"(?m)^(\w[\w ]+):$", text)
+        data = ["text", "objective and span corruption"] if classes is PRE_TRAINING else ["task", "own pairs"]
+        self.assertEqual(titles[:4], [*data, "model and tokenizer", "run"])
+        self.assertIn("\n--help_all      every flag\n", text)
         self.assertIn("Not set: wandb, if installed.", text)
         self.assertIn("out/" + ("pre" if classes is PRE_TRAINING else "fine"), text)
+
+    @parameterized.parameters((PRE_TRAINING,), (FINE_TUNING,))
+    def test_each_flag_is_in_one_group(self, *classes):
+        (classes,) = classes
+        every = self.listed(self.help("--help_all", classes))
+        titles = self.help("--help", classes).split("by a word of its name: ")[1].split("\n--help_all")[0]
+        found = []
+        for title in " ".join(titles.split()).split(", "):
+            found += self.listed(self.help("--help", classes, max(title.split(), key=len)))
+        self.assertCountEqual(found, every)
+        self.assertEqual(self.help("--help_all", classes), self.help("--help", classes, "all"))
+
+    def test_a_new_flag_falls_into_a_group_by_itself(self):
+        @dataclasses.dataclass
+        class More(PreTrainingArguments):
+            new: int = command_line.option(1, "New.")
+
+        @dataclasses.dataclass
+        class Model(ModelArguments):
+            newer: int = command_line.option(1, "Newer.")
+
+        classes = [Model, PRE_TRAINING[1], More]
+        self.assertIn("new", self.listed(self.help("--help", classes, "other")))
+        self.assertIn("newer", self.listed(self.help("--help", classes, "tokenizer")))
+        self.assertNoCommonElements(self.listed(self.help("--help", classes)), ["new", "newer"])
+
+    def test_a_group_that_there_is_not(self):
+        message = "--help weather: no group of flags. Give a word of one of these: text, objective"
+        with self.assertRaisesRegex(UserError, message):
+            parse_arguments(PRE_TRAINING, ["--help", "weather"])
+
+    def test_former_spellings_work_and_are_not_shown(self):
+        text = self.help("--help_all", FINE_TUNING)
+        self.assertNoCommonElements(self.listed(text), ["benchmark", "dataset_name"])
+        (_, data, _) = parse_arguments(FINE_TUNING, ["--benchmark", "glue", "--dataset_name", "cola"])
+        self.assertEqual((data.benchmark, data.dataset_name), ("glue", "cola"))
+
+    def test_what_speed_decides_is_auto(self):
+        text = " ".join(self.help("--help_all", FINE_TUNING).split())
+        for name in ("bf16", "torch_compile", "packing", "attn_implementation"):
+            self.assertRegex(text, rf"--{name} [^\[]*\[auto\]")
+        self.assertRegex(text, r"--per_device_train_batch_size [^\[]*\[auto, else 32; >= 1\]")
+        self.assertNotIn("--speed decides", text)
+
+    def test_no_word_stands_in_two_lines(self):
+        words = set(self.help("--help_all", FINE_TUNING).replace("{", " ").replace("}", " ").replace(",", " ").split())
+        self.assertContainsSubset({*SHAPES, "pre-training"}, words)
 
     def test_help_all_has_every_flag(self):
         text = self.help("--help_all", PRE_TRAINING)
         every = {f.name for c in PRE_TRAINING for f in dataclasses.fields(c) if f.init}
         hidden = set(T5TrainingArguments._without_effect.split())
         self.assertEmpty(hidden - every, "names that transformers has no more")
-        for name in every - hidden:
-            self.assertIn(f"--{name}", text)
-        for name in hidden:
-            self.assertNotRegex(text, rf"--{name}\b(?!_)")
-        self.assertGreater(len(text.splitlines()), 2 * len(self.help("-h", PRE_TRAINING).splitlines()))
+        self.assertSameElements(self.listed(text), every - hidden)
+        named = " ".join(names for c in (*PRE_TRAINING, *FINE_TUNING) for names in getattr(c, "_groups", {}).values())
+        known = {f.name for c in (*PRE_TRAINING, *FINE_TUNING) for f in dataclasses.fields(c)}
+        self.assertEmpty(set(named.split()) - known)
 
     def test_every_flag_of_ours_is_explained(self):
         for c in (*PRE_TRAINING, TaskArguments, FineTuningArguments):

@@ -268,7 +268,7 @@ class SourcesTest(TestCase):
         )
 
     def test_the_built_in_corpus_is_the_default_and_built_once(self):
-        def build(folder, num_workers):
+        def build(folder, num_workers, progress):  # noqa: ARG001
             for split in ("train", "validation"):
                 (folder / f"{split}.jsonl").write_text(json.dumps({"text": f"{split} of {num_workers}"}))
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ from common.command_line import parse_arguments
 from common.curves import LINES, draw_curves, save_figure
 from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
+from corpora.sources import builtin_corpus
 from publishing.model_cards import _example, _first_entry, hub_task
 from runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
@@ -135,6 +137,11 @@ class HelpTest(parameterized.TestCase):
         started = [line for line in examples if f"{name}.py" in line]
         self.assertLen(started, 3, text[:900])
 
+    @parameterized.parameters(*SCRIPTS)
+    def test_help_shows_at_most_thirty_flags(self, name):
+        text = call(SCRIPTS[name].main, "--help")[2]
+        self.assertLessEqual(len(re.findall(r"(?m)^  --", text)), 30)
+
     def test_flags_of_training_are_hidden_where_they_do_nothing(self):
         text = call(evaluate_t5.main, "--help_all")[2]
         for name in ("mixing", "span_corruption_file", "do_train", "fp16"):
@@ -178,6 +185,28 @@ class PrintedTest(parameterized.TestCase):
             with contextlib.redirect_stderr(io.StringIO()):
                 parse_arguments([ModelArguments], [])
             self.assertTrue(library.are_progress_bars_disabled())
+
+    @parameterized.parameters(io.StringIO, Terminal)
+    def test_our_bars_are_for_terminals(self, stream):
+        cache = self.folder / "cache"
+        built = mock.patch("corpora.installed_docs.build", side_effect=lambda folder, **_: folder.mkdir(exist_ok=True))
+        with built as build, contextlib.redirect_stderr(stream()), contextlib.redirect_stdout(io.StringIO()):
+            builtin_corpus(cache, 1)
+        self.assertEqual(build.call_args.kwargs["progress"], stream is Terminal)
+
+    @parameterized.parameters("true", "")
+    def test_wandb_says_nothing_without_a_tracker(self, disabled):
+        """It is not even imported."""
+        flags = ["--config_name", "tiny", "--output_dir", self.folder / "out", "--data_cache_dir", self.folder]
+        (self.folder / "rows.csv").write_text("a,b\n" + "".join(f"one {n},two {n}\n" for n in range(40)))
+        flags += ["--train_file", self.folder / "rows.csv", "--source_column", "a", "--target_column", "b"]
+        before = sys.modules.get("wandb")
+        self.addCleanup(lambda: sys.modules.pop("wandb") if before is None else sys.modules.update(wandb=before))
+        sys.modules["wandb"] = None
+        with mock.patch.dict(os.environ, WANDB_DISABLED=disabled):
+            *_, out, errors = call(fine_tune_t5.main, *flags, "--vocab_size", 300, "--dry_run", "--report_to", "none")
+        self.assertIn("nothing was trained or written", out, errors)
+        self.assertNotIn("wandb", (out + errors).lower().replace("wandb_project", ""))
 
     @parameterized.parameters(
         (Terminal, {}, True),

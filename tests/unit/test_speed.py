@@ -336,7 +336,9 @@ class AppliedTest(parameterized.TestCase):
         self.assertRegex(out, r"device +h200, bfloat16 mixed precision")
         _, out, _ = run_main(pre_train_t5.main, *words, "t4", "--speed", "plain", code=0)
         self.assertRegex(out, r"speed +plain: nothing is chosen")
-        self.assertRegex(out, r"batch +128 sequences per step \(32 x 4 accumulated x 1 processes\)")
+        self.assertRegex(
+            out, r"batch +128 sequences per step \(32 x 4 accumulated x 1 processes\); the learning rate is for 128"
+        )
         _, _, err = run_main(pre_train_t5.main, *self.flags(assume_gpu="h200"), code=2)
         self.assertIn("--assume_gpu h200: only plans for another machine: add --dry_run", err)
 

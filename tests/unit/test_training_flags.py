@@ -44,6 +44,38 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual((args.mixed_precision, args.bf16), (precision, precision == "bf16"))
         self.assertEqual("bf16" in args.given, asked == "bf16" and flag is None)  # --speed leaves it alone
 
+    @parameterized.parameters(([], (5e-3, 128)), (["--learning_rate", "0.01"], (0.01, None)))
+    def test_the_batch_that_a_recipe_s_rate_is_for(self, flags, expected):
+        """It says nothing of a rate that the command line gives."""
+        recipe = self.folder / "r.yaml"
+        recipe.write_text("learning_rate: 5.0e-3\nlearning_rate_batch: 128\n")
+        (args,) = parse_arguments([PreTrainingArguments], [str(recipe), "--report_to", "none", *flags])
+        self.assertEqual((args.learning_rate, args.learning_rate_batch), expected)
+
+    def test_the_batch_that_a_default_rate_is_for(self):
+        """docs/defaults.md: nanoT5's and T5's 128 in pre-training, ours in fine-tuning."""
+        self.assertEqual(arguments().learning_rate_batch, 128)
+        self.assertEqual(arguments(FineTuningArguments, "fine-tuning a checkpoint").learning_rate_batch, 32)
+        self.assertIsNone(arguments(learning_rate=1e-3).learning_rate_batch)
+
+    @parameterized.parameters("default", "named", "none")
+    def test_defaults_other_than_transformers(self, recipe):
+        """Those of Seq2SeqTrainingArguments(): adam_epsilon 1e-8, warmup_steps 0, weight_decay 0, seed 42."""
+        path = self.folder / "r.yaml"
+        path.write_text("weight_decay: 0.1\nwarmup_steps: 0.2\nseed: 42\n")
+        words = [str(path)] if recipe == "named" else []
+        more = dict(default_recipe=str(path)) if recipe == "default" else {}
+        (args,) = parse_arguments([PreTrainingArguments], [*words, "--report_to", "none", "--save_steps", "7"], **more)
+        with contextlib.redirect_stdout(io.StringIO()):
+            training_arguments.check_training(args, "pre-training from scratch")
+        found = training_arguments.other_defaults(args)
+        self.assertIn("adam_epsilon 1e-06 (1e-08), ", found)
+        self.assertIn("learning_rate 0.02 (5e-05), ", found)
+        self.assertEqual("weight_decay 0.1 (0.0)" in found, recipe == "default")
+        self.assertEqual("warmup_steps 0.2 (0)" in found, recipe == "default")
+        for name in ("save_steps", "report_to", "seed", "z_loss", "output_dir"):  # given, the same, or ours alone
+            self.assertNotIn(f"{name} ", found)
+
     @parameterized.parameters(("1", "2", 3), ("2", "2", None), ("1", "1", 6))
     def test_a_launched_process_takes_its_share_of_the_cores(self, threads, count, taken):
         """accelerate launch gives each one thread, unless the user has said how many."""

@@ -1,0 +1,53 @@
+"""A page in the browser on which to try a model: `predict_t5.py --web`.
+
+open_page("fine_tune_t5", "rte sentence1: <sentence1> sentence2: <sentence2>", ["sentence1", "sentence2"], [], answer)
+-> http://127.0.0.1:7860 until Ctrl-C; from Python gradio_client.Client(url).predict("a", "b", api_name="/answer")
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+HEADERS = ["prediction", "log_probability"]  # of `n_best`
+
+
+def open_page(
+    title: str, reads: str, inputs: list[str], more: list[str], answer: Callable[[dict[str, str]], dict]
+) -> None:
+    """Serves a page with a box for each of `inputs`, on this machine alone unless GRADIO_SERVER_NAME says otherwise,
+    until Ctrl-C.
+
+    reads: the text that the model reads, with <names> of inputs. answer: {input: text} -> {"prediction", "read" (the
+    text that the model has read) and what `more` names: "n_best", "labels" ({class: its probability})}.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which sends that gradio was imported
+    import gradio
+
+    def answered(*texts: str) -> list:
+        begin = time.perf_counter()
+        found = answer(dict(zip(inputs, texts, strict=True)))
+        milliseconds = f"{1000 * (time.perf_counter() - begin):.0f}"
+        n_best = [[one[name] for name in HEADERS] for one in found.get("n_best", [])]
+        shown = {"n_best": n_best, "labels": found.get("labels")}
+        return [found["prediction"], *(shown[name] for name in more), found["read"], milliseconds]
+
+    with gradio.Blocks(title=title, analytics_enabled=False) as page:
+        gradio.Markdown(f"# {title}\nThe model reads `{reads}`")
+        with gradio.Row():
+            with gradio.Column():
+                boxes = [gradio.Textbox(label=name, lines=3, autofocus=name == inputs[0]) for name in inputs]
+                button = gradio.Button("Answer", variant="primary")
+                about = [gradio.Textbox(label="what the model read"), gradio.Textbox(label="milliseconds")]
+            with gradio.Column():
+                results = [gradio.Textbox(label="answer", lines=3)]
+                for name in more:
+                    if name == "labels":
+                        results.append(gradio.Label(label="probability of each class"))
+                    else:
+                        results.append(gradio.Dataframe(headers=HEADERS, label="all answers, the best first"))
+        started = [button.click, *(box.submit for box in boxes)]  # Shift-Enter in a box
+        gradio.on(started, answered, boxes, [*results, *about], api_name="answer")
+    options = dict(share=False, show_error=True, ssr_mode=False, run_history=False, footer_links=["api"])
+    page.launch(**options, quiet=True, prevent_thread_lock=True)
+    print(f"the page is at {page.local_url} until Ctrl-C", flush=True)
+    page.block_thread()

@@ -1,0 +1,257 @@
+"""predict_t5.py --web: the page gives the answers of predict_t5.py, in a browser too, and asks no other machine."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import torch
+from absl.testing import parameterized
+from gradio_client import Client
+from helpers import run_main
+from test_predict_t5 import workspace
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import constants
+import predict_t5
+
+ROOT = Path(constants.__file__).parent
+PAIRS = [("old fox number 7", "very old fox"), ("yes no", "answer 3"), ("", "")]
+WITHOUT_WINDOW = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900"]
+
+
+@contextlib.contextmanager
+def opened(*argv: object) -> Iterator[str]:
+    """The address of the page that the script opens; it is served until the `with` block ends."""
+    import gradio
+
+    pages = []
+    blocked = mock.patch.object(gradio.Blocks, "block_thread", lambda page: pages.append(page))
+    # stderr stays: the server's start closes the handlers of logs, and absl's closes a stream that is not stderr.
+    with blocked, contextlib.redirect_stdout(io.StringIO()):
+        predict_t5.main(["--web", "--use_cpu", *map(str, argv)])
+    try:
+        yield pages[0].local_url
+    finally:
+        gradio.close_all(verbose=False)
+
+
+def client_of(url: str) -> Client:
+    return Client(url, verbose=False, analytics_enabled=False)
+
+
+class Browser:
+    """Chromium without a window, driven by the W3C's WebDriver protocol."""
+
+    def __enter__(self):
+        self.driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+        lines = iter(self.driver.stdout.readline, "")
+        port = next(filter(None, (re.search(r"on port (\d+)\.", line) for line in lines)))[1]
+        self.url = f"http://127.0.0.1:{port}"
+        wanted = {"goog:chromeOptions": {"args": WITHOUT_WINDOW}, "goog:loggingPrefs": {"performance": "ALL"}}
+        session = self.ask("/session", capabilities={"alwaysMatch": wanted})
+        self.url += f"/session/{session['sessionId']}"
+        self.ask("/timeouts", implicit=30_000)  # for elements that are not there yet
+        return self
+
+    def __exit__(self, *_):
+        urllib.request.urlopen(urllib.request.Request(self.url, method="DELETE"), timeout=60).close()
+        self.driver.terminate()
+        self.driver.communicate(timeout=60)
+
+    def ask(self, path: str, **body):
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def find(self, xpath: str) -> str:
+        return "/element/" + next(iter(self.ask("/element", using="xpath", value=xpath).values()))
+
+    def box(self, name: str) -> str:
+        return self.find(f"//label[.//span[normalize-space()='{name}']]//textarea")
+
+    def value(self, name: str) -> str:
+        with urllib.request.urlopen(f"{self.url}{self.box(name)}/property/value", timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def requested(self) -> set[str]:
+        """The addresses that the page asked for."""
+        messages = [json.loads(line["message"])["message"] for line in self.ask("/se/log", type="performance")]
+        sent = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+        opened = [one["params"] for one in messages if one["method"] == "Network.webSocketCreated"]
+        return {one["request"]["url"] for one in sent} | {one["url"] for one in opened}
+
+
+class WebPageTest(parameterized.TestCase):
+    def model(self, name: str = "export", **record) -> Path:
+        folder = self.folder / "tuned"
+        shutil.copytree(workspace() / name, folder)
+        record = record or dict(benchmark="glue", dataset_name="rte")
+        (folder / "task.json").write_text(json.dumps(record))
+        return folder
+
+    def of_file(self, *flags: object) -> list[dict]:
+        """What predict_t5.py answers to PAIRS in a file, one at a time."""
+        rows = [json.dumps({"sentence1": one, "sentence2": two}) for one, two in PAIRS]
+        (self.folder / "in.jsonl").write_text("\n".join(rows))
+        out = self.folder / "out.jsonl"
+        files = ["--input_file", self.folder / "in.jsonl", "--output_file", out, "--batch_size", 1]
+        run_main(predict_t5.main, "--use_cpu", *files, *flags)
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    @parameterized.product(backend=("transformers", "ctranslate2"), beams=(1, 3))
+    def test_the_answers_are_those_of_predict_t5(self, backend, beams):
+        flags = ["--model_name_or_path", self.model(), "--backend", backend, "--max_new_tokens", 6]
+        flags += ["--num_beams", beams, "--num_return_sequences", beams]
+        wanted = self.of_file(*flags)
+        self.assertNotEmpty(wanted[0]["prediction"])
+        with opened(*flags) as url:
+            client = client_of(url)
+            for pair, line in zip(PAIRS, wanted, strict=True):
+                answer, *n_best, labels, read, milliseconds = client.predict(*pair, api_name="/answer")
+                self.assertEqual(answer, line["prediction"])
+                expected = [[one["prediction"], one["log_probability"]] for one in line.get("n_best", [])]
+                self.assertEqual([one["data"] for one in n_best], [expected] * (beams > 1))
+                source = f"rte sentence1: {pair[0]} sentence2: {pair[1]}" if pair[0] else ""
+                self.assertEqual(read, source)
+                self.assertRegex(milliseconds, r"^\d+$")
+                self.assertEqual(bool(labels), bool(source))
+
+    @parameterized.parameters("transformers", "ctranslate2")
+    def test_probabilities_of_the_classes(self, backend):
+        """Those of plain transformers: each label's loss, times its tokens, softmaxed."""
+        folder = self.model()
+        tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+        source = tokenizer("rte sentence1: yes no sentence2: answer 3", return_tensors="pt")
+        names, nats = ("entailment", "not_entailment"), []
+        for name in names:
+            labels = tokenizer(name, return_tensors="pt").input_ids
+            nats.append(model(**source, labels=labels).loss.item() * labels.shape[1])
+        wanted = dict(zip(names, torch.tensor(nats).neg().softmax(0).tolist(), strict=True))
+        with opened("--model_name_or_path", folder, "--backend", backend) as url:
+            _, labels, *_ = client_of(url).predict(*PAIRS[1], api_name="/answer")
+        found = {one["label"]: one["confidence"] for one in labels["confidences"]}
+        self.assertEqual(found.keys(), wanted.keys())
+        for name, chance in wanted.items():
+            self.assertAlmostEqual(found[name], chance, places=4)
+
+    def test_a_text_in_pieces_and_a_model_without_a_task(self):
+        line = "Old fox. Very old fox number 7."
+        for record, flags in ((dict(benchmark="text", dataset_name="restore_diacritics"), []), (None, ["--bf16"])):
+            folder = self.model(**record) if record else workspace() / "model"
+            flags = ["--model_name_or_path", folder, "--max_new_tokens", 6, *flags]
+            (self.folder / "in.txt").write_text(line)
+            files = ["--input_file", self.folder / "in.txt", "--output_file", self.folder / "out.jsonl"]
+            run_main(predict_t5.main, "--use_cpu", *files, "--overwrite_output_file", *flags)
+            wanted = json.loads((self.folder / "out.jsonl").read_text())["prediction"]
+            with opened(*flags) as url:
+                answer, read, _ = client_of(url).predict(line, api_name="/answer")
+            self.assertEqual(answer, wanted)
+            self.assertIn("old fox number 7", read)
+
+    def test_no_other_machine_is_asked(self):
+        asked, connect, find = [], socket.socket.connect, socket.getaddrinfo
+
+        def connecting(own, address):
+            asked.append(address[0] if isinstance(address, tuple) else "a file")
+            return connect(own, address)
+
+        def finding(host, *args, **more):
+            asked.append(host)
+            return find(host, *args, **more)
+
+        patched = mock.patch.object(socket.socket, "connect", connecting), mock.patch("socket.getaddrinfo", finding)
+        fresh = mock.patch.dict(os.environ)
+        with patched[0], patched[1], fresh, opened("--model_name_or_path", self.model()) as url:
+            client_of(url).predict(*PAIRS[0], api_name="/answer")
+            self.assertEqual(os.environ["GRADIO_ANALYTICS_ENABLED"], "False")
+        self.assertStartsWith(url, "http://127.0.0.1:")
+        self.assertContainsSubset({"127.0.0.1"}, asked)
+        self.assertEmpty(set(asked) - {"127.0.0.1", "localhost", "a file"})
+
+    def test_in_a_browser(self):
+        if not (shutil.which("chromedriver") and shutil.which("chromium")):
+            self.skipTest("there is no chromium: apt-get install chromium chromium-driver")
+        flags = ["--model_name_or_path", self.model(), "--max_new_tokens", 6]
+        flags += ["--num_beams", 2, "--num_return_sequences", 2]
+        wanted = self.of_file(*flags)
+        with opened(*flags) as address, Browser() as browser:
+            browser.ask("/url", url=address)
+            browser.find("//*[contains(., 'rte sentence1: <sentence1> sentence2: <sentence2>')]")
+            for name, text in zip(("sentence1", "sentence2"), PAIRS[0], strict=True):
+                browser.ask(f"{browser.box(name)}/value", text=text)
+            browser.ask(browser.find("//button[normalize-space()='Answer']") + "/click")
+            end = time.monotonic() + 60
+            while not browser.value("milliseconds") and time.monotonic() < end:
+                time.sleep(0.05)
+            self.assertEqual(browser.value("answer"), wanted[0]["prediction"])
+            read = f"rte sentence1: {PAIRS[0][0]} sentence2: {PAIRS[0][1]}"
+            self.assertEqual(browser.value("what the model read"), read)
+            browser.find("//*[@data-testid='label-output-value' and contains(., 'entailment')]")
+            browser.find(f"//span[contains(., '{wanted[0]['n_best'][1]['log_probability']}')]")
+            requested = browser.requested()
+        self.assertIn(address, requested)
+        outside = [url for url in requested if not url.startswith((address, "data:", "blob:"))]
+        self.assertEmpty(outside)
+
+    @parameterized.parameters(
+        (["--input_file", "in.txt"], "--input_file in.txt: is for the inputs of a file, and --web opens a page"),
+        (["--max_samples", "3"], "--max_samples 3: is for the inputs of a file"),
+    )
+    def test_flags_of_a_file_are_refused(self, flags, message):
+        _, _, error = run_main(predict_t5.main, "--web", *flags, code=2)
+        self.assertIn(message, error)
+
+    def test_one_process_answers(self):
+        with mock.patch.dict(os.environ, {"WORLD_SIZE": "2", "RANK": "0"}):
+            _, _, error = run_main(predict_t5.main, "--web", "--model_name_or_path", self.model(), code=2)
+        self.assertIn("--web True: one process answers a page: start it with python, without a launcher", error)
+
+    def test_gradio_is_needed_by_the_page_alone(self):
+        flags = ["--model_name_or_path", self.model(), "--max_new_tokens", 6]
+        before = sys.modules.get("gradio")
+        self.addCleanup(lambda: sys.modules.pop("gradio") if before is None else sys.modules.update(gradio=before))
+        sys.modules["gradio"] = None
+        self.assertLen(self.of_file(*flags), len(PAIRS))
+        _, _, error = run_main(predict_t5.main, "--web", *flags, code=2)
+        self.assertIn("--web True: needs gradio: pip install -r requirements/web.txt", error)
+
+    def test_the_lines_for_spaces(self):
+        """The Space's app.py, as docs/your_data.md gives it, in a folder with the model, as Spaces start it."""
+        text = (ROOT / "docs" / "your_data.md").read_text()
+        front, code = re.search(r"```yaml\n(---\n.*?---)\n```.*?```python\n(.*?)```", text, flags=re.DOTALL).groups()
+        version = re.search(r"sdk_version: (.*)", front)[1]
+        self.assertIn(f"gradio=={version}\n", (ROOT / "requirements" / "web.txt").read_text())
+        self.assertIn("app_file: app.py\n", front)
+        self.model().rename(self.folder / "model")
+        import gradio
+
+        pages, answers = [], []
+
+        def blocked(page):
+            pages.append((page.server_name, page.share))
+            client = client_of(f"http://127.0.0.1:{page.server_port}")
+            answers.append(client.predict(*PAIRS[0], api_name="/answer")[0])
+            page.close(verbose=False)
+
+        with contextlib.ExitStack() as stack:
+            # What gradio reads of GRADIO_SERVER_NAME=0.0.0.0, which Spaces set, when it is imported.
+            stack.enter_context(mock.patch("gradio.http_server.LOCALHOST_NAME", "0.0.0.0"))
+            stack.enter_context(mock.patch.object(gradio.Blocks, "block_thread", blocked))
+            stack.enter_context(contextlib.chdir(self.folder))
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            exec(code, {"__name__": "__main__"})
+        self.assertEqual(pages, [("0.0.0.0", False)])
+        shutil.copytree(self.folder / "model", self.folder / "tuned")
+        wanted = self.of_file("--model_name_or_path", self.folder / "tuned")
+        self.assertEqual(answers, [wanted[0]["prediction"]])
