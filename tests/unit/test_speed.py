@@ -141,6 +141,33 @@ class ChoiceTest(parameterized.TestCase):
         self.assertRegex(found.reason, f"compiling needs {lacks[0 if gpu else -1]}")
         self.assertEqual(gradient, "torch")
 
+    @parameterized.parameters(
+        # kind of run -> the cases asked for: (queries, keys), (own of examples, of heads), causal
+        ({}, [((512, 512), (False, True), False), ((114, 114), (False, True), True), ((114, 512), None, False)]),
+        (
+            dict(shapes=0),
+            [((512, 512), (True, True), False), ((114, 114), (False, True), True), ((114, 512), (True, False), False)],
+        ),
+        (
+            dict(packed="--packing true"),
+            [((512, 512), (True, True), False), ((114, 114), (True, True), False), ((114, 512), (True, False), False)],
+        ),
+    )
+    def test_a_kernel_that_is_wrong_or_missing_means_sdpa(self, job, cases):
+        seen = []
+
+        def slow(asked):
+            seen.extend((case.shape[:2], case.own, case.causal) for case in asked)
+            self.assertEqual({(case.dtype, case.shape[2:]) for case in asked}, {(torch.bfloat16, (12, 64))})
+            return "triton: its d(bias) at 512 x 512 is off by 0.5"
+
+        gpu = Gpu("NVIDIA H100", 80e9, (9, 0))
+        with mock.patch.object(speed, "slow_part", slow):
+            found = choose(gpu, Job(**JOB | job), arguments(), Launcher(cores=16))
+        wanted = "t5_fused cannot be used: triton: its d(bias) at 512 x 512 is off by 0.5"
+        self.assertIn(Choice("attn_implementation", "sdpa", wanted), found)
+        self.assertEqual(seen, cases)
+
     def test_a_given_attention_wins(self):
         args = arguments(assume_gpu="h200")
         args.given |= {"attn_implementation"}
