@@ -228,7 +228,7 @@ def parse_suite(args: Namespace) -> Namespace:
     tried = [sys.executable, "-c", "import torch; torch.ones(2, device='cuda').sum().item()"]  # leaves no context here
     done = subprocess.run(tried, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"gpu: the GPU cannot be used: {[*done.stderr.split(chr(10)), ''][-2]}")
+        raise UserError(f"gpu: the GPU cannot be used: {done.stderr.strip().rpartition(chr(10))[2]}")
     args.device, args.output = torch.device("cuda"), args.output or SUITE_FOLDER
     args.minutes, args.model = args.minutes or SUITE_MINUTES, args.model and full_name(args.model)
     check_folder("--output", args.output)
@@ -299,7 +299,7 @@ def save(args: Namespace, result: dict, whole: bool = False) -> None:
 def draw(args: Namespace, results: dict[str, dict], picture: Path) -> None:
     """The picture, where matplotlib is installed: each row's rate beside the strongest peer's."""
     rows = [(part, row) for part, result in results.items() for row in result.get("rows", ()) if "ratio" in row]
-    if rows:
+    if len(rows) > 1:
         gpu, commit = args.environment["hardware"]["gpu_name"], args.environment["git"]["commit"] or "?"
         unit = f"times the strongest peer; {gpu or 'CPU'}, commit {commit[:8]}"
         scores = {f"{part}: {row['name']}": (f"{row['ratio']:.3g}", [row["ratio"]]) for part, row in rows}

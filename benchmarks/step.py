@@ -250,6 +250,15 @@ def reference_of(config: T5Config, args: Namespace, batch: int) -> tuple[dict, f
     return expected, GATE * next(iter(of_bf16.values()))
 
 
+def expected_rates(args: Namespace) -> dict[str, str]:
+    """{rung: "lowest-highest"} sequences/s that were calculated for this GPU and setting; {} for any other."""
+    if (args.model, args.source_length, args.batch) != EXPECTED_FOR or args.device.type != "cuda":
+        return {}
+    gpu = args.environment["hardware"]["gpu_name"]
+    known = next((rates for name, rates in EXPECTED.items() if name in gpu), {})
+    return {name: "{}-{}".format(*rates) for name, rates in known.items()}
+
+
 def measure_steps(args: Namespace) -> dict:
     """Sequences/s, raw tokens/s, TFLOP/s, MFU and peak memory of the rungs of --rows, and of the published models whose
     checkouts are named.
@@ -259,13 +268,11 @@ def measure_steps(args: Namespace) -> dict:
     """
     config, rungs = measure.benchmark_config(args.model), chosen_rungs(args.rows)
     collator = T5DataCollator(measure.bare_tokenizer(config.vocab_size), args.source_length)
-    ceiling, gpu, rows = measure.Ceiling(config, collator, args), args.environment["hardware"]["gpu_name"], {}
-    known = (args.model, args.source_length, args.batch) == EXPECTED_FOR and args.device.type == "cuda"
-    expected = next((rates for name, rates in EXPECTED.items() if known and name in gpu), {})
+    ceiling, expected, rows = measure.Ceiling(config, collator, args), expected_rates(args), {}
     for rung in rungs:
         rows[rung.name] = dict(name=rung.name, what=rung.text, ours=settings_of(rung.name)["ours"])
         if rung.name in expected:
-            rows[rung.name]["expected"] = "{}-{}".format(*expected[rung.name])
+            rows[rung.name]["expected"] = expected[rung.name]
 
     def result(rows: dict[str, dict] = rows) -> dict:
         for row in rows.values():
