@@ -55,7 +55,9 @@ def run_script(
     if missing:
         raise NotAvailableError(f"the package {missing[-1]} is not installed")
     if code not in (0, wrong):
-        raise UserError(f"{script} ended with code {code}; {log} says why: {log.read_text()[-500:]}")
+        raise UserError(
+            f"{script} ended with code {code}; {log} says why: {log.read_text().strip().rpartition(chr(10))[2]}"
+        )
     return code
 
 

@@ -198,8 +198,9 @@ def _probe(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | Non
     """Why the kernel's answer to a small problem is wrong, or that of `gradient` after it; None if it is right."""
     dtype, queries, keys = given.q.dtype, given.q.shape[1], given.k.shape[1]
     wide = accumulation_dtype(dtype)
-    widened = {f: None if x is None else x.to(wide) for f, x in given._asdict().items() if f in _IN_Q_DTYPE}
-    truth = _solve("torch", given._replace(**widened), grad_out.to(wide), gradient and "torch")
+    narrow = {name: getattr(given, name) for name in ("q", "k", "v", "bias", "added")}  # the mask is bool
+    widened = given._replace(**{name: x if x is None else x.to(wide) for name, x in narrow.items()})
+    truth = _solve("torch", widened, grad_out.to(wide), gradient and "torch")
     try:
         found = _solve(name, given, grad_out, gradient)
     except Exception as error:  # noqa: BLE001 (a library's, or whatever a compiler raises)
@@ -211,9 +212,6 @@ def _probe(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | Non
         if not error <= PROBE_TOLERANCE[dtype]:  # `not`: NaN is wrong too
             return f"its {tensor} at {queries} x {keys} is off by {float(error):.1g}"
     return None
-
-
-_IN_Q_DTYPE = ("q", "k", "v", "bias", "added")  # fields of Inputs; the probe's mask is bool
 
 
 def _solve(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | None) -> dict[str, torch.Tensor]:

@@ -265,6 +265,22 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found.value, bf16)
         self.assertIn(why, found.reason)
 
+    def test_mini_on_a_cpu_with_amx_is_compiled_in_bfloat16_without_a_flag(self):
+        config = build_config("mini", None)
+        job = Job(**JOB | dict(config=config, source=128, target=29, weights=parameter_shapes(config)))
+        args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True)
+        args.optim, args.given = "adamw_rms_scaled", frozenset()
+        with (
+            mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: True),
+            mock.patch.object(speed, "lacks_compiler", lambda *_: None),
+            mock.patch.object(speed, "find_launcher", lambda _: Launcher(cores=2)),
+        ):
+            decided = decide_speed(job, args)
+        args = args.replaced(**decided.flags(args))
+        self.assertEqual((decided.attention, decided.bf16, decided.torch_compile), ("eager", True, True))
+        self.assertEqual((args.bf16, args.mixed_precision, args.torch_compile), (True, "bf16", True))
+        self.assertEqual(args.torch_compile_backend, "inductor")
+
     @parameterized.parameters(
         # job, flags given or None -> packing, why
         (dict(), None, True, "hardly any padding"),
