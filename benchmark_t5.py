@@ -225,7 +225,7 @@ def parse_suite(args: Namespace) -> Namespace:
         raise UserError(
             "gpu: this machine has no GPU that PyTorch sees. A part runs on a CPU too: benchmark_t5.py step"
         )
-    tried = [sys.executable, "-c", "import torch; torch.ones(2, device='cuda').sum().item()"]  # leaves no context here
+    tried = [sys.executable, "-c", "import torch; torch.ones(2, device='cuda').sum().item()"]  # not in this process
     done = subprocess.run(tried, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"gpu: the GPU cannot be used: {done.stderr.strip().rpartition(chr(10))[2]}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import benchmark_config, interleaved, product_rate, setting_of, timed
@@ -44,14 +44,11 @@ def flex(q, k, v, bias, causal: bool):
     """FlexAttention with a score_mod on the captured bias, whose gradient it adds up by atomic operations."""
 
     def add_bias(score, _batch, head, query, key):
-        return score + bias[0, head, query, key]
+        score = score + bias[0, head, query, key]
+        return torch.where(query >= key, score, -torch.inf) if causal else score
 
-    def not_later(_batch, _head, query, key):
-        return query >= key
-
-    mask = create_block_mask(not_later, None, None, q.shape[1], k.shape[1], device=q.device) if causal else None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return flex_attention(q, k, v, score_mod=add_bias, block_mask=mask, scale=1.0).transpose(1, 2)
+    return flex_attention(q, k, v, score_mod=add_bias, scale=1.0).transpose(1, 2)
 
 
 def sdpa(q, k, v, bias, causal: bool):

@@ -333,12 +333,13 @@ def measure_in_turn(
 
 
 def sustained_seconds(step: TrainingStep, args: Namespace) -> float:
-    """Seconds of a step over the last half of args.sustained seconds: a GPU that has become warm is slower."""
-    ends = [time.perf_counter()]
-    while ends[-1] < ends[0] + args.sustained:
+    """Seconds of a step over the last half of args.sustained seconds, or of what is left of --minutes: a GPU that has
+    become warm is slower."""
+    ends, seconds = [time.perf_counter()], min(args.sustained, max(1.0, args.deadline - time.monotonic()))
+    while ends[-1] < ends[0] + seconds:
         step.run(args.steps)
         ends.append(time.perf_counter())
-    later = [end for end in ends[:-1] if end >= ends[0] + args.sustained / 2] or ends[:-1]
+    later = [end for end in ends[:-1] if end >= ends[0] + seconds / 2] or ends[:-1]
     return (ends[-1] - later[0]) / (len(later) * args.steps)
 
 

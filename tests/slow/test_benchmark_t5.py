@@ -514,9 +514,12 @@ class LadderTest(BenchmarkTest):
         self.assertGreater(rows["dropout_0"]["sustained_sequences_per_second"], 0)
         self.assertNotIn("sustained_sequences_per_second", self.measured("dropout_0")["dropout_0"])
         clock = itertools.count()  # a step takes a second
-        args = Namespace(sustained=10, steps=2)
         with mock.patch.object(step.time, "perf_counter", lambda: float(next(clock))):
-            self.assertEqual(step.sustained_seconds(mock.Mock(), args), 0.5)
+            for deadline, runs in ((float("inf"), 10), (time.monotonic() - 5, 1)):
+                trained = mock.Mock()
+                args = Namespace(sustained=10, steps=2, deadline=deadline)
+                self.assertEqual(step.sustained_seconds(trained, args), 0.5)
+                self.assertEqual(trained.run.call_count, runs)
 
     def test_results_are_written_after_every_rung(self):
         kept = []
