@@ -4,7 +4,7 @@
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
 # make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300)
 # make test-slurm   set up, then: the job scripts on a SLURM cluster of two nodes that the test starts on this machine
-# make gpu    the first minutes on a new GPU: kernels, ladders, Trainer, pre-training (MINUTES=25 TRAIN_FILE=my_text.txt)
+# make gpu    the first minutes on a new GPU, or one part of them (MINUTES=25 PART=headline OUTPUT=out/gpu TRAIN_FILE=my_text.txt)
 # make peers  an environment in out/peers to time the published models of nanoT5 and FAT5 (benchmark_t5.py --nanot5)
 # make lock   writes requirements/lock.txt, the exact environment of .venv
 # make setup  the virtual environment with the pinned requirements, updated only when the requirements change (setup-core: without extras)
@@ -21,6 +21,8 @@ SEEDS := 1 2 3
 KILLS := 300
 MINUTES := 25
 TRAIN_FILE :=
+PART :=
+OUTPUT := out/gpu
 COMMA := ,
 NONE :=
 SPACE := $(NONE) $(NONE)
@@ -90,10 +92,11 @@ PYTHON_HERE := $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 peers:
 	$(PYTHON_HERE) -m pip install --quiet --disable-pip-version-check --upgrade --target out/peers -r requirements/peers.txt
 
-# Any machine with torch, transformers and a GPU: nothing is installed, and what is missing is skipped by name.
+# Any machine with torch, transformers and a GPU: nothing is installed, and what is missing is skipped by name. Stopped at
+# any moment, what was measured is in OUTPUT, and the same command goes on. Without git: T5_FOUNDRY_COMMIT names the code.
 gpu:
-	$(PYTHON_HERE) benchmark_t5.py gpu --minutes $(MINUTES) --output out/gpu/gpu.json \
-	  $(if $(TRAIN_FILE),--train_file $(TRAIN_FILE))
+	$(PYTHON_HERE) benchmark_t5.py gpu --minutes $(MINUTES) --output $(OUTPUT) \
+	  $(if $(PART),--part $(PART)) $(if $(TRAIN_FILE),--train_file $(TRAIN_FILE))
 
 test-launchers: setup
 	T5_ALL_LAUNCHERS=1 $(PYTEST) tests/slow/test_launchers.py

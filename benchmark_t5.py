@@ -1,20 +1,24 @@
 """Compare the speed of this project's parts with that of their peers, on this machine.
 
-    python benchmark_t5.py gpu --output out/gpu.json --train_file my_text.txt     # make gpu: 25 minutes on a new GPU
+    python benchmark_t5.py gpu --output out/gpu --train_file my_text.txt     # make gpu: the first minutes on a new GPU
     python benchmark_t5.py step --rows all --model base           # the training step, rung by rung
+    python benchmark_t5.py profile                                # where the time of a step goes
     python benchmark_t5.py classifier                             # an epoch and an evaluation of a classification task
     python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, speed, sharding, checkpoints on paper
 
-Both sides of a comparison run in one process, in the order A B A B; medians are reported. The script needs torch,
-transformers and numpy (and triton on a GPU); it names a missing peer or part and measures the others. Peers are the
-published files where --nanot5 names a checkout of nanoT5, otherwise stand-ins, which are named so. Prints tables, and
-JSON as the last line; --output writes the JSON as it grows, with hardware, versions and commit, and a picture.
+On a CPU both sides of a comparison run in one process, in the order A B A B; on a GPU each is a process of its own.
+Medians are reported. The script needs torch, transformers and numpy (and triton on a GPU); it names a missing peer or
+part and measures the others. Peers are the published files where --nanot5 names a checkout of nanoT5, otherwise
+stand-ins, which are named so. Prints tables, and JSON as the last line; --output writes the JSON as it grows, with
+hardware, versions and commit (or T5_FOUNDRY_COMMIT), and a picture. gpu writes a JSON for each part into a folder, and
+goes on where it was stopped.
 """
 
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -26,24 +30,25 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import inputs, plan, scripts, step, trainers
-from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, full_name, recording, table
+from benchmarks import inputs, kernels, plan, scripts, step, step_profile, trainers
+from benchmarks.measure import TIME_IS_UP, full_name, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.errors import UserError
 from common.processes import run_script
-from common.reports import aligned, environment_record, human_time, plain_json, write_json
+from common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS, OPTIMIZERS
 
 
 # ---------------------------------------------------------------- parts
 @dataclass(frozen=True)
 class Part:
-    """What measures, and defaults of its flags where they are not those of the machine."""
+    """What measures, and defaults of its flags where they are not those of the machine. check: of --rows."""
 
     measure: Callable[[Namespace], dict]
     help: str
     defaults: dict = field(default_factory=dict)
+    check: Callable[[str], object] = str
 
 
 PARTS = {
@@ -57,14 +62,32 @@ PARTS = {
         "text to chunks of tokens against datasets.map and grouping",
         dict(source_length=512),
     ),
-    "step": Part(step.measure_steps, "the training step: peers and what is added to them, rung by rung"),
-    "trainer": Part(trainers.measure_trainer, "pre-training through the real Trainer, data loader and optimizer"),
+    "step": Part(
+        step.measure_steps,
+        "the training step: peers and what is added to them, rung by rung",
+        dict(rows="headline"),
+        step.chosen_rungs,
+    ),
+    "profile": Part(
+        step_profile.measure_profile,
+        "where the time of a training step goes, by kind, beside the least it can take",
+        dict(rows="ours"),
+        step.chosen_rungs,
+    ),
+    "trainer": Part(
+        trainers.measure_trainer,
+        "pre-training through the real Trainer, data loader and optimizer",
+        dict(rows="all"),
+        trainers.chosen_ways,
+    ),
     "classifier": Part(
         trainers.measure_classifier,
         "an epoch and an evaluation of a classification task against run_glue's set-up",
         dict(source_length=128, batch=32, rounds=3),  # 128: run_glue's --max_seq_length, to which it pads every row
     ),
-    "parity": Part(scripts.measure_parity, "every attention kernel of this machine against float64"),
+    "kernels": Part(
+        kernels.measure_kernels, "every attention kernel against float64, and T5's attention beside FlexAttention"
+    ),
     "pre_train": Part(scripts.measure_pre_train, "pre_train_t5.py, its curve beside nanoT5's"),
     "plan": Part(
         plan.make_plan,
@@ -72,17 +95,20 @@ PARTS = {
         dict(model="t5-v1_1-xl", batch=16, source_length=512),
     ),
 }
-# The command gpu: {part, maybe with a shape: share of --minutes after which it begins nothing new}, in this order.
+# The command gpu: {--part: (command, its flags, share of --minutes after which it begins nothing new)}, in this order.
 SUITE = {
-    "parity": 1.0,
-    "step": 0.35,
-    "step small": 0.55,
-    "step large": 0.55,
-    "trainer": 0.7,
-    "classifier": 0.75,
-    "pre_train": 1.0,
+    "kernels": ("kernels", {}, 0.1),
+    "headline": ("step", dict(rows="headline"), 0.46),
+    "trainer": ("trainer", {}, 0.62),
+    "profile": ("profile", {}, 0.7),
+    "pre_train": ("pre_train", {}, 0.95),
+    "sustained": ("step", dict(rows="ours,eager", rounds=2, sustained=180.0), 1.0),
+    "classifier": ("classifier", {}, 1.0),
+    "step": ("step", dict(rows="all"), 1.0),
+    "step_small": ("step", dict(model="t5-v1_1-small"), 1.0),
+    "step_large": ("step", dict(model="t5-v1_1-large"), 1.0),
 }
-OF_SUITE = dict(rows="all", minutes=25.0)  # defaults
+SUITE_FOLDER, SUITE_MINUTES = "out/gpu", 25.0  # where nothing else is given
 # What a training run has on a GPU, and what a CPU does in seconds.
 DEFAULTS = {
     "cuda": dict(
@@ -93,6 +119,7 @@ DEFAULTS = {
         bf16=True,
         minutes=8.0,
         compile=True,
+        apart=True,
         megabytes=4.0,
         examples=2048,
     ),
@@ -104,6 +131,7 @@ DEFAULTS = {
         bf16=False,
         minutes=2.0,
         compile=False,
+        apart=False,
         megabytes=1.0,
         examples=64,
     ),
@@ -113,24 +141,32 @@ CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash
 
 @dataclass
 class BenchmarkArguments:
-    """Flags of all commands. A value of None is that of the command gpu, of the part, or of DEFAULTS."""
+    """Flags of all commands. A value of None is that of the part, or of DEFAULTS."""
 
     _argument_group_name = "benchmark"
     _usage = "command [--flag value ...]\n" + aligned(
         [["  gpu", ", ".join(SUITE)], *([f"  {name}", part.help] for name, part in PARTS.items())]
     )
 
-    output: str | None = option(None, "Write the results there as JSON, with hardware, versions and commit.")
-    device: str | None = option(None, "Not set: the GPU if there is one.", choices=("cuda", "cpu"))
+    output: str | None = option(None, f"JSON file for the results; of gpu: a folder, not set: {SUITE_FOLDER}.")
+    part: str | None = option(None, f"Of gpu: only one of {', '.join(SUITE)}.", choices=tuple(SUITE))
+    device: str | None = option(None, "Not set: the GPU if there is one; of gpu always that.", choices=("cuda", "cpu"))
     rounds: int | None = option(None, "Turns A B A B; their median counts.", at_least=1)
     batch: int | None = option(None, "Sequences of a batch; of plan: of a micro-batch on one GPU.", at_least=1)
     source_length: int | None = option(None, "Tokens of a source.", at_least=3, unit="(a kept token, a sentinel, EOS)")
     model: str | None = option(None, "Shape: tiny, mini, small ... xxl, or a folder with a config.json.")
     bf16: bool | None = option(None, "bfloat16 autocast. Not set: on a GPU.")
-    minutes: float | None = option(None, "No new part begins after this many minutes.", above=0)
+    minutes: float | None = option(None, f"Nothing begins after this many minutes. Of gpu: {SUITE_MINUTES:g}.", above=0)
     compile: bool | None = option(None, "torch.compile where it belongs. Not set: on a GPU.")
-    rows: str | None = option(None, f"Rungs: all, best (the default), or some of {', '.join(step.RUNGS)}.")
+    apart: bool | None = option(None, "Each row of step and trainer in a process of its own. Not set: on a GPU.")
+    rows: str | None = option(
+        None,
+        f"Of step and profile: headline, all, or some of {', '.join(step.RUNGS)}; "
+        f"of trainer: all, or some of {', '.join(trainers.PRE_TRAINING)}.",
+    )
     steps: int = option(4, "Steps timed together in a turn.", at_least=1)
+    sustained: float = option(0.0, "Seconds that a rung goes on after its turns; the second half counts.", at_least=0)
+    peak_tflops: float | None = option(None, "Of a matrix product: MFU is relative to it. Not set: measured.", above=0)
     alone: bool = option(False, "Puts a rung on the lowest one, not on all below it.")
     megabytes: float | None = option(None, "Size of the text.", above=0)
     examples: int | None = option(None, "Rows of the classification task.", at_least=1)
@@ -149,6 +185,9 @@ class BenchmarkArguments:
     mfu: float = option(0.45, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
 
 
+FLAGS = {flag.name: flag for flag in fields(BenchmarkArguments)}
+
+
 # ---------------------------------------------------------------- command line
 def parse(argv: list[str]) -> Namespace:
     """The command and its flags, which are checked; the device is set."""
@@ -158,7 +197,11 @@ def parse(argv: list[str]) -> Namespace:
     if command not in names:
         raise UserError(f"{command or 'a command'}: must be one of {', '.join(names)}{did_you_mean(command, names)}")
     args = Namespace(command=command, environment=environment_record(), start=time.monotonic(), **asdict(flags))
-    has_gpu = torch.cuda.is_available()
+    has_gpu, args.names = torch.cuda.is_available(), tuple(FLAGS)
+    if command == "gpu":
+        return parse_suite(args)
+    if args.part:
+        raise UserError(f"--part {args.part}: of the command gpu alone; {command} is a part")
     if args.device == "cuda" and not has_gpu:
         raise UserError("--device cuda: this machine has no GPU that PyTorch sees; use --device cpu")
     args.device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
@@ -175,49 +218,60 @@ def parse(argv: list[str]) -> Namespace:
     return args
 
 
-def parts_of(args: Namespace) -> dict[str, Namespace]:
-    """{name among the results: its flags, all of them set} of the parts of gpu, or of the one part that the command
-    is."""
-    parts, is_suite = {}, args.command == "gpu"
-    for label, share in (SUITE if is_suite else {args.command: 1.0}).items():
-        name, _, model = label.partition(" ")
-        defaults = dict(rows="best") | DEFAULTS[args.device.type] | PARTS[name].defaults
-        if is_suite:
-            defaults |= OF_SUITE
-        given = {flag: value for flag, value in vars(args).items() if value is not None}
-        part = parts[label] = Namespace(**vars(args) | defaults | given, part=name, results={})
-        if model:
-            part.model, part.rows = model, "best"
-        part.model, part.deadline = full_name(part.model), args.start + 60 * part.minutes * share
-        part.keep = partial(save, part)
-        step.chosen_rungs(part.rows)
-    return parts
+def parse_suite(args: Namespace) -> Namespace:
+    """The flags of gpu. UserError without a GPU that works, at once."""
+    if args.device == "cpu":
+        raise UserError("--device cpu: gpu measures a GPU. On a CPU measure a part: benchmark_t5.py PART --device cpu")
+    if not torch.cuda.is_available():
+        raise UserError(
+            "gpu: this machine has no GPU that PyTorch sees. A part runs on a CPU too: benchmark_t5.py step"
+        )
+    tried = [sys.executable, "-c", "import torch; torch.ones(2, device='cuda').sum().item()"]  # not in this process
+    done = subprocess.run(tried, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"gpu: the GPU cannot be used: {done.stderr.strip().rpartition(chr(10))[2]}")
+    args.device, args.output = torch.device("cuda"), args.output or SUITE_FOLDER
+    args.minutes, args.model = args.minutes or SUITE_MINUTES, args.model and full_name(args.model)
+    check_folder("--output", args.output)
+    return args
+
+
+def part_of(args: Namespace) -> Namespace:
+    """The flags of the part that the command is, all of them set."""
+    part = PARTS[args.command]
+    given = {flag: value for flag, value in vars(args).items() if value is not None}
+    found = Namespace(**vars(args) | dict(rows="") | DEFAULTS[args.device.type] | part.defaults | given)
+    found.part, found.model, found.deadline = args.command, full_name(found.model), args.start + 60 * found.minutes
+    found.keep = partial(save, found)
+    part.check(found.rows)
+    return found
 
 
 # ---------------------------------------------------------------- runs
-def run_suite(args: Namespace, parts: dict[str, Namespace]) -> dict:
-    """The results of all parts of gpu. A part that fails is recorded, and the others are measured. Results are
-    written at once: they survive a rung that ends the process."""
-    results = {}
-    for label, part in parts.items():
-        print(f"\n---- {label} ({human_time(time.monotonic() - args.start)} so far) ----", flush=True)
-        result = results[label] = {}
-
-        def keep(so_far: dict, result: dict = result) -> None:
-            result.update(so_far)
-            save(args, {"results": results})
-
-        part.keep, part.results = keep, results
-        with recording(result):
-            if time.monotonic() > part.deadline:
-                raise NotAvailableError(TIME_IS_UP)
-            result |= run(part)
+def run_suite(args: Namespace) -> dict:
+    """{"parts": {name: what became of it}} of gpu. Each part is a process of its own that writes NAME.json and NAME.log
+    into the folder --output; what is there whole is not measured again."""
+    told, results, folder = {}, {}, Path(args.output)
+    given = {flag: value for flag, value in scripts.flags_of(args).items() if value != FLAGS[flag].default}
+    for name, (command, flags, share) in SUITE.items():
+        if args.part not in (None, name):
+            continue
+        now = time.monotonic()
+        minutes = args.minutes * (1.0 if args.part else share) - (now - args.start) / 60
+        print(f"\n---- {name} ({human_time(now - args.start)} so far; {folder / name}.log) ----", flush=True)
+        file = folder / f"{name}.json"
+        if minutes < scripts.LEAST_MINUTES:
+            result = read_json(file) | {"error": f"not available: {TIME_IS_UP}"}
+        else:
+            result = scripts.measured(args, command, given | flags, file, minutes)
+        if result.get("rows"):
+            print(table(result["rows"]))
         if "error" in result:
-            print(result["error"])
-        free_memory()
-        keep({})
-        draw(args, results)
-    return {"results": results}
+            print(f"{name}: {result['error']}", flush=True)
+        told[name] = {key: result[key] for key in ("error", "whole", "strongest_peer", "ratio") if key in result}
+        results[name] = result
+        draw(args, results, folder / "gpu.png")
+    return {"parts": told}
 
 
 def run(args: Namespace) -> dict:
@@ -231,26 +285,27 @@ def run(args: Namespace) -> dict:
     return result
 
 
-def save(args: Namespace, result: dict) -> None:
-    """Writes what is measured so far to --output."""
+def save(args: Namespace, result: dict, whole: bool = False) -> None:
+    """Writes what is measured so far to --output. whole: it is all, unless rows had no time."""
     if args.output:
-        flags = {f.name: getattr(args, f.name) for f in fields(BenchmarkArguments) if f.name != "output"}
+        flags = {name: getattr(args, name) for name in FLAGS if name != "output"}
+        whole = whole and not any(TIME_IS_UP in row.get("error", "") for row in result.get("rows", ()))
         flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags[name]}  # not their folders
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
         here = {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
         here |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-        write_json(args.output, record | {"hardware": record["hardware"] | here} | result)
+        write_json(args.output, record | {"whole": whole, "hardware": record["hardware"] | here} | result)
 
 
-def draw(args: Namespace, results: dict[str, dict]) -> None:
-    """The picture beside --output, where matplotlib is installed: each row's rate beside the strongest peer's."""
+def draw(args: Namespace, results: dict[str, dict], picture: Path) -> None:
+    """The picture, where matplotlib is installed: each row's rate beside the strongest peer's."""
     rows = [(part, row) for part, result in results.items() for row in result.get("rows", ()) if "ratio" in row]
-    if args.output and rows:
+    if len(rows) > 1:
         gpu, commit = args.environment["hardware"]["gpu_name"], args.environment["git"]["commit"] or "?"
         unit = f"times the strongest peer; {gpu or 'CPU'}, commit {commit[:8]}"
         scores = {f"{part}: {row['name']}": (f"{row['ratio']:.3g}", [row["ratio"]]) for part, row in rows}
         with contextlib.suppress(ImportError):
-            draw_scores(scores, Path(args.output).with_suffix(".png"), unit)
+            draw_scores(scores, picture, unit)
 
 
 @exit_on_user_error()
@@ -258,13 +313,16 @@ def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
     transformers.logging.set_verbosity_error()
     args = parse(list(sys.argv[1:] if argv is None else argv))
-    parts = parts_of(args)
     if args.command == "gpu":
-        result = run_suite(args, parts)
+        result = run_suite(args)
     else:
-        result = run(parts[args.command])
-        save(parts[args.command], result)
-        draw(args, {args.command: result})
+        part = part_of(args)
+        # A peer that is compiled too often would go on uncompiled, in silence.
+        with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
+            result = run(part)
+        save(part, result, whole=True)
+        if args.output:
+            draw(args, {args.command: result}, Path(args.output).with_suffix(".png"))
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

@@ -88,7 +88,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "dataloader_num_workers packing length_buckets train_sampling_strategy",
         "optimizer and schedule": "optim learning_rate learning_rate_batch lr_scheduler_type warmup_steps "
         "warmup_start_factor final_learning_rate_factor weight_decay max_grad_norm z_loss",
-        "distillation": "teacher distillation_weight distillation_temperature distillation_beta",
+        "distillation": "teacher teacher_top_k distillation_weight distillation_temperature distillation_beta",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
         "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "

@@ -13,6 +13,7 @@ import gc
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import itemgetter
 from statistics import median
 from types import SimpleNamespace
@@ -28,10 +29,10 @@ from common.reports import aligned, first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model, flops_per_sequence, is_local_model, set_dropout
-from runs.memory import device_peak_flops
 from training.batching import MULTIPLE
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is relative to
+COPIED = {"cuda": 2**28, "cpu": 2**24}  # float32 numbers of the copy that memory_rate measures
 # Keys of rows that are printed, in the order of the columns, and their formats.
 COLUMNS = {
     "name": "{}",
@@ -47,7 +48,10 @@ COLUMNS = {
     "ratio": "{:.2f}",
     "tflops": "{:.3g}",
     "mfu": "{:.1%}",
-    "mfu_of_data_sheet": "{:.1%}",
+    "sustained_sequences_per_second": "{:,.1f}",
+    "milliseconds": "{:,.2f}",
+    "least_milliseconds": "{:,.2f}",
+    "share": "{:.1%}",
     "peak_memory_gib": "{:.2f}",
     "worst_error": "{:.1e}",
     "first_steps_seconds": "{:.1f}",
@@ -55,6 +59,7 @@ COLUMNS = {
     "expected": "{}",
     "training_loss": "{:.3f}",
     "eval_loss": "{:.3f}",
+    "stopped": "{}",
 }
 TIME_IS_UP = "the time (--minutes) was up"
 SMALL_VOCABULARY = 4096  # of the shapes that are trained with their own tokenizer
@@ -91,7 +96,8 @@ def interleaved(
     """Adds the seconds that runs return to their rows' "seconds", in the order A B C A B C ..., so that a slower or
     shared machine affects all alike.
 
-    A run that raises an error drops out, with the reason in its row's "error". deadline: of time.monotonic(); nothing
+    A run that raises an error drops out, with the reason in its row's "error"; one that runs out of memory after it was
+    timed keeps its figures, and has the reason in "stopped". deadline: of time.monotonic(); nothing
     is run for the first time after it, and no third round begins. warm_up: rounds that do not count. keep: called after
     every run that counts.
     """
@@ -100,7 +106,7 @@ def interleaved(
             return
         for name, run in runs.items():
             row = rows[name]
-            if "error" in row:
+            if {"error", "stopped"} & row.keys():
                 continue
             with recording(row):
                 if number == -warm_up and time.monotonic() > deadline:
@@ -109,6 +115,8 @@ def interleaved(
                 if number >= 0:
                     row.setdefault("seconds", []).append(seconds)
                     keep()
+            if "seconds" in row and row.get("error", "").startswith("OutOfMemoryError"):
+                row["stopped"] = row.pop("error")
 
 
 def timed(function: Callable[[], object]) -> Callable[[], float]:
@@ -124,10 +132,12 @@ def timed(function: Callable[[], object]) -> Callable[[], float]:
     return run
 
 
-def largest_that_fits(row: dict, device: torch.device, build: Callable[[int], Built], batch: int) -> Built:
-    """build(batch), or where memory is short, build() of a half, a quarter or an eighth of it. The row gets the batch,
-    and the most memory of the GPU that building took."""
-    smallest = batch // 8
+def largest_that_fits(
+    row: dict, device: torch.device, build: Callable[[int], Built], batch: int, smallest: int | None = None
+) -> Built:
+    """build(batch), or where memory is short, build() of a half of it and so on, down to `smallest`, an eighth. The row
+    gets the batch, and the most memory of the GPU that building took."""
+    smallest = smallest or batch // 8
     while True:
         free_memory()
         row["batch"] = batch
@@ -184,28 +194,38 @@ def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> fl
     return peak
 
 
+def product_rate(args: Namespace) -> float:
+    """FLOP/s of a matrix product in the precision of args: the one peak of all parts of a run, measured once."""
+    if not args.peak_tflops:
+        args.peak_tflops = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32) / 1e12
+    return args.peak_tflops * 1e12
+
+
+def memory_rate(device: torch.device) -> float:
+    """Bytes/s, read and written, of a large copy within the device's memory; the fastest of ten."""
+    numbers = torch.ones(COPIED[device.type], device=device)
+    run = timed(partial(torch.empty_like(numbers).copy_, numbers))
+    return 8 * len(numbers) / min(run() for _ in range(10))
+
+
 class Ceiling:
-    """What MFU is relative to. flops: of a sequence's training. product: FLOP/s of a matrix product on this machine.
-    sheet: FLOP/s of the data sheet, None for an unknown device."""
+    """What MFU is relative to: the rate of a matrix product on this machine. flops: of a sequence's training."""
 
     def __init__(self, config: T5Config, collator: T5DataCollator, args: Namespace):
         self.flops = flops_per_sequence(config, collator.inputs_length, collator.targets_length)
-        self.raw_tokens = collator.tokens_length
-        self.product = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32)
-        self.sheet = device_peak_flops(args.device, args.bf16)
+        self.raw_tokens, self.args = collator.tokens_length, args
 
     def add_rates(self, row: dict, batch: int) -> None:
         """Adds to the row the rates of a step of `batch` sequences, from its "seconds"."""
         rate = batch / median(row["seconds"])
         flops = rate * self.flops
         row |= dict(sequences_per_second=rate, raw_tokens_per_second=rate * self.raw_tokens, tflops=flops / 1e12)
-        row |= dict(mfu=flops / self.product, mfu_of_data_sheet=self.sheet and flops / self.sheet)
+        row["mfu"] = flops / product_rate(self.args)
 
     def record(self) -> dict[str, float | None]:
         """Its figures, for the JSON."""
         found = dict(gflops_per_sequence=self.flops / 1e9, raw_tokens_per_sequence=self.raw_tokens)
-        found |= dict(matrix_product_tflops=self.product / 1e12)
-        return found | dict(data_sheet_tflops=self.sheet and self.sheet / 1e12)
+        return found | dict(matrix_product_tflops=self.args.peak_tflops)
 
 
 # ---------------------------------------------------------------- results

@@ -1,4 +1,8 @@
-"""Measurements that run a script as a user does: the check of the attention kernels, and pre-training."""
+"""Measurements in processes of their own: rows and parts of benchmark_t5.py, and pre-training as a user runs it.
+
+One CUDA error that stays, one pool of graphs or one limit of recompiling then spoils no other. What a process has
+measured is on the disk at once; it ends with the process that started it, however that ends.
+"""
 
 import contextlib
 import os
@@ -9,17 +13,23 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Callable, Collection
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measure import NotAvailableError, recording, setting_of
+from benchmarks.measure import TIME_IS_UP, NotAvailableError, recording, setting_of
 from common.curves import draw_curves
 from common.errors import UserError
-from common.reports import read_json, read_metrics
+from common.processes import end_with_parent
+from common.reports import plain_json, read_json, read_metrics
+from data_collator_t5 import compute_input_and_target_lengths
 
 ROOT = Path(__file__).resolve().parent.parent
 SEQUENCES = 128  # of a step of pre_train_t5.py where nothing else is said
-SHARE_OF_TRAINING, LEAST_STEPS = 0.75, 20
+# Of the time that pre-training has, seconds for imports, text and tokenizer, and the share of steps beside evaluations.
+START, SHARE_OF_TRAINING, LEAST_STEPS = 60.0, 0.9, 20
+GRACE, LEAST_MINUTES = 30.0, 0.2  # seconds after its time until a process is stopped; of a process that may still begin
+NOT_PASSED_ON = ("output", "minutes", "part", "rows", "apart", "peak_tflops")  # flags
 # Training loss by step of nanoT5's AdamW with RMS scaling and cosine, read off assets/pt_loss.png of its commit
 # 1375b38, to about 0.01; the same run ends with a held-out loss of 1.953. A step is 128 sequences of 568 tokens.
 NANOT5_TOKENS = 128 * 568
@@ -28,70 +38,143 @@ NANOT5_LOSSES |= {25000: 2.37, 30000: 2.29, 35000: 2.21, 40000: 2.14, 45000: 2.0
 NANOT5_LOSSES |= {60000: 1.96, 65000: 1.96}
 
 
-def run_script(script: str, words: list[str], log: Path, wrong: int = 0, **environment: str) -> int:
-    """The exit code of a script, 0 or `wrong`; its output goes to `log`. Any other code raises a ValueError with the
-    end of its output; a missing package a NotAvailableError."""
+def run_script(
+    script: str, words: list[str], log: Path, wrong: int = 0, seconds: float | None = None, **environment: str
+) -> int:
+    """The exit code of a script, 0 or `wrong`; its output goes to `log`. Any other code, or the end of its seconds,
+    raises a UserError with the end of its output; a missing package a NotAvailableError."""
     command = [sys.executable, str(ROOT / script), *words]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
     with log.open("w") as file:
-        code = subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
+        options = dict(stdout=file, stderr=file, env=environment, preexec_fn=end_with_parent)
+        try:
+            code = subprocess.run(command, timeout=seconds, **options).returncode
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{script} was stopped after {seconds:.0f} s; {log} says how far it came") from None
     missing = re.findall(r"No module named '(\w+)", log.read_text(errors="replace")) if code else []
     if missing:
         raise NotAvailableError(f"the package {missing[-1]} is not installed")
     if code not in (0, wrong):
-        raise UserError(f"{script} ended with code {code}; {log} says why: {log.read_text()[-500:]}")
+        raise UserError(
+            f"{script} ended with code {code}; {log} says why: {log.read_text().strip().rpartition(chr(10))[2]}"
+        )
     return code
 
 
-def measure_parity(args: Namespace) -> dict:
-    """The report of tests/support/check_attention.py: every attention kernel of this machine compared with float64."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["--device", args.device.type, "--output", f"{folder}/parity.json"]
-        code = run_script("tests/support/check_attention.py", words, Path(folder, "log"), wrong=1)
-        report = read_json(Path(folder, "parity.json"))
-    row = {"name": "attention kernels", "ours": True, "checked": report["checked"], "wrong": report["wrong"]}
-    found = {"error": f"{row['wrong']} of {row['checked']} are wrong"} if code else {}
-    return report | {"rows": [row | found]} | found
+# ---------------------------------------------------------------- rows and parts of benchmark_t5.py
+def flags_of(args: Namespace) -> dict:
+    """{flag: value} of what was given or decided, for a process that measures a part of this one."""
+    values = {name: getattr(args, name) for name in args.names if name not in NOT_PASSED_ON}
+    return {name: plain_json(value) for name, value in values.items() if value is not None}
 
 
+def is_whole(found: dict, environment: dict, flags: dict) -> bool:
+    """Whether a result is complete, and of this code, machine and flags."""
+    there = found.get("arguments", {})
+    same = [found.get(key) == environment[key] for key in ("git", "versions")]
+    same.append(found.get("hardware", {}).get("gpu_name") == environment["hardware"]["gpu_name"])
+    of_file = {"nanot5", "fat5"}  # a result has their folder's name alone
+    return bool(found.get("whole")) and all(same) and all(there.get(f) == flags[f] for f in flags.keys() - of_file)
+
+
+def measured(args: Namespace, command: str, flags: dict, file: Path, minutes: float) -> dict:
+    """What `benchmark_t5.py command` with these flags has written to `file`, in a process of its own. "error" says how
+    it ended, if not well.
+
+    What is there whole is taken as it is, and a line says so. What an earlier run left unfinished is kept beside it.
+    """
+    found = read_json(file)
+    if is_whole(found, args.environment, flags):
+        print(f"{file} is there, measured {found['started']}; delete it to measure it again", flush=True)
+        args.peak_tflops = args.peak_tflops or found.get("matrix_product_tflops")
+        return found
+    if found:
+        file.replace(file.with_suffix(".unfinished.json"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    peak = {"peak_tflops": args.peak_tflops} if args.peak_tflops else {}
+    words, outcome = [command, "--output", str(file), "--minutes", f"{minutes:.3f}"], {}
+    for flag, value in (flags | peak).items():
+        words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
+    with recording(outcome):
+        run_script("benchmark_t5.py", words, file.with_suffix(".log"), seconds=60 * minutes + GRACE)
+    found = read_json(file) | outcome
+    args.peak_tflops = args.peak_tflops or found.get("matrix_product_tflops")
+    return found
+
+
+def measure_apart(
+    args: Namespace, rows: dict[str, dict], finish: Callable[[dict], dict], alike: Collection[str] = ()
+) -> dict:
+    """finish(rows) after each row was measured by `--rows NAME` in a process of its own; args.keep gets what it makes
+    of them so far. Rows `alike` are compared at one batch, the largest that all of them fit: those that were measured
+    with a larger one are measured again."""
+    batch, waiting = args.batch, list(rows)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.output).with_suffix("") if args.output else Path(temporary)
+        while waiting:
+            name, minutes = waiting.pop(0), (args.deadline - time.monotonic()) / 60
+            row = rows[name] = {key: rows[name][key] for key in ("name", "what", "ours")}
+            if minutes < LEAST_MINUTES:
+                row["error"] = f"not available: {TIME_IS_UP}"
+                continue
+            print(f"{name}: {row['what']}", flush=True)
+            flags = flags_of(args) | dict(rows=name, apart=False, batch=batch)
+            found = measured(args, args.part, flags, folder / f"{name}.json", minutes)
+            row |= next((there for there in found.get("rows", ()) if there["name"] == name), {})
+            if "error" in found:
+                row["stopped" if "seconds" in row else "error"] = found["error"]
+            if name in alike and row.get("batch", batch) < batch:
+                batch = row["batch"]
+                waiting = [other for other in alike if rows[other].get("batch", 0) > batch] + waiting
+            args.keep(finish(rows))
+    return finish(rows)
+
+
+# ---------------------------------------------------------------- pre-training
 def measure_pre_train(args: Namespace) -> dict:
     """A row of pre_train_t5.py with its own defaults, for what is left of --minutes: speed as logged, held-out loss and
     curve, which is drawn beside nanoT5's by tokens.
 
-    Within `gpu` there are as many steps as the rate of the part `trainer` allows, less what preparing, compiling and
-    evaluating take. The run is written beside --output, in a folder of its name; without --output it is deleted. What
-    fails, or has too little time left, has "error".
+    Where trainer.json lies beside --output there are as many steps as its rate allows, less what starting takes. The
+    run is written beside --output, in a folder of its name; without --output it is deleted. What fails, or has too
+    little time left, has "error", and the curve as far as it came.
     """
     on_cpu, steps = args.device.type == "cpu", 20 if args.device.type == "cpu" else 400
     row: dict = {"name": args.model, "ours": True}
-    with tempfile.TemporaryDirectory() as temporary, recording(row):
-        for trained in args.results.get("trainer", {}).get("rows", ()):
-            if trained["name"] == "ours" and "sequences_per_second" in trained:
-                steps = steps_left(args.deadline - time.monotonic(), trained["sequences_per_second"] / args.batch)
-        folder = (Path(args.output).with_suffix("") if args.output else Path(temporary)) / "pre_train"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.output).with_suffix("") if args.output else Path(temporary, "pre_train")
         folder.mkdir(parents=True, exist_ok=True)
-        words = ["--config_name", args.model, "--input_seq_length", str(args.source_length)]
-        words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm", *["--use_cpu"] * on_cpu]
-        words += ["--train_file", *args.train_file] if args.train_file else []
-        if args.batch != SEQUENCES:
-            words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
-        if args.bf16 == on_cpu:  # otherwise pre_train_t5.py chooses it
-            words += ["--bf16", str(args.bf16).lower()]
-        # About a hundred points of the curve, and five evaluations.
-        every = dict(max_steps=steps, save_steps=steps, logging_steps=steps // 100, eval_steps=steps // 5)
-        for flag, count in every.items():
-            words += [f"--{flag}", str(max(1, count))]
-        row["what"] = shlex.join(words)
-        run_script("pre_train_t5.py", [*words, "--output_dir", str(folder)], folder.with_name("pre_train.log"))
-        lines, results = read_metrics(folder / "metrics.jsonl"), read_json(folder / "all_results.json")
+        (folder / "metrics.jsonl").unlink(missing_ok=True)  # of an earlier run
+        with recording(row):
+            for trained in read_json(folder.with_name("trainer.json")).get("rows", ()):
+                if trained["name"] == "ours" and "sequences_per_second" in trained:
+                    left = args.deadline - time.monotonic() - trained["first_steps_seconds"]
+                    steps = steps_left(left - START, trained["sequences_per_second"] / args.batch)
+            words = ["--config_name", args.model, "--input_seq_length", str(args.source_length)]
+            words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm", *["--use_cpu"] * on_cpu]
+            words += ["--train_file", *args.train_file] if args.train_file else []
+            words += ["--torch_compile", "true"] if args.compile else []
+            if args.batch != SEQUENCES:
+                words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
+            if args.bf16 == on_cpu:  # otherwise pre_train_t5.py chooses it
+                words += ["--bf16", str(args.bf16).lower()]
+            # About a hundred points of the curve, and five evaluations.
+            every = dict(max_steps=steps, save_steps=steps, logging_steps=steps // 100, eval_steps=steps // 5)
+            for flag, count in every.items():
+                words += [f"--{flag}", str(max(1, count))]
+            row["what"] = shlex.join(words)
+            words += ["--output_dir", str(folder)]
+            seconds = args.deadline + GRACE / 2 - time.monotonic()
+            run_script("pre_train_t5.py", words, folder.with_name("pre_train_t5.log"), seconds=seconds)
+        lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
         for key in ("sequences_per_second", "mfu", "peak_memory_gib"):
             values = [line[key] for line in lines if key in line]
             row |= {key: median(values)} if values else {}
-        row["eval_loss"] = results.get("eval_loss")
-        tokens = results["train_tokens"] / max(line["step"] for line in lines)
-        row["curve"] = [line | {"tokens": round(line["step"] * tokens)} for line in lines]
-        if args.output:
-            draw_beside_nanot5(row["curve"], folder.with_suffix(".png"))
+        row["eval_loss"] = read_json(folder / "all_results.json").get("eval_loss")
+        tokens = args.batch * compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[0]
+        row["curve"] = [line | {"tokens": line["step"] * tokens} for line in lines]
+        if args.output and lines:
+            draw_beside_nanot5(row["curve"], folder.with_name("curve.png"))
     return setting_of(args) | {"rows": [row]}
 
 

@@ -1,10 +1,10 @@
 """The training step as a ladder: each rung adds one change to the rung before, and each can be measured alone.
 
 Peers are transformers' own model and loss with common settings; the rungs above them are this project's. All train on
-the same batches from the same weights, in one process, in the order A B C A B C, with one untimed step after each
-switch. TF32 is on for all. Peers get the same as ours: compilation in every mode, eager attention (which can beat sdpa
-when compiled, pytorch issue 149857), the larger batch. A rung whose gradients differ from those of eager float32 has an
-error and no speed.
+the same batches from the same weights: on a GPU each in a process of its own, on a CPU in one process, in the order A B
+C A B C, with one untimed step after each switch. TF32 is on for all. Peers get the same as ours: compilation for one
+shape in every mode, eager attention (which can beat sdpa when compiled, pytorch issue 149857), the larger batch. A rung
+whose gradients are further from those of eager float32 than rounding explains has an error and no speed.
 
 Legend of shapes: B batch, S source length, T target length.
 """
@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from transformers import T5Config
 
 from benchmarks import measure
 from benchmarks.measure import NotAvailableError
-from benchmarks.scripts import ROOT, run_script
+from benchmarks.scripts import ROOT, measure_apart, run_script
 from common.errors import UserError
 from common.reports import read_json
 from data_collator_t5 import T5DataCollator
@@ -35,25 +36,27 @@ from runs.speed import attention_on_a_cpu
 from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
 
-EXPECTED_FOR = ("t5-v1_1-base", 512, "cuda")  # the setting of LADDER's predictions, on an H200
-# Of a parameter's gradient, relative to that of eager float32; by bf16. Attention whose output is 0 or random makes an
-# error of 1 in its own matrices, while the loss moves by 1 %. On a CPU the worst error of the rungs was 3.4e-2 in bf16
-# and 2.7e-6 in float32 (tiny, mini, small); a GPU's TF32 and depth need more room.
-GRADIENT_TOLERANCE = {True: 0.15, False: 1e-2}
+# Sequences/s, lowest and highest, calculated before a GPU had run it: {GPU: {rung: ...}}, at EXPECTED_FOR.
+EXPECTED_FOR = ("t5-v1_1-base", 512, 128)  # --model, --source_length, --batch
+EXPECTED = {"H100": dict(eager=(700, 775), ours=(865, 985))}
+EXPECTED["H200"] = EXPECTED["H100"] | dict(plain=(255, 335), compile=(640, 775))
+# What a parameter's gradient may be off from eager float32's, relative to its norm: in bfloat16 twice what
+# transformers' eager attention is off there at its worst parameter; in float32, where that would be nothing, so much.
+# Attention whose output is 0 or random makes an error of 1 in its own matrices, while the loss moves by 1 %.
+GATE, FLOAT32_TOLERANCE = 2.0, 1e-2
 PEERS = ROOT / "out" / "peers"
 REFERENCE_ROWS = 8  # that eager float32 takes at a time
+UPDATE = "update"  # name of the clipping and of the optimizer's step in a profile
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A name, and the settings that it adds to those of the rung `on`. expected: calculated sequences/s (lowest,
-    highest)."""
+    """A name, and the settings that it adds to those of the rung `on`."""
 
     name: str
     on: str | None
     text: str
     adds: dict
-    expected: tuple[int, int] | None = None
 
 
 # What trainer_t5.set_up_step changes in a model, by the names of its flags.
@@ -65,16 +68,18 @@ PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False)
 _GRAPHS, _TUNED, _TWICE = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune"), dict(batch_factor=2)
 _OURS = dict(attention="t5_fused", ours=True)
 TOP = "batch_2x"  # the highest rung; what is on it is timed only if it is named
+# Our step and its strongest peers; then the same with twice the batch.
+HEADLINE = ("ours", "eager", "compile", TOP, "peer_batch_2x", "peer_sdpa_batch_2x")
 # fmt: off
 LADDER = (
-    Rung("plain", None, "transformers 5's Trainer as it comes: sdpa, fused AdamW, dropout 0.1", {}, (255, 335)),
+    Rung("plain", None, "transformers 5's Trainer as it comes: sdpa, fused AdamW, dropout 0.1", {}),
     Rung("dropout_0", "plain", "no dropout, no cache of keys and values", dict(dropout=0.0, use_cache=False)),
-    Rung("compile", "dropout_0", "torch.compile", dict(compile=True), (640, 775)),
-    Rung("eager", "compile", "eager attention", dict(attention="eager"), (675, 825)),
-    Rung("fused_attention", "eager", "t5_fused attention (CPU: as --speed)", _OURS, (690, 900)),
-    Rung("bf16_residual", "fused_attention", "bfloat16 residual stream", dict(bf16_residual=True)),
-    Rung("rms_scaled", "bf16_residual", "RMS-scaled AdamW, the default", dict(optimizer="adamw_rms_scaled")),
-    Rung(TOP, "rms_scaled", "twice the batch", _TWICE),
+    Rung("compile", "dropout_0", "torch.compile", dict(compile=True)),
+    Rung("eager", "compile", "eager attention", dict(attention="eager")),
+    Rung("fused_attention", "eager", "t5_fused attention (CPU: as --speed)", _OURS),
+    Rung("ours", "fused_attention", "RMS-scaled AdamW: as --speed auto", dict(optimizer="adamw_rms_scaled")),
+    Rung(TOP, "ours", "twice the batch", _TWICE),
+    Rung("bf16_residual", "ours", "bfloat16 residual stream", dict(bf16_residual=True)),
     Rung("peer_batch_2x", "eager", "the peer above with twice the batch", _TWICE),
     Rung("peer_sdpa_batch_2x", "compile", "sdpa, twice the batch", _TWICE),
     Rung("peer_cuda_graphs", "eager", "the peer with torch.compile's mode reduce-overhead", _GRAPHS),
@@ -102,16 +107,14 @@ def settings_of(name: str, alone: bool = False) -> dict:
 
 
 def chosen_rungs(rows: str) -> list[Rung]:
-    """ "all" (the ladder, and the peers' further settings), "best" (the peers, also with twice the batch, and the
-    ladder's top), or names with commas between."""
+    """ "all" (the ladder, and the peers' further settings), "headline" (HEADLINE), or names with commas between."""
     if rows == "all":
         return [rung for rung in LADDER if rung.on != TOP]
-    if rows == "best":  # without the peers' modes of compilation, which take minutes
-        return [r for r in LADDER if r.name == TOP or not (settings_of(r.name)["ours"] or "compile_mode" in r.adds)]
-    for name in rows.split(","):
+    names = HEADLINE if rows == "headline" else rows.split(",")
+    for name in names:
         if name not in RUNGS:
             raise UserError(f"--rows {name}: no such row; there are {', '.join(RUNGS)}")
-    return [rung for rung in LADDER if rung.name in rows.split(",")]
+    return [RUNGS[name] for name in names]
 
 
 # ---------------------------------------------------------------- one rung
@@ -131,7 +134,7 @@ class TrainingStep:
         else:
             self.inputs = {} if settings["use_cache"] else {"use_cache": False}
             if settings["compile"]:
-                self.model = torch.compile(self.plain, mode=settings["compile_mode"])
+                self.model = torch.compile(self.plain, mode=settings["compile_mode"], dynamic=False)
         # At a learning rate so small that any number of steps stays finite.
         flags = dict(optim=settings["optimizer"], deepspeed=None, learning_rate=1e-5)
         flags |= dict(adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
@@ -162,9 +165,10 @@ class TrainingStep:
         """The loss of one optimizer step, as Trainer makes it: loss, backward, clipping to 1.0, update."""
         loss = self.loss()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        with torch.profiler.record_function(UPDATE):
+            torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
         return loss.detach()
 
@@ -179,69 +183,124 @@ class TrainingStep:
 
 
 # ---------------------------------------------------------------- right or wrong
-def reference_gradients(config: T5Config, batch: dict, device: torch.device) -> dict[str, torch.Tensor]:
-    """As TrainingStep.gradients: transformers' eager attention in float32, a few rows at a time."""
+def reference_gradients(
+    config: T5Config, batch: dict, device: torch.device, bf16: bool = False
+) -> dict[str, torch.Tensor]:
+    """As TrainingStep.gradients: transformers' eager attention in float32 (bf16: under autocast), a few rows at a
+    time."""
     model = measure.new_model(config, ours=False, attention="eager").to(device).train()
     rows, before = len(batch["labels"]), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         for start in range(0, rows, REFERENCE_ROWS):
             part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
-            loss = model(**part, use_cache=False)["loss"]  # no row has padding, so this is the mean of means
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                loss = model(**part, use_cache=False)["loss"]  # no row has padding, so this is the mean of means
             (loss * len(part["labels"]) / rows).backward()
     finally:
         torch.set_float32_matmul_precision(before)
     return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
 
-def check_gradients(row: dict, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bf16: bool) -> None:
-    """Writes into the row the largest error of a parameter's gradient, relative to its norm; ArithmeticError where that
-    is beyond rounding."""
+def gradient_errors(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
+    """{parameter: the error of its gradient, relative to its norm}, the largest first; NaN counts as inf."""
     errors = {name: float((found[name] - right).norm() / right.norm()) for name, right in expected.items()}
-    worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
-    row["gradient_error"] = errors[worst]
-    if not errors[worst] <= GRADIENT_TOLERANCE[bf16]:
-        raise ArithmeticError(f"the gradient of {worst} is off by {errors[worst]:.2g} of its norm from eager float32's")
+    errors = {name: math.inf if math.isnan(error) else error for name, error in errors.items()}
+    return dict(sorted(errors.items(), key=lambda item: -item[1]))
+
+
+def check_gradients(row: dict, found: dict, expected: dict, tolerance: float) -> None:
+    """Writes the largest error of a gradient into the row; ArithmeticError where it is beyond the tolerance."""
+    name, row["gradient_error"] = next(iter(gradient_errors(found, expected).items()))
+    if row["gradient_error"] > tolerance:
+        raise ArithmeticError(
+            f"the gradient of {name} is off by {row['gradient_error']:.2g} of its norm from eager float32's, more than "
+            f"{tolerance:.2g}"
+        )
 
 
 # ---------------------------------------------------------------- the ladder
+def first_steps(
+    row: dict, rung: Rung, args: Namespace, config: T5Config, reference: Callable[[int], tuple], batch: int
+) -> TrainingStep:
+    """The rung after its first steps, which compile and reserve memory. reference: what `reference_of` returns for a
+    batch; ArithmeticError for gradients that are off by more."""
+    settings = settings_of(rung.name, args.alone)
+    settings["compile"] &= args.compile
+    if settings["attention"] == "t5_fused" and args.device.type == "cpu":
+        settings["attention"] = attention_on_a_cpu(args.source_length)
+    batches, expected = measure.random_batches(config, batch, args.source_length, 4, args.device), reference(batch)
+    if args.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(args.device)  # which is to be the rung's own
+    start = time.perf_counter()
+    step = TrainingStep(settings, config, batches, args.device, args.bf16)
+    check_gradients(row, step.gradients(), *expected)
+    step.run(4)
+    row["first_steps_seconds"] = time.perf_counter() - start
+    return step
+
+
+def reference_of(config: T5Config, args: Namespace, batch: int) -> tuple[dict, float]:
+    """Gradients of the first batch by eager float32, and the error that is let pass."""
+    first = measure.random_batches(config, batch, args.source_length, 1, args.device)[0]
+    expected = reference_gradients(config, first, args.device)
+    if not args.bf16:
+        return expected, FLOAT32_TOLERANCE
+    of_bf16 = gradient_errors(reference_gradients(config, first, args.device, bf16=True), expected)
+    return expected, GATE * next(iter(of_bf16.values()))
+
+
+def expected_rates(args: Namespace) -> dict[str, str]:
+    """{rung: "lowest-highest"} sequences/s that were calculated for this GPU and setting; {} for any other."""
+    if (args.model, args.source_length, args.batch) != EXPECTED_FOR or args.device.type != "cuda":
+        return {}
+    gpu = args.environment["hardware"]["gpu_name"]
+    known = next((rates for name, rates in EXPECTED.items() if name in gpu), {})
+    return {name: "{}-{}".format(*rates) for name, rates in known.items()}
+
+
 def measure_steps(args: Namespace) -> dict:
     """Sequences/s, raw tokens/s, TFLOP/s, MFU and peak memory of the rungs of --rows, and of the published models whose
     checkouts are named.
 
-    args.compile: False leaves torch.compile out of all rungs, which on a CPU would take minutes. All rungs run in turn;
-    where their states together would fill the GPU's memory, one after the other instead. args.keep is called with the
-    result so far after every run.
+    args.compile: False leaves torch.compile out of all rungs, which on a CPU would take minutes. args.apart: each rung
+    in a process of its own. args.keep is called with the result so far after every run.
     """
     config, rungs = measure.benchmark_config(args.model), chosen_rungs(args.rows)
     collator = T5DataCollator(measure.bare_tokenizer(config.vocab_size), args.source_length)
-    ceiling = measure.Ceiling(config, collator, args)
-    predicted = (args.model, args.source_length, args.device.type) == EXPECTED_FOR
-    rows, steps = {}, {}
+    ceiling, expected, rows = measure.Ceiling(config, collator, args), expected_rates(args), {}
     for rung in rungs:
         rows[rung.name] = dict(name=rung.name, what=rung.text, ours=settings_of(rung.name)["ours"])
-        if predicted and rung.expected:
-            rows[rung.name]["expected"] = "{}-{}".format(*rung.expected)
-    reference = functools.cache(lambda batch: reference_gradients(config, batches_of(batch)[0], args.device))
+        if rung.name in expected:
+            rows[rung.name]["expected"] = expected[rung.name]
 
-    def batches_of(batch: int) -> list[dict]:
-        return measure.random_batches(config, batch, args.source_length, 4, args.device)
+    def result(rows: dict[str, dict] = rows) -> dict:
+        for row in rows.values():
+            if "seconds" in row:
+                ceiling.add_rates(row, row["batch"])
+        return measure.setting_of(args) | ceiling.record() | dict(compiled=args.compile) | measure.compared(rows)
 
-    def first_steps(rung: Rung, batch: int) -> TrainingStep:
-        """The rung after its first steps, which compile and reserve memory. ArithmeticError for wrong gradients."""
-        row, settings = rows[rung.name], settings_of(rung.name, args.alone)
-        settings["compile"] &= args.compile
-        if settings["attention"] == "t5_fused" and args.device.type == "cpu":
-            settings["attention"] = attention_on_a_cpu(args.source_length)
-        expected = reference(batch)
-        if args.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(args.device)  # which is to be the rung's own
-        start = time.perf_counter()
-        step = TrainingStep(settings, config, batches_of(batch), args.device, args.bf16)
-        check_gradients(row, step.gradients(), expected, args.bf16)
-        step.run(4)
-        row["first_steps_seconds"] = time.perf_counter() - start
-        return step
+    if args.apart and len(rungs) > 1:
+        alike = [name for name in rows if settings_of(name)["batch_factor"] == 1] if args.rows == "headline" else ()
+        measure_apart(args, rows, result, alike)
+    else:
+        measure_in_turn(args, config, rungs, rows, lambda: args.keep(result()))
+    for name, text in PUBLISHED.items():
+        if checkout := getattr(args, name):
+            row = rows[name] = dict(name=name, what=text, ours=False)
+            with measure.recording(row):
+                row |= published_steps(name, checkout, config, collator, args)
+            args.keep(result())
+    return result()
+
+
+def measure_in_turn(
+    args: Namespace, config: T5Config, rungs: list[Rung], rows: dict[str, dict], keep: Callable[[], None]
+) -> None:
+    """Times the rungs in this process, in turn; where their states together would fill the GPU's memory, one after the
+    other instead. args.sustained: seconds for which each goes on afterwards."""
+    steps: dict[str, TrainingStep] = {}
+    reference = functools.cache(partial(reference_of, config, args))
 
     def run(rung: Rung) -> float:
         """Seconds of a step, after one untimed step."""
@@ -250,21 +309,14 @@ def measure_steps(args: Namespace) -> dict:
         step = steps.pop(rung.name, None)  # what fails is freed
         if step is None:
             print(f"{rung.name}: {rung.text}", flush=True)
-            batch = args.batch * settings_of(rung.name, args.alone)["batch_factor"]
-            step = measure.largest_that_fits(rows[rung.name], args.device, partial(first_steps, rung), batch)
+            factor = settings_of(rung.name, args.alone)["batch_factor"]
+            batch, row = args.batch * factor, rows[rung.name]
+            build = partial(first_steps, row, rung, args, config, reference)
+            step = measure.largest_that_fits(row, args.device, build, batch, batch if factor > 1 else None)
         step.run(1)
         seconds = measure.timed(partial(step.run, args.steps))() / args.steps
         steps[rung.name] = step
         return seconds
-
-    def result() -> dict:
-        for row in rows.values():
-            if "seconds" in row:
-                ceiling.add_rates(row, row["batch"])
-        return measure.setting_of(args) | ceiling.record() | dict(compiled=args.compile) | measure.compared(rows)
-
-    def keep() -> None:
-        args.keep(result())
 
     runs = {rung.name: partial(run, rung) for rung in rungs}
     # float32 weights and two moments; gradients are freed after each step.
@@ -272,15 +324,23 @@ def measure_steps(args: Namespace) -> dict:
     in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
     for together in [runs] if in_turn else [{name: run} for name, run in runs.items()]:
         measure.interleaved(rows, together, args.rounds, args.deadline, keep=keep)
+        for name, step in steps.items() if args.sustained else ():
+            row = rows[name]
+            row["sustained_sequences_per_second"] = row["batch"] / sustained_seconds(step, args)
+            keep()
         steps.clear()
         measure.free_memory()
-    for name, text in PUBLISHED.items():
-        if checkout := getattr(args, name):
-            row = rows[name] = dict(name=name, what=text, ours=False)
-            with measure.recording(row):
-                row |= published_steps(name, checkout, config, collator, args)
-            keep()
-    return result()
+
+
+def sustained_seconds(step: TrainingStep, args: Namespace) -> float:
+    """Seconds of a step over the last half of args.sustained seconds, or of what is left of --minutes: a GPU that has
+    become warm is slower."""
+    ends, seconds = [time.perf_counter()], min(args.sustained, max(1.0, args.deadline - time.monotonic()))
+    while ends[-1] < ends[0] + seconds:
+        step.run(args.steps)
+        ends.append(time.perf_counter())
+    later = [end for end in ends[:-1] if end >= ends[0] + seconds / 2] or ends[:-1]
+    return (ends[-1] - later[0]) / (len(later) * args.steps)
 
 
 def published_steps(name: str, checkout: str, config: T5Config, collator: T5DataCollator, args: Namespace) -> dict:

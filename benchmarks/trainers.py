@@ -28,12 +28,15 @@ from benchmarks.measure import (
     synchronize,
     timed,
 )
+from benchmarks.scripts import measure_apart
+from common.errors import UserError
+from common.processes import cores_here
 from corpora.examples import ChunkDataset
 from data_collator_t5 import T5DataCollator
 from model_t5 import flops_per_sequence
 from modeling.generation_settings import set_generation_length
 from modeling.segment_masks import enable_packing
-from runs.speed import Batches, decide_speed, job_of, use_speed
+from runs.speed import MOST_WORKERS, PREFETCHED, Batches, decide_speed, job_of, use_speed
 from trainer_t5 import T5Trainer
 from training.batching import BucketCollator, PackingCollator, bucket_lengths
 
@@ -57,14 +60,18 @@ class Way:
     compiled: bool = False
 
 
-_WORKERS = dict(flags=dict(dataloader_num_workers=4, dataloader_pin_memory=True))
+# What T5Trainer has by itself, or --speed chooses: data workers that stay alive, batches copied while the GPU computes,
+# and losses that the host does not look at.
+_WORKERS = dict(dataloader_num_workers=min(MOST_WORKERS, cores_here()), dataloader_prefetch_factor=PREFETCHED)
+_WORKERS |= dict(dataloader_persistent_workers=True, dataloader_pin_memory=True, logging_nan_inf_filter=False)
+_TUNED = dict(flags=_WORKERS | dict(accelerator_config={"non_blocking": True}))
 PRE_TRAINING = {
-    "plain_trainer": Way("Seq2SeqTrainer as it comes: sdpa, fused AdamW, dropout 0.1", dropout=0.1),
-    "tuned_trainer": Way("Seq2SeqTrainer, no dropout, no cache, data workers", **_WORKERS),
-    "compiled_eager": Way("the same, eager attention, compiled", attention="eager", compiled=True, **_WORKERS),
-    "compiled_sdpa": Way("the same, sdpa, compiled", compiled=True, **_WORKERS),
     "ours": Way("T5Trainer with what --speed chooses, RMS-scaled AdamW", ours=True),
-    "ours_muon": Way("the same, Muon", flags=dict(optim="muon"), ours=True),
+    "compiled_eager": Way("Seq2SeqTrainer, eager attention, compiled", attention="eager", compiled=True, **_TUNED),
+    "compiled_sdpa": Way("the same, sdpa", compiled=True, **_TUNED),
+    "tuned_trainer": Way("the same, not compiled", **_TUNED),
+    "plain_trainer": Way("Seq2SeqTrainer as it comes: sdpa, fused AdamW, dropout 0.1", dropout=0.1),
+    "ours_muon": Way("T5Trainer, Muon", flags=dict(optim="muon"), ours=True),
 }
 _SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
@@ -127,9 +134,8 @@ def train_in_turn(
     make: the trainer of a way, for its row, with batches of a size. Its first training, which compiles and reserves
     memory, does not count, nor do the first `untimed` steps of the others. A non-finite loss is an error of its row.
     """
-    taken = {name: way for name, way in ways.items() if args.compile or not way.compiled}
+    taken, trainers = {name: way for name, way in ways.items() if args.compile or not way.compiled}, {}
     rows = {name: dict(name=name, what=way.text, ours=way.ours) for name, way in taken.items()}
-    trainers = {}
 
     def train(name: str, trainer: Seq2SeqTrainer) -> Seq2SeqTrainer:
         loss = rows[name]["training_loss"] = trainer.train().training_loss
@@ -147,7 +153,9 @@ def train_in_turn(
     def run(name: str) -> float:
         trainer = trainers.pop(name, None)  # what fails is freed
         if trainer is None:
+            start = time.perf_counter()
             trainer = largest_that_fits(rows[name], args.device, partial(first, name), args.batch)
+            rows[name]["first_steps_seconds"] = time.perf_counter() - start
         trainers[name] = train(name, trainer)
         return trainer.timer.seconds
 
@@ -157,10 +165,19 @@ def train_in_turn(
 
 
 # ---------------------------------------------------------------- pre-training
+def chosen_ways(rows: str) -> dict[str, Way]:
+    """Those of PRE_TRAINING: "all", or names with commas between."""
+    names = list(PRE_TRAINING) if rows == "all" else rows.split(",")
+    for name in names:
+        if name not in PRE_TRAINING:
+            raise UserError(f"--rows {name}: no such row; there are {', '.join(PRE_TRAINING)}")
+    return {name: PRE_TRAINING[name] for name in names}
+
+
 def measure_trainer(args: Namespace) -> dict:
-    """Sequences/s of each of PRE_TRAINING. All train the same random tokens, --batch sequences per step. Peers take
+    """Sequences/s of the ways of --rows. All train the same random tokens, --batch sequences per step. Peers take
     their batches from the collator of --nanot5, else from its stand-in. What runs out of memory accumulates smaller
-    batches."""
+    batches. args.apart: each way in a process of its own."""
     config = benchmark_config(args.model)
     ours = T5DataCollator(bare_tokenizer(config.vocab_size), args.source_length)
     peers, peers_name = peer_collator(args.nanot5, ours, config.vocab_size)
@@ -173,8 +190,8 @@ def measure_trainer(args: Namespace) -> dict:
         model = new_model(config, way.ours, way.attention, way.dropout)
         flags = trainer_flags(args, folder) | way.flags | dict(max_steps=args.steps + 1)
         flags |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=args.batch // batch)
-        if flags["use_cpu"]:
-            flags.pop("dataloader_num_workers", None)  # the cores compute
+        if flags["use_cpu"]:  # the cores compute
+            flags = {name: value for name, value in flags.items() if not name.startswith("dataloader")}
         if way.ours:
             arguments = PreTrainingArguments(**flags, warmup_steps=0)
             check_training(arguments, "pre-training from scratch")
@@ -188,18 +205,24 @@ def measure_trainer(args: Namespace) -> dict:
             return T5Trainer(model=model, args=arguments, train_dataset=chunks, data_collator=ours)
         model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # the default has one
         arguments = Seq2SeqTrainingArguments(**flags, torch_compile=way.compiled, remove_unused_columns=False)
-        return Seq2SeqTrainer(model=model, args=arguments, train_dataset=lists, data_collator=peers)
+        trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=lists, data_collator=peers)
+        trainer.accelerator.state.dynamo_plugin.dynamic = False
+        return trainer
 
     def finish(rows: dict[str, dict]) -> dict:
         for row in rows.values():
             if "seconds" in row:
                 ceiling.add_rates(row, args.steps * args.batch)
         result = setting_of(args) | ceiling.record() | compared(rows)
-        ratio = rows["ours"].get("ratio")  # with its default optimizer
+        ratio = rows.get("ours", {}).get("ratio")  # with its default optimizer
         return result | dict(peers_collator=peers_name, steps=args.steps, ratio=ratio)
 
+    ways = chosen_ways(args.rows)
+    if args.apart and len(ways) > 1:
+        rows = {name: dict(name=name, what=way.text, ours=way.ours) for name, way in ways.items()}
+        return measure_apart(args, rows, finish)
     with tempfile.TemporaryDirectory() as folder:
-        return finish(train_in_turn(PRE_TRAINING, make, 1, args, finish))
+        return finish(train_in_turn(ways, make, 1, args, finish))
 
 
 # ---------------------------------------------------------------- a classifier

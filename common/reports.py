@@ -267,7 +267,7 @@ def run_record(
 def environment_record() -> dict:
     """When and where something ran: {"started", "versions", "git", "hardware"}.
 
-    `git` is {"commit": None, "dirty": None} outside a checkout.
+    Outside a checkout the commit is that of the environment variable T5_FOUNDRY_COMMIT, or None, and `dirty` is None.
     """
     import torch
 
@@ -275,7 +275,7 @@ def environment_record() -> dict:
     for package in VERSIONS_OF:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    commit = _git("rev-parse", "HEAD")
+    commit = _git("rev-parse", "HEAD") or os.environ.get("T5_FOUNDRY_COMMIT")
     changes = _git("status", "--porcelain") if commit else None
     gpus = torch.cuda.device_count()
     gpu_name = torch.cuda.get_device_name(0) if gpus else None

@@ -21,7 +21,7 @@ from arguments.training import CUDA_GRAPHS, T5TrainingArguments
 from common.processes import lacks_compiler
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
-from modeling.kernels.attention import Case, kernel_name, triton_lacks
+from modeling.kernels.attention import Case, kernels_of, slow_part, triton_lacks
 from runs.memory import (
     RESERVE,
     Gpu,
@@ -194,7 +194,7 @@ def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -
     return True, "the CPU has units for it, AMX"
 
 
-def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: dict) -> tuple[str, str]:
+def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dict) -> tuple[str, str]:
     family = family_of(job.config)
     if "t5_fused" not in family.attentions:
         return job.attention, f"{family.names}'s own"
@@ -207,7 +207,22 @@ def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: d
         return attention_on_a_cpu(job.source), f"a CPU, and sources of {most} {EAGER_ON_A_CPU} tokens"
     if job.dropout:
         return "sdpa", f"t5_fused needs dropout 0, not {job.dropout:g}"
+    if not args.assume_gpu and (reason := slow_part(_cases(job, args.device, chosen["bf16"].value))):
+        return "sdpa", f"t5_fused cannot be used: {reason}"
     return "t5_fused", "dropout is 0"
+
+
+def _cases(job: Job, device: torch.device, bf16: bool) -> list[Case]:
+    """What attention kernels will be asked for: encoder, decoder and cross-attention, over whole rows."""
+    padded, packed = job.shapes != 1 or job.packed is not None, job.packed is not None
+    s, t, size = job.source, job.target, (job.config.num_heads, job.config.d_kv)
+    kinds = (
+        (s, s, (padded, True), False),
+        (t, t, (packed, True), not packed),
+        (t, s, (True, False) if padded else None, False),
+    )
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return [Case(device, dtype, (queries, keys, *size), own, causal) for queries, keys, own, causal in kinds]
 
 
 def attention_on_a_cpu(source: int) -> str:
@@ -319,9 +334,7 @@ def decide_speed(job: Job, args) -> Speed:
     (choices,) = broadcast_object_list([choose(find_gpu(args), job, args, find_launcher(args))])
     values = {choice.name: choice.value for choice in choices}
     if values["attn_implementation"] == "t5_fused" and not (job.dropout or args.assume_gpu):
-        shape = (job.source, job.source, job.config.num_heads, job.config.d_kv)  # the encoder's, over whole rows
-        dtype = torch.bfloat16 if values["bf16"] else torch.float32
-        kernel = kernel_name(Case(args.device, dtype, shape, own=(False, True), causal=False))
+        kernel = kernels_of(_cases(job, args.device, values["bf16"])[0]).kernel
         choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == "t5_fused" else c for c in choices]
     batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))
     chosen = {name: values[name] for name in ("bf16", "torch_compile", *_OF_FLAGS) if name in values}

@@ -7,7 +7,8 @@ a layer.
 
 The library kernel is chosen once for every shape: the first of KERNELS that does not refuse and whose answer to a small
 problem of that shape (outputs, logsumexp, gradients, scores around -120) agrees with plain tensor algebra. cuDNN 9
-fails this test at lengths with n % 128 == 64, where its dq is NaN under a bias (pytorch issue 196678).
+fails this test at lengths with n % 128 == 64, where its dq is NaN under a bias (pytorch issue 196678), and with a
+single query. The kernel of d(bias) has to pass the same problem: a wrong one would train the bias wrongly in silence.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
 """
@@ -31,7 +32,7 @@ from modeling.kernels.bias_gradient import (
     lower_triangle,
     rows_dense,
 )
-from modeling.kernels.library import ALIGNMENT, KERNELS, Kernel, aligned
+from modeling.kernels.library import ALIGNMENT, KERNELS, aligned
 
 PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
@@ -60,13 +61,16 @@ def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
     return _wanted["gradient"] or ("triton" if on_gpu else "torch")
 
 
-def bias_gradient(grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """d(bias) [1, H, Q, K], float32 (float64 for float64): equal bits in every run on one kind of device.
+def bias_gradient(
+    name: str, grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor
+) -> torch.Tensor:
+    """d(bias) [1, H, Q, K] by this one of BIAS_GRADIENTS, float32 (float64 for float64): equal bits in every run on one
+    kind of device.
 
     Rows that may attend to nothing add nothing.
     """
     given = given._replace(bias=given.bias.to(given.q.dtype))
-    if choose_bias_gradient(given.q.device, given.q.dtype) == "torch":
+    if name == "torch":
         return bias_gradient_torch(grad_out, given, out, lse)
     from modeling.kernels.triton_bias_gradient import bias_gradient_triton  # needs triton
 
@@ -105,42 +109,68 @@ class Case(NamedTuple):
     causal: bool
 
 
-def choose_kernel(given: Inputs) -> str:
-    """`kernel_name` for these inputs, with `added` as the kernels take it."""
+class Chosen(NamedTuple):
+    """What serves a case: of KERNELS, and of BIAS_GRADIENTS. passed_over: why others do not, each with its name."""
+
+    kernel: str
+    gradient: str
+    passed_over: tuple[str, ...]
+
+
+def choose_kernels(given: Inputs) -> Chosen:
+    """`kernels_of` for these inputs, with `added` as the kernels take it. One line (rank 0) says which they are."""
     q, k, added = given.q, given.k, given.added
     own = None if added is None else tuple(added.shape[i] > 1 and added.stride(i) != 0 for i in (0, 1))
-    return kernel_name(Case(q.device, q.dtype, (q.shape[1], k.shape[1], q.shape[2], q.shape[3]), own, given.causal))
+    case = Case(q.device, q.dtype, (q.shape[1], k.shape[1], q.shape[2], q.shape[3]), own, given.causal)
+    chosen = kernels_of(case)
+    _say_once(chosen, case.device, case.dtype)
+    return chosen
 
 
-def kernel_name(case: Case) -> str:
-    """The first kernel that neither refuses nor fails its probe.
-
-    One line (rank 0) says which it is, and why others were passed over. RuntimeError if a forced kernel cannot serve.
-    """
+def kernels_of(case: Case) -> Chosen:
+    """The first kernels that neither refuse nor fail their probe. RuntimeError if a forced one cannot serve."""
     return _choice(case, torch.are_deterministic_algorithms_enabled(), **_wanted)
 
 
+def slow_part(cases: list[Case]) -> str | None:
+    """Why one of these cases would run on plain tensor algebra, which on a GPU is slower than any library's attention;
+    None if all have kernels."""
+    for case in cases:
+        chosen = kernels_of(case)
+        if case.device.type == "cuda" and "torch" in (chosen.kernel, chosen.gradient):
+            return "; ".join(chosen.passed_over) or f"its Triton kernel needs {triton_lacks()}"
+    return None
+
+
 @functools.cache
-def _choice(case: Case, strict: bool, kernel: str | None = None, gradient: str | None = None) -> str:  # noqa: ARG001
+def _choice(case: Case, strict: bool, kernel: str | None = None, gradient: str | None = None) -> Chosen:  # noqa: ARG001
     queries, keys, heads, width = case.shape
-    given, grad_out = _problem(case._replace(shape=(queries, keys, min(heads, 2), width)), rows=2)
+    problem = _problem(case._replace(shape=(queries, keys, min(heads, 2), width)), rows=2)
     reasons = []
     for name in (kernel,) if kernel else KERNELS:
-        reason = KERNELS[name].refuses(given)
+        reason = KERNELS[name].refuses(problem[0])
         if reason is None and name != "torch":  # which the others are compared with
-            reason = _probe(name, given, grad_out)
+            reason = _probe(name, *problem)
         if reason is None:
-            where = f"{case.device} {str(case.dtype).removeprefix('torch.')}"
-            _say_once(name, choose_bias_gradient(case.device, case.dtype), tuple(reasons), where)
-            return name
+            break
         reasons.append(f"{name}: {reason}")
-    raise RuntimeError(f"attention kernel {kernel} cannot serve {queries} x {keys} of width {width}: {reasons[-1]}")
+    else:
+        raise RuntimeError(f"attention kernel {kernel} cannot serve {queries} x {keys} of width {width}: {reasons[-1]}")
+    by = choose_bias_gradient(case.device, case.dtype)
+    if by == "triton" and case.own is not None and (reason := _probe(name, *problem, by)):
+        if gradient:
+            raise RuntimeError(f"bias gradient {by} cannot serve {queries} x {keys} of width {width}: {reason}")
+        reasons.append(f"{by}: {reason}")
+        by = "torch"
+    told = [reason for reason in reasons if not reason.endswith(("needs a GPU", "needs a CPU"))]
+    return Chosen(name, by, tuple(told))
 
 
 @functools.cache
-def _say_once(name: str, gradient: str, reasons: tuple[str, ...], where: str) -> None:
-    passed_over = "; ".join(reason for reason in reasons if not reason.endswith(("needs a GPU", "needs a CPU")))
-    because = f" (passed over: {passed_over})" if passed_over else ""
+def _say_once(chosen: Chosen, device: torch.device, dtype: torch.dtype) -> None:
+    name, gradient, passed_over = chosen
+    because = f" (passed over: {'; '.join(passed_over)})" if passed_over else ""
+    where = f"{device} {str(dtype).removeprefix('torch.')}"
     print_once(f"attention: {name} on {where}, {KERNELS[name].about}; gradient of the bias by {gradient}{because}")
 
 
@@ -164,28 +194,33 @@ def _problem(case: Case, rows: int) -> tuple[Inputs, torch.Tensor]:
 
 
 @torch.no_grad()
-def _probe(name: str, given: Inputs, grad_out: torch.Tensor) -> str | None:
-    """Why the kernel's answer to a small problem is wrong, or None if it is right."""
+def _probe(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | None = None) -> str | None:
+    """Why the kernel's answer to a small problem is wrong, or that of `gradient` after it; None if it is right."""
     dtype, queries, keys = given.q.dtype, given.q.shape[1], given.k.shape[1]
     wide = accumulation_dtype(dtype)
-    exact = Inputs(*(x.to(wide) for x in given[:3]), added=None if given.added is None else given.added.to(wide))
+    narrow = {name: getattr(given, name) for name in ("q", "k", "v", "bias", "added")}  # the mask is bool
+    widened = given._replace(**{name: x if x is None else x.to(wide) for name, x in narrow.items()})
+    truth = _solve("torch", widened, grad_out.to(wide), gradient and "torch")
     try:
-        found = _solve(KERNELS[name], given, grad_out)
+        found = _solve(name, given, grad_out, gradient)
     except Exception as error:  # noqa: BLE001 (a library's, or whatever a compiler raises)
         return f"it fails ({first_line(error)})"
-    names = ("output", "logsumexp", "dq", "dk", "dv")
-    for tensor, ours, theirs in zip(names, _solve(KERNELS["torch"], exact, grad_out.to(wide)), found, strict=True):
-        largest = 1.0 if tensor == "logsumexp" else ours.abs().max().clamp(min=1e-30)  # a logarithm's error is relative
-        error = (ours - theirs.to(wide)).abs().max() / largest
+    for tensor, ours in found.items():
+        theirs = truth[tensor]
+        largest = 1.0 if tensor == "logsumexp" else theirs.abs().max().clamp(min=1e-30)  # a logarithm's is relative
+        error = (theirs - ours.to(wide)).abs().max() / largest
         if not error <= PROBE_TOLERANCE[dtype]:  # `not`: NaN is wrong too
             return f"its {tensor} at {queries} x {keys} is off by {float(error):.1g}"
     return None
 
 
-def _solve(kernel: Kernel, given: Inputs, grad_out: torch.Tensor) -> list[torch.Tensor]:
-    """Output, logsumexp, dq, dk and dv."""
-    out, lse = (x.contiguous() for x in kernel.forward(given))
-    return [out, lse, *kernel.backward(grad_out, given, out, lse)]
+def _solve(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | None) -> dict[str, torch.Tensor]:
+    """Output, logsumexp, dq, dk and dv; or d(bias) alone, by `gradient`."""
+    out, lse = (x.contiguous() for x in KERNELS[name].forward(given))
+    if gradient:
+        return {"d(bias)": bias_gradient(gradient, grad_out, given, out, lse)}
+    dq, dk, dv = KERNELS[name].backward(grad_out, given, out, lse)
+    return {"output": out, "logsumexp": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
 # ---------------------------------------------------------------- what is added to the scores
@@ -259,7 +294,7 @@ def attention(q, k, v, bias, mask, causal: bool, scale: float, added=None) -> tu
     """
     with torch.autocast(q.device.type, enabled=False):
         given = _for_kernels(Inputs(q, k, v, bias, mask, causal, scale, added))
-        out, lse = KERNELS[choose_kernel(given)].forward(given)
+        out, lse = KERNELS[choose_kernels(given).kernel].forward(given)
         return out.contiguous(), lse.contiguous()
 
 
@@ -280,9 +315,10 @@ def attention_backward(grad_out, out, lse, bias_needs_gradient: bool, *inputs):
     bias = Inputs(*inputs).bias
     with torch.autocast(out.device.type, enabled=False):
         grad_out, given = grad_out.contiguous(), _for_kernels(Inputs(*inputs))
-        grads, grad_bias = KERNELS[choose_kernel(given)].backward(grad_out, given, out, lse), out.new_empty(0)
+        chosen, grad_bias = choose_kernels(given), out.new_empty(0)
+        grads = KERNELS[chosen.kernel].backward(grad_out, given, out, lse)
         if bias_needs_gradient:
-            grad_bias = bias_gradient(grad_out, given, out, lse).to(bias.dtype)
+            grad_bias = bias_gradient(chosen.gradient, grad_out, given, out, lse).to(bias.dtype)
         return *(grad.contiguous() for grad in grads), grad_bias
 
 

@@ -88,7 +88,7 @@ class ReadmeTest(parameterized.TestCase):
             self.assertEqual(code, 0)
         elif script == "benchmark_t5.py":
             with mock.patch.object(benchmark_t5, "CHECKOUTS", {}):  # the reader's own
-                self.assertNotEmpty(benchmark_t5.parts_of(benchmark_t5.parse(argv)))
+                self.assertNotEmpty(vars(benchmark_t5.part_of(benchmark_t5.parse(argv))))
         elif script == "sweep_t5.py":
             sweep = read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep.flags)

@@ -3,6 +3,8 @@
 Hermetic; seconds.
 """
 
+import math
+import sys
 from unittest import mock
 
 import check_attention
@@ -10,9 +12,10 @@ import torch
 from absl.testing import absltest, parameterized
 
 from modeling.kernels import attention, library
-from modeling.kernels.bias_gradient import MASKED, Inputs
+from modeling.kernels.bias_gradient import MASKED, Inputs, bias_gradient_torch
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
+TRITON = "modeling.kernels.triton_bias_gradient"
 # {what it is: (own, causal)} of modeling.kernels.attention.Case
 KINDS = {"encoder": ((False, True), False), "decoder": ((False, True), True), "padding": ((True, True), False)}
 KINDS |= {"documents": ((True, True), True), "cross": (None, False)}
@@ -34,7 +37,7 @@ class ChoiceTest(parameterized.TestCase):
             mock.patch.object(attention, "_probe", lambda *_: None),  # cuDNN's answers are right, say
         ):
             chosen = attention._choice.__wrapped__(attention.Case(CPU, BF16, (*lengths, 12, 64), own, causal), False)
-        self.assertEqual(chosen, "cudnn")
+        self.assertEqual(chosen.kernel, "cudnn")
 
     @parameterized.parameters(*KINDS)
     def test_the_probe_sees_what_training_adds_to_the_scores(self, kind):
@@ -60,10 +63,60 @@ class ChoiceTest(parameterized.TestCase):
         wrong = library.KERNELS["flash_cpu"]._replace(forward=forward)
         with mock.patch.dict(library.KERNELS, flash_cpu=wrong):
             found = [
-                attention._choice.__wrapped__(attention.Case(CPU, torch.float64, (6, 6, 2, 8), *kind), False)
+                attention._choice.__wrapped__(attention.Case(CPU, torch.float64, (6, 6, 2, 8), *kind), False).kernel
                 for kind in (KINDS["encoder"], KINDS["decoder"])
             ]
         self.assertEqual(found, ["flash_cpu", "torch"])
+
+    @parameterized.parameters(
+        # what d(bias) is multiplied by without a mask, under one -> which kernel is taken, why not Triton's
+        (1, 1, "triton", ""),
+        (0, 0, "torch", "triton: its d.bias. at 9 x 9 is off by 1"),
+        (math.nan, 1, "torch", "triton: its d.bias. at 9 x 9 is off by nan"),
+        (1, 1.1, "triton", ""),
+        (None, None, "torch", "triton: it fails .no engine."),
+    )
+    def test_a_wrong_gradient_of_the_bias_is_found(self, plain, masked, taken, why):
+        """The probe passed no bias and looked at dq, dk, dv alone: a miscompiled Triton kernel would have trained the
+        bias wrongly in silence."""
+
+        def gradient(grad_out, given, out, lse):
+            if plain is None:
+                raise RuntimeError("no engine\nmore")
+            return bias_gradient_torch(grad_out, given, out, lse) * (plain if given.mask is None else masked)
+
+        with (
+            mock.patch.dict(sys.modules, {TRITON: mock.MagicMock(bias_gradient_triton=gradient)}),
+            mock.patch.object(attention, "choose_bias_gradient", lambda *_: "triton"),
+        ):
+            encoder, padding = (
+                attention.Case(CPU, torch.float32, (9, 9, 2, 8), *KINDS[kind]) for kind in ("encoder", "padding")
+            )
+            found = attention._choice.__wrapped__(encoder, False)
+            under_a_mask = attention._choice.__wrapped__(padding, False)
+            if taken == "torch":
+                with self.assertRaisesRegex(RuntimeError, "bias gradient triton cannot serve 9 x 9"):
+                    attention._choice.__wrapped__(encoder, False, None, "triton")
+        self.assertEqual(found.gradient, taken)
+        self.assertRegex(" ".join(found.passed_over), f"^{why}$")
+        self.assertEqual(under_a_mask.gradient, "triton" if masked == 1 else "torch")
+
+    @parameterized.parameters(
+        # the kernel, the gradient of the bias, why others were passed over, Triton lacks -> why not t5_fused
+        ("cudnn", "triton", (), None, None),
+        ("efficient", "triton", ("cudnn: torch says it cannot",), None, None),
+        ("torch", "triton", ("cudnn: wrong", "efficient: wrong too"), None, "cudnn: wrong; efficient: wrong too"),
+        ("cudnn", "torch", ("triton: its d(bias) is off",), None, "triton: its d(bias) is off"),
+        ("cudnn", "torch", (), "the package triton", "its Triton kernel needs the package triton"),
+    )
+    def test_why_not(self, kernel, gradient, passed_over, lacks, why):
+        case = attention.Case(torch.device("cuda"), BF16, (512, 512, 12, 64), (False, True), False)
+        with (
+            mock.patch.object(attention, "kernels_of", lambda _: attention.Chosen(kernel, gradient, passed_over)),
+            mock.patch.object(attention, "triton_lacks", lambda: lacks),
+        ):
+            self.assertEqual(attention.slow_part([case]), why)
+            self.assertIsNone(attention.slow_part([case._replace(device=CPU)]))
 
 
 class CheckTest(parameterized.TestCase):
@@ -72,6 +125,7 @@ class CheckTest(parameterized.TestCase):
         ("cudnn", BF16, (114, 512), (9, 0), True),
         ("cudnn", BF16, (704, 704), (9, 0), False),
         ("cudnn", BF16, (512, 64), (9, 0), False),
+        ("cudnn", BF16, (1, 9), (9, 0), False),
         ("cudnn", torch.float32, (512, 512), (9, 0), False),
         ("cudnn", BF16, (512, 512), (7, 5), False),
         ("efficient", BF16, (512, 512), (9, 0), False),

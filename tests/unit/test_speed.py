@@ -141,6 +141,33 @@ class ChoiceTest(parameterized.TestCase):
         self.assertRegex(found.reason, f"compiling needs {lacks[0 if gpu else -1]}")
         self.assertEqual(gradient, "torch")
 
+    @parameterized.parameters(
+        # kind of run -> the cases asked for: (queries, keys), (own of examples, of heads), causal
+        ({}, [((512, 512), (False, True), False), ((114, 114), (False, True), True), ((114, 512), None, False)]),
+        (
+            dict(shapes=0),
+            [((512, 512), (True, True), False), ((114, 114), (False, True), True), ((114, 512), (True, False), False)],
+        ),
+        (
+            dict(packed="--packing true"),
+            [((512, 512), (True, True), False), ((114, 114), (True, True), False), ((114, 512), (True, False), False)],
+        ),
+    )
+    def test_a_kernel_that_is_wrong_or_missing_means_sdpa(self, job, cases):
+        seen = []
+
+        def slow(asked):
+            seen.extend((case.shape[:2], case.own, case.causal) for case in asked)
+            self.assertEqual({(case.dtype, case.shape[2:]) for case in asked}, {(torch.bfloat16, (12, 64))})
+            return "triton: its d(bias) at 512 x 512 is off by 0.5"
+
+        gpu = Gpu("NVIDIA H100", 80e9, (9, 0))
+        with mock.patch.object(speed, "slow_part", slow):
+            found = choose(gpu, Job(**JOB | job), arguments(), Launcher(cores=16))
+        wanted = "t5_fused cannot be used: triton: its d(bias) at 512 x 512 is off by 0.5"
+        self.assertIn(Choice("attn_implementation", "sdpa", wanted), found)
+        self.assertEqual(seen, cases)
+
     def test_a_given_attention_wins(self):
         args = arguments(assume_gpu="h200")
         args.given |= {"attn_implementation"}
@@ -237,6 +264,22 @@ class ChoiceTest(parameterized.TestCase):
             found = chosen(None, None, launcher, **job)["bf16"]
         self.assertEqual(found.value, bf16)
         self.assertIn(why, found.reason)
+
+    def test_mini_on_a_cpu_with_amx_is_compiled_in_bfloat16_without_a_flag(self):
+        config = build_config("mini", None)
+        job = Job(**JOB | dict(config=config, source=128, target=29, weights=parameter_shapes(config)))
+        args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True)
+        args.optim, args.given = "adamw_rms_scaled", frozenset()
+        with (
+            mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: True),
+            mock.patch.object(speed, "lacks_compiler", lambda *_: None),
+            mock.patch.object(speed, "find_launcher", lambda _: Launcher(cores=2)),
+        ):
+            decided = decide_speed(job, args)
+        args = args.replaced(**decided.flags(args))
+        self.assertEqual((decided.attention, decided.bf16, decided.torch_compile), ("eager", True, True))
+        self.assertEqual((args.bf16, args.mixed_precision, args.torch_compile), (True, "bf16", True))
+        self.assertEqual(args.torch_compile_backend, "inductor")
 
     @parameterized.parameters(
         # job, flags given or None -> packing, why
