@@ -77,7 +77,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     _argument_group_name = "training"
     _usual_flags = {
-        "run": "output_dir overwrite_output_dir resume_from_checkpoint trust_checkpoint dry_run seed "
+        "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed "
         "report_to project push_to_hub hub_model_id",
         "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
         "dataloader_num_workers",
@@ -176,8 +176,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
     speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
     assume_gpu: str | None = option(None, "With --dry_run: plan for this GPU.", choices=tuple(GPUS))
-
-    trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of their author.")
 
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
     given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets

@@ -43,7 +43,7 @@ from runs.decision import Decision
 from runs.memory import check_plan, device_peak_flops, needs_of
 from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
-from training.checkpoints import changed_schedule, check_optimizer_state, give_up_later, old_files
+from training.checkpoints import changed_schedule, give_up_later, old_files
 from training.output_lock import lock_output_dir, unlock_output_dir
 
 if TYPE_CHECKING:
@@ -135,8 +135,6 @@ class TrainingRun(Run):
         if data.unknown:
             data.unknown.refuse_beyond(self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
-        if not args.deepspeed:
-            check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
         if args.dry_run:
             record = self._record() | {"arguments": self.decision.decided_flags()}
             print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")
