@@ -42,7 +42,7 @@ from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
-from training.optimizers import build_scheduler, optimizer_class_and_kwargs, options_of
+from training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from training.preemption import EvaluationStopped, PreemptionCallback
 from training.teacher_forcing import score_rows
 
@@ -136,7 +136,6 @@ class T5Trainer(FiniteTrainer):
         self.class_label_ids, self.train_collator = class_label_ids, train_collator
         self.task_record = task_record
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
-        self.asked_options = []  # of the optimizer's groups, as the flags ask for
         self.preemption = PreemptionCallback(self)
         self.remove_callback(DefaultFlowCallback)
         self.callback_handler.callbacks.insert(0, FlowCallback(self))
@@ -149,7 +148,6 @@ class T5Trainer(FiniteTrainer):
         """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
         if self.lr_scheduler is None:
             self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
-            self.asked_options = options_of(optimizer or self.optimizer)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 

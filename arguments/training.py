@@ -82,7 +82,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "per_device_train_batch_size gradient_accumulation_steps optim learning_rate bf16 activation_checkpointing"
     )
     _groups = {
-        "run": "output_dir overwrite_output_dir resume_from_checkpoint trust_checkpoint dry_run seed "
+        "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed "
         "report_to project push_to_hub hub_model_id",
         "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
         "dataloader_num_workers packing length_buckets train_sampling_strategy",
@@ -193,8 +193,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
     speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
     assume_gpu: str | None = option(None, "With --dry_run: plan for this GPU.", choices=tuple(GPUS))
-
-    trust_checkpoint: bool = option(False, "Resume from DeepSpeed files that can run code of their author.")
 
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
     given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets

@@ -308,7 +308,7 @@ def newest_whole_checkpoint(output_dir: Path, with_optimizer: bool = False) -> P
     """The newest whole checkpoint, or None; a line names each damaged one that is newer. with_optimizer: not one of
     --save_only_model, which cannot be resumed."""
     for checkpoint in reversed(checkpoints_of(output_dir)):
-        if with_optimizer and not [*checkpoint.glob("optimizer*"), *checkpoint.glob("global_step*")]:
+        if with_optimizer and not any(checkpoint.glob("optimizer*")):
             continue
         reason = damage(checkpoint)
         if reason is None:

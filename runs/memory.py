@@ -389,8 +389,7 @@ def _shards_by_fsdp(args: T5TrainingArguments) -> bool:
 def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of the model, and of the checkpoints while one more is being written."""
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
-    # LoRA's matrices are saved alone, but DeepSpeed keeps frozen weights too.
-    saved = 4 * count_parameters(model, trained_only=has_low_rank(model) and not args.deepspeed)
+    saved = 4 * count_parameters(model, trained_only=has_low_rank(model))
     return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args)))
 
 

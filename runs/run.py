@@ -46,7 +46,6 @@ from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.checkpoints import (
     changed_schedule,
-    check_optimizer_state,
     check_same_teacher,
     give_up_later,
     old_files,
@@ -149,8 +148,6 @@ class TrainingRun(Run):
             data.unknown.refuse_beyond(self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
         check_same_teacher(self.checkpoint, self.trainer.teacher)
-        if not args.deepspeed:
-            check_optimizer_state(self.checkpoint, self.trainer.is_fsdp_enabled)
         if args.dry_run:
             record = self._record() | {"arguments": self.decision.decided_flags()}
             print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import pickle
-import pkgutil
 import random
 import re
 import socket
@@ -149,48 +148,36 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
     folder = Path(checkpoint)
     if not (folder / MANIFEST).is_file():
         print_once(f"{folder} has no {MANIFEST}: that its files are whole cannot be checked")
-    saved_by = len(list(folder.glob("global_step*/*_optim_states.pt")))
-    if args.deepspeed and saved_by not in (0, args.world_size):
-        raise UserError(
-            f"--resume_from_checkpoint {checkpoint}: saved by DeepSpeed on {saved_by} processes, and it resumes on as "
-            f"many only, not on {args.world_size}: start {saved_by}, or take only the weights with "
-            f"--model_name_or_path {checkpoint}"
-        )
-    needed = ["global_step*"] if args.deepspeed else ["optimizer.*", "scheduler.pt"]
-    missing = [name for name in needed if not any(folder.glob(name))]
+    missing = [name for name in ("optimizer.*", "scheduler.pt") if not any(folder.glob(name))]
     if missing:
         raise UserError(
             f"--resume_from_checkpoint {checkpoint}: it has no {' and no '.join(missing)} (saved with "
-            "--save_only_model or another launcher?), without which optimizer and schedule would restart: take only "
-            f"the weights with --model_name_or_path {checkpoint}"
+            "--save_only_model, or by an earlier version under DeepSpeed?), without which optimizer and schedule would "
+            f"restart: take only the weights with --model_name_or_path {checkpoint}"
         )
-    readers = dict(_READERS)
-    if args.deepspeed and not args.trust_checkpoint:
-        readers["global_step*/**/*.pt"] = _tensors
-    for pattern, read in readers.items():
+    for pattern, read in _READERS.items():
         for path in sorted(folder.glob(pattern)):
             _check_readable(path, read, f"take only the weights with --model_name_or_path {checkpoint}")
-
-
-# Classes that DeepSpeed puts beside the tensors; they hold numbers.
-_OF_DEEPSPEED = (
-    "deepspeed.runtime.fp16.loss_scaler:LossScaler",
-    "deepspeed.runtime.fp16.loss_scaler:DynamicLossScaler",
-    "deepspeed.runtime.zero.config:ZeroStageEnum",
-    "deepspeed.utils.tensor_fragment:fragment_address",
-)
+    if "nvme" in str(args.deepspeed and args.hf_deepspeed_config.get_value("zero_optimization.offload_optimizer")):
+        raise UserError(
+            f"--deepspeed {args.deepspeed}: a run that resumes cannot fill states there: offload_optimizer to nvme is "
+            "for a run from its beginning; make it cpu"
+        )
+    if args.deepspeed and 0 in _tensors(next(folder.glob("optimizer.*")))["state"]:
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: an earlier version saved its optimizer without the "
+            "tensors' names: resume it without --deepspeed, and from the next checkpoint on with it"
+        )
 
 
 def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> None:
     """UserError if reading a file of a checkpoint fails, or would call what its author has put there: a pickle can run
-    any code. transformers refuses that too, in a traceback; DeepSpeed's engine reads everything."""
+    any code. transformers refuses that too, in a traceback."""
     try:
         read(path)
     except Exception as error:  # damaged bytes can make a reader raise anything
         called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and called:
-            if path.parent.name.startswith("global_step"):
-                advice = "give --trust_checkpoint if that is you, or someone you trust"
             problem = f"reading it would call {called[1]}, which can be any code of its author"
         else:
             problem = "it is damaged"
@@ -201,14 +188,13 @@ def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> 
 
 def _tensors(path: Path) -> Any:
     """The content of a file of torch.save, if it holds only tensors, plain values and random states."""
-    harmless = list(map(pkgutil.resolve_name, _OF_DEEPSPEED)) if path.parent.name.startswith("global_step") else []
-    with safe_globals(), torch.serialization.safe_globals(harmless):
+    with safe_globals():
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def _optimizer(path: Path) -> None:
     state = _tensors(path)
-    _ = state["state"].keys(), [group["params"] for group in state["param_groups"]]
+    _ = state["state"].keys(), [group["lr"] for group in state["param_groups"]]
 
 
 def _random_numbers(path: Path) -> None:
@@ -230,22 +216,9 @@ _READERS: dict[str, Callable[[Path], object]] = {
     "loss_state_*.json": _losses,
     "optimizer.*": _optimizer,
     "scheduler.pt": lambda path: _tensors(path).keys(),
-    "scaler.pt": lambda path: _tensors(path).keys(),
     "rng_state*.pth": _random_numbers,
     "pytorch_model*.bin": _tensors,
 }
-
-
-def check_optimizer_state(checkpoint: str | None, has_fsdp: bool) -> None:
-    """UserError unless a checkpoint's optimizer was saved as this run will read it. It is checked late, since
-    accelerate decides whether FSDP2 is used."""
-    name = "optimizer.bin" if has_fsdp else "optimizer.pt"
-    if checkpoint and not (Path(checkpoint) / name).is_file():
-        now, before = ("with", "without") if has_fsdp else ("without", "with")
-        raise UserError(
-            f"--resume_from_checkpoint {checkpoint}: it has no {name}: saved {before} FSDP, it cannot be "
-            f"resumed {now} it: take only the weights with --model_name_or_path {checkpoint}"
-        )
 
 
 def check_same_teacher(checkpoint: str | None, teacher: Any) -> None:
@@ -416,13 +389,15 @@ def run_of(checkpoint: str | None) -> dict:
 
 def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int) -> list[str]:
     """Lines on what a resumed run of `steps` steps does otherwise than the run of the checkpoint: its length, schedule
-    and warm-up, by which another learning rate follows, and its sequences per step, by which other examples follow."""
+    and warm-up, by which another learning rate follows, its sequences per step, by which other examples follow, and its
+    processes, by which dropout draws other random numbers."""
     if checkpoint is None:
         return []
     state, run = read_json(Path(checkpoint) / "trainer_state.json"), run_of(checkpoint)
     now = {"steps": steps, "schedule": str(args.lr_scheduler_type), "warm-up steps": warmup_of(vars(args), steps)}
-    now["sequences per step"] = global_batch_size(args)
+    now |= {"sequences per step": global_batch_size(args), "processes": args.world_size}
     before = {"steps": state["max_steps"], "sequences per step": run.get("sequences_per_step")}
+    before["processes"] = len(list(Path(checkpoint).glob("loss_state_*.json"))) or None
     if "lr_scheduler_type" in run.get("arguments", {}):
         before["schedule"] = run["arguments"]["lr_scheduler_type"]
         before["warm-up steps"] = warmup_of(run["arguments"], state["max_steps"])

@@ -1,6 +1,5 @@
 """Callbacks that decide when T5Trainer logs, evaluates, saves and ends, and what a resumed run restores."""
 
-import math
 from pathlib import Path
 
 from torch._inductor.codecache import cache_dir
@@ -11,7 +10,6 @@ from transformers.trainer_callback import ExportableState
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.processes import finish_process_group, print_once
 from modeling.layers import checkpoint_blocks_only
-from training.optimizers import restore_options
 
 
 class ResumeCallback(TrainerCallback):
@@ -22,9 +20,8 @@ class ResumeCallback(TrainerCallback):
 
     def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
-        finds the best checkpoint beside the resumed one, if their folder has been moved. The optimizer's options are
-        those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves, and
-        the metric by which the best checkpoint is compared."""
+        finds the best checkpoint beside the resumed one, if their folder has been moved. The steps between logs,
+        evaluations and saves, and the metric by which the best checkpoint is compared, are those of the flags."""
         self.trainer.restore_loss_state()
         resumed, handler = self.trainer._resumed_from, self.trainer.callback_handler
         if resumed and not state.stateful_callbacks:
@@ -36,12 +33,6 @@ class ResumeCallback(TrainerCallback):
             key, lines = best_metric_key(self.trainer.args), state.log_history
             values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
             state.best_metric = values[0] if values else None
-        if resumed and self.trainer.asked_options:
-            groups = self.trainer.optimizer.param_groups
-            before = groups[0]["lr"]
-            restore_options(self.trainer.optimizer, self.trainer.lr_scheduler, self.trainer.asked_options)
-            if not math.isclose(before, groups[0]["lr"], rel_tol=1e-6):
-                print_once(f"learning rate: {groups[0]['lr']:.4g} from here on, {before:.4g} before")
         if resumed:
             self.trainer._find_best(Path(resumed).parent)
         checkpoint_blocks_only(self.trainer.model)

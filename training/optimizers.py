@@ -296,32 +296,31 @@ def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def options_of(optimizer: torch.optim.Optimizer) -> list[dict]:
-    """The options of each group of tensors: learning rate, weight decay and so on."""
-    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+def restore_schedule(optimizer: torch.optim.Optimizer, schedule, saved: dict, before: list[dict]) -> None:
+    """Gives the schedule its place in a checkpoint, and the optimizer the rate that the flags ask for there; prints
+    what is different. A schedule that follows the evaluations continues from the rate that it had reached.
 
-
-def restore_options(optimizer: torch.optim.Optimizer, schedule, asked: list[dict]) -> None:
-    """Gives an optimizer whose state was loaded the options that the flags ask for, instead of the checkpoint's,
-    and the rate of their schedule at this step; prints what is different. asked: from `options_of`, before the loading.
-    A schedule that follows the evaluations continues from the rate that it had reached."""
-    schedule, changes = getattr(schedule, "scheduler", schedule), {}
+    saved: the checkpoint's schedule, whose lists have an entry for each group: another sharding has other groups.
+    before: the options of the checkpoint's groups.
+    """
+    now, reached = optimizer.param_groups, before[0]["lr"]
     by_step = isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
-    for place, (group, options) in enumerate(zip(optimizer.param_groups, asked, strict=True)):
-        for name, flag in (("initial_lr", "learning_rate"), ("weight_decay", "weight_decay")):
-            before, now = group.get(name), options.get(name)
-            if by_step and before is not None and before != now:
-                changes[flag] = f"--{flag} {now:g} from here on, {before:g} before"
-        group.update({name: value for name, value in options.items() if by_step or "lr" not in name})
+    place = {name: value for name, value in saved.items() if not isinstance(value, list)}
+    schedule.load_state_dict(schedule.state_dict() | place)
+    for index, group in enumerate(now):
+        group["lr"] = reached
         if by_step:
-            schedule.base_lrs[place] = group["initial_lr"]
-            group["lr"] = group["initial_lr"] * schedule.lr_lambdas[place](schedule.last_epoch)
-            schedule._last_lr[place] = group["lr"]
-    for change in changes.values():
-        print_once(change)
+            group["lr"] = schedule.base_lrs[index] * schedule.lr_lambdas[index](schedule.last_epoch)
+    schedule._last_lr = [group["lr"] for group in now]
     if not by_step:
-        reached = optimizer.param_groups[0]["lr"]
         print_once(f"--learning_rate: the schedule continues from {reached:g}, which it had reached")
+        return
+    for name, flag in (("initial_lr", "learning_rate"), ("weight_decay", "weight_decay")):
+        had, has = (max(group.get(name, 0.0) for group in groups) for groups in (before, now))
+        if had != has:
+            print_once(f"--{flag} {has:g} from here on, {had:g} before")
+    if not math.isclose(reached, now[0]["lr"], rel_tol=1e-6):
+        print_once(f"learning rate: {now[0]['lr']:.4g} from here on, {reached:.4g} before")
 
 
 def check_schedule(args, total_steps: int) -> None:

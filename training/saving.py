@@ -3,25 +3,24 @@
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from accelerate.utils import save_fsdp_optimizer
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
-from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from common.errors import UserError
-from common.processes import is_first_process, print_once
+from common.processes import print_once
 from common.reports import write_json
 from common.whole_folders import SAVING, is_disk_full, publish, share
 from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
-from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, load_low_rank, low_rank_state
+from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, low_rank_state
 from training.checkpoints import load_loss_state, rotate, save_loss_state
+from training.optimizers import restore_schedule
+from training.resharding import float32_weights, load_state, put_weights, whole_state
 from training.row_order import RowOrderTrainer
 
 if TYPE_CHECKING:
@@ -42,8 +41,11 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
-        """Overrides Trainer to save the shared embedding once, since ZeRO's state names it three times. LoRA's matrices
-        that an earlier run left in the folder would be loaded in place of the model: they go."""
+        """Overrides Trainer to save the shared embedding once, since ZeRO's state names it three times, and float32
+        weights where DeepSpeed computes with bfloat16 ones. LoRA's matrices that an earlier run left in the folder
+        would be loaded in place of the model: they go."""
+        if self.is_deepspeed_enabled and self.args.bf16:
+            state_dict = (state_dict or {}) | float32_weights(self.model, self.args.should_save)
         if state_dict is not None:
             state_dict = {n: tensor for n, tensor in state_dict.items() if n not in self.model.all_tied_weights_keys}
         with self._full_disk_put_off():
@@ -59,18 +61,11 @@ class SavingTrainer(RowOrderTrainer):
                 write_json(folder / TASK_RECORD, self.task_record)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        """Overrides Trainer, which would add a second copy of FSDP2's weights. DeepSpeed's ranks write, and then wait
-        for each other."""
-        if self.is_deepspeed_enabled:
-            writer = self.model_wrapped.checkpoint_engine
-            writer.save = self._full_disk_put_off()(partial(type(writer).save, writer))
-        if not self.is_fsdp_enabled:
-            return super()._save_optimizer_and_scheduler(output_dir)
-        plugin = self.accelerator.state.fsdp_plugin
-        save_fsdp_optimizer(plugin, self.accelerator, self.optimizer, self.model, output_dir)
+        """Overrides Trainer to save whole tensors by name, from which a run of any sharding resumes."""
+        state = whole_state(self.model, self.optimizer.optimizer, self.args.should_save)
         if self.args.should_save:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-        return None
 
     def _get_output_dir(self, trial):
         """Overrides Trainer to write a checkpoint aside, since Trainer takes no other folder for it."""
@@ -172,25 +167,28 @@ class SavingTrainer(RowOrderTrainer):
         return bool(self.accelerator.reduce(flags, reduction="sum").item())
 
     # ------------------------------------------------------------ from the disk
+    def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        """Overrides Trainer, which loads only what was sharded as it is today. A model that is not sharded has its
+        weights already."""
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        if resume_from_checkpoint is not None:
+            folder = Path(resume_from_checkpoint)
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                self._load_from_checkpoint(folder)
+            states = next(folder.glob("optimizer.*"))  # optimizer.bin: of FSDP2 in earlier commits
+            options = load_state(self.model, self.optimizer.optimizer, states)
+            place = torch.load(folder / SCHEDULER_NAME, weights_only=True)
+            restore_schedule(self.optimizer, self.lr_scheduler, place, options)
+        return prepared
+
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):  # noqa: ARG002
-        """Overrides Trainer to load FSDP2's slices or LoRA's matrices, and to end the run if a checkpoint lacks
-        tensors: Trainer warns and keeps those of the model."""
-        folder = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled:
-            load_sharded_weights(self.model, folder)
-        elif has_low_rank(self.model):
-            load_low_rank(self.model, folder)
-        else:
-            load_weights(self.model, folder)
+        """Overrides Trainer to load whole weights into any sharding, or LoRA's matrices, and to end the run if a
+        checkpoint lacks tensors: Trainer warns and keeps those of the model."""
+        load_weights(self.model, Path(resume_from_checkpoint))
 
     def _load_best_model(self):
-        """Overrides Trainer to load the best checkpoint as `_load_from_checkpoint` does. Trainer warns where its folder
-        is not there, as on the second of two machines without a common disk."""
-        best = self.state.best_model_checkpoint
-        if self.is_deepspeed_enabled or not (self.is_fsdp_enabled or Path(best).is_dir()):
-            super()._load_best_model()
-        else:
-            self._load_from_checkpoint(best)
+        """Overrides Trainer to load the best checkpoint as `_load_from_checkpoint` does."""
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def restore_loss_state(self) -> None:
         """Restores what Trainer does not: the losses that the resumed run had not yet logged, and the evaluation that
@@ -218,30 +216,16 @@ def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Gives the model the weights in `folder`. UserError if any are missing; an embedding that shares another's tensor
-    is in no file."""
-    _refuse_lacking(model, folder, model.load_state_dict(_tensors_of(folder), strict=False).missing_keys)
-
-
-def _refuse_lacking(model: PreTrainedModel, folder: Path, lacking: list[str]) -> None:
-    missing = [name for name in lacking if name not in model.all_tied_weights_keys]
-    if missing:
-        raise UserError(
-            f"{folder}: it lacks {len(missing)} of the model's tensors: {missing[:3]}; another version of "
-            "transformers may have named them otherwise when it was saved"
-        )
-
-
-def load_sharded_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Gives every rank its slices of the weights in `folder`, which rank 0 reads. UserError if any are missing.
-
-    Trainer's own loading fails on T5's embedding, which has one tensor and three names.
-    """
-    weights, low_rank = {}, has_low_rank(model)
-    if is_first_process() and low_rank:
-        weights = low_rank_state(model, folder)
-    elif is_first_process():
+    """Gives the model the weights or LoRA's matrices in `folder`, each rank its slices. UserError if any are missing;
+    an embedding that shares another's tensor is in no file."""
+    if has_low_rank(model):
+        weights = low_rank_state(model, folder)  # which has checked that they are the model's
+    else:
         weights = _tensors_of(folder)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-    lacking = set_model_state_dict(model, weights, options=options).missing_keys
-    _refuse_lacking(model, folder, [name for name in lacking if ".lora_" in name] if low_rank else lacking)
+        names = dict(model.named_parameters(remove_duplicate=False)).keys()
+        if missing := sorted(names - weights.keys() - model.all_tied_weights_keys.keys()):
+            raise UserError(
+                f"{folder}: it lacks {len(missing)} of the model's tensors: {missing[:3]}; another version of "
+                "transformers may have named them otherwise when it was saved"
+            )
+    put_weights(model, weights)

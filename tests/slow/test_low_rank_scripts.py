@@ -180,27 +180,31 @@ class LowRankScriptsTest(parameterized.TestCase):
         results, _ = self.fine_tune(optim, "--optim", optim, *more, steps=4)
         self.assertGreater(results["eval_loss"], 0)
 
-    def test_two_ranks_under_fsdp2(self):
-        """The matrices of one process, also resumed."""
-        run_main(fine_tune_t5.main, *self.argv("alone", steps=4, every=2), "--dropout_rate", "0")
-        wanted = load_file(self.folder / "alone/adapter_model.safetensors")
+    @parameterized.parameters("fsdp2", "zero2")
+    def test_two_ranks_go_on_where_one_process_stopped(self, way):
+        """They end with its matrices."""
+        run_main(fine_tune_t5.main, *self.argv(f"alone_{way}", steps=4, every=2), "--dropout_rate", "0")
+        wanted = load_file(self.folder / f"alone_{way}/adapter_model.safetensors")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         launch = [warm_python(), BIN / "torchrun", "--nproc_per_node", "2", "--master_port", port]
-        launch += [ROOT / "tests/support/fsdp2_on_cpu.py", "fine_tune", "--fsdp", "--dropout_rate", "0"]
-        for steps, more in ((2, []), (4, ["--resume_from_checkpoint"])):
-            argv = self.argv("fsdp2", steps=steps, batch=2, every=2)
-            done = subprocess.run(
-                [*map(str, launch), *argv, *more],
-                capture_output=True,
-                text=True,
-                timeout=300,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
-            self.assertEqual(done.returncode, 0, done.stderr[-3000:])
-            self.assertRegex(done.stdout, "sharding +FSDP2 over 2 processes")
-        found = load_file(self.folder / "fsdp2/adapter_model.safetensors")
+        launch += {
+            "fsdp2": [ROOT / "tests/support/fsdp2_on_cpu.py", "fine_tune", "--fsdp"],
+            "zero2": [ROOT / "fine_tune_t5.py", "--deepspeed", ROOT / "zero_stage2_config.json"],
+        }[way]
+        argv = [*self.argv(way, steps=4, batch=2, every=2), "--dropout_rate", "0"]
+        argv += ["--resume_from_checkpoint", self.folder / f"alone_{way}/checkpoint-2"]
+        done = subprocess.run(
+            [*map(str, launch), *map(str, argv)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        self.assertRegex(done.stdout, f"sharding +{'FSDP2' if way == 'fsdp2' else 'ZeRO-2'} over 2 processes")
+        found = load_file(self.folder / way / "adapter_model.safetensors")
         self.assertEqual(found.keys(), wanted.keys())
         for name, tensor in wanted.items():
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5, msg=name)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from absl.testing import absltest, parameterized
 from helpers import run_main
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from transformers.trainer_callback import TrainerState
 
 import pre_train_t5
@@ -37,7 +38,7 @@ from model_t5 import build_config
 from runs.callbacks import MetricsFileCallback
 from runs.trackers import TensorBoardTracker
 from search.sweep_files import read_sweep
-from training.checkpoints import check_optimizer_state, check_saved_state, prepare_output_dir
+from training.checkpoints import check_saved_state, prepare_output_dir
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 ROOT = Path(__file__).parents[2]
@@ -66,15 +67,12 @@ class TestCase(parameterized.TestCase):
 class TrustTest(TestCase):
     """A checkpoint that would run code is refused."""
 
-    @parameterized.parameters(False, True)
-    def test_resuming_under_deepspeed(self, trusted):
+    def test_shards_of_deepspeed_are_not_read(self):
         folder = self.folder / "checkpoint-2"
         (folder / "global_step2").mkdir(parents=True)
         torch.save({"x": Bomb(self.crater)}, folder / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-        args = SimpleNamespace(deepspeed="zero.json", world_size=1, trust_checkpoint=trusted)
-        message = "--resume_from_checkpoint .*would call posix.mkdir.*--trust_checkpoint"
-        with contextlib.nullcontext() if trusted else self.assertRaisesRegex(ValueError, message):
-            check_saved_state(args, str(folder))
+        with self.assertRaisesRegex(UserError, "it has no optimizer.*an earlier version under DeepSpeed"):
+            check_saved_state(self.training(), str(folder))
         self.assertFalse(self.crater.exists())
 
     @parameterized.parameters("config", "tokenizer")
@@ -116,19 +114,19 @@ class StateTest(TestCase):
         check_saved_state(self.training(), checkpoint)
 
     @parameterized.product(
-        name=("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "loss_state_0.json"),
+        name=("optimizer.pt", "scheduler.pt", "rng_state.pth", "loss_state_0.json"),
         how=("cut", "emptied", "noise", "list", "types", "bomb"),
     )
     def test_a_damaged_file_is_named_in_one_line(self, name, how):
         """Without a manifest they were tracebacks, one of which advised weights_only=False."""
-        checkpoint = self.checkpoint("optimizer.pt", "scheduler.pt", "scaler.pt")
+        checkpoint = self.checkpoint("optimizer.pt", "scheduler.pt")
         path = Path(checkpoint) / name
         torch.save(self.random_numbers(), Path(checkpoint) / "rng_state.pth")
         if how in ("list", "types", "bomb"):
             content = {"list": [1], "types": {"state": 3, "param_groups": 4, "python": 5}, "bomb": Bomb(self.crater)}[
                 how
             ]
-            if name in ("scheduler.pt", "scaler.pt") and how == "types":
+            if name == "scheduler.pt" and how == "types":
                 content = 7
             torch.save({"x": content} if how == "bomb" else content, path)
         else:
@@ -179,23 +177,19 @@ class StateTest(TestCase):
         with self.assertRaisesRegex(ValueError, f"{message}.*only the weights with --model_name_or_path .*-5"):
             check_saved_state(self.training(), checkpoint)
 
-    @parameterized.parameters(("optimizer.pt", False), ("optimizer.bin", True))
-    def test_fsdp_reads_what_it_has_saved(self, name, has_fsdp):
-        checkpoint = self.checkpoint(name)
-        check_optimizer_state(checkpoint, has_fsdp)
-        check_optimizer_state(None, has_fsdp)
-        with self.assertRaisesRegex(ValueError, "no optimizer.* FSDP, it cannot be resumed with"):
-            check_optimizer_state(checkpoint, not has_fsdp)
-
-    def test_shards_of_deepspeed_fit_one_number_of_processes(self):
-        checkpoint = Path(self.checkpoint("manifest.json"))
-        (checkpoint / "global_step5").mkdir()
-        for rank in range(2):
-            torch.save({}, checkpoint / "global_step5" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-        args = SimpleNamespace(deepspeed="zero.json", trust_checkpoint=False, world_size=2)
-        check_saved_state(args, str(checkpoint))
-        args.world_size = 3
-        with self.assertRaisesRegex(ValueError, "on 2 processes, .* not on 3: start 2, or take only the weights with"):
+    @parameterized.parameters(
+        ("cpu", {0: {}}, "optimizer without the tensors' names: resume it without --deepspeed"),
+        ("nvme", {"shared.weight": {}}, "offload_optimizer to nvme .* make it cpu"),
+        ("cpu", {"shared.weight": {}}, None),
+    )
+    def test_what_deepspeed_cannot_take(self, device, state, message):
+        checkpoint = Path(self.checkpoint("scheduler.pt"))
+        torch.save({"state": state, "param_groups": [{"lr": 0.1}]}, checkpoint / "optimizer.pt")
+        args = self.training()
+        args.deepspeed = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": device}}}
+        args.hf_deepspeed_config = HfDeepSpeedConfig(args.deepspeed)
+        refused = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
+        with refused:
             check_saved_state(args, str(checkpoint))
 
     def test_a_whole_one(self):

@@ -1,7 +1,7 @@
 """pre_train_t5.py with one failing rank; the first word says how it fails (for test_launchers.py; run by torchrun).
 
 step: rank 1 raises in the third step. stream: rank 1 reads no further than seven batches. full_disk: rank 0 has no room
-for the model of checkpoint-4. full_disk_zero: rank 1 has none for DeepSpeed's states of it.
+for the model of checkpoint-4. full_disk_random: rank 1 has none for its random numbers there.
 """
 
 import errno
@@ -48,8 +48,6 @@ if os.environ["RANK"] == "1" and what == "stream":
     StreamDataset._batches = batches
 if os.environ["RANK"] == "0" and what == "full_disk":
     fill_disk(RowOrderTrainer, "_save")
-if os.environ["RANK"] == "1" and what == "full_disk_zero":
-    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
-
-    fill_disk(TorchCheckpointEngine, "save")
+if os.environ["RANK"] == "1" and what == "full_disk_random":
+    fill_disk(RowOrderTrainer, "_save_rng_state")
 pre_train_t5.main()

@@ -1,0 +1,167 @@
+"""A checkpoint's tensors, whole and by name, on their way from and into any sharding.
+
+    optimizer.pt    {"state": {"shared.weight": {"step": 40, "exp_avg": [V, D], ...}, ...}, "param_groups": [options]}
+
+One process, DDP, FSDP2 and DeepSpeed's ZeRO write the same file, so a run of any of them resumes from it. To save, all
+ranks gather a tensor at a time, and the first one keeps it in CPU memory. To load, every rank maps the file into its
+memory and reads its own slices. Legend of shapes: V vocabulary, D d_model.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from common.errors import UserError
+
+
+def whole_state(model: nn.Module, optimizer: Optimizer, keep: bool) -> dict:
+    """The content of optimizer.pt. All ranks must call it; one that does not keep the tensors returns none."""
+    states, zero = {}, _is_zero(optimizer)
+    if zero:
+        _link(optimizer)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            gathered = _gathered_by_zero(optimizer, p) if zero else _gathered(optimizer.state.get(p, {}))
+            states |= {name: gathered} if keep else {}
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return {"state": states, "param_groups": groups}
+
+
+def load_state(model: nn.Module, optimizer: Optimizer, path: Path) -> list[dict]:
+    """Gives an optimizer the states in optimizer.pt; its options stay. Returns the options that the file holds.
+    UserError if the states are those of other tensors."""
+    names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    on_cpu = next(iter(names)).device.type == "cpu"  # whose states would stay in the file
+    saved = torch.load(path, map_location="cpu", weights_only=True, mmap=not on_cpu)
+    states, params = saved["state"], [p for group in optimizer.param_groups for p in group["params"]]
+    if 0 in states:  # earlier commits named them by their places
+        states = {names[params[place]]: state for place, state in states.items()}
+    if unknown := states.keys() - names.values():
+        raise UserError(f"{path}: it has states of tensors that this run does not train, such as {min(unknown)}")
+    if _is_zero(optimizer):
+        _load_into_zero(optimizer, names, states)
+    else:
+        own = {place: _sliced(states.get(names[p], {}), p) for place, p in enumerate(params)}
+        optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+    return saved["param_groups"]
+
+
+@torch.no_grad()
+def put_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Gives the model these weights, each rank its slices; under DeepSpeed also to the optimizer's float32 copies."""
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if name in weights:
+            _put(p, weights[name])
+
+
+def float32_weights(model: nn.Module, keep: bool) -> dict[str, torch.Tensor]:
+    """The float32 copies that DeepSpeed's optimizer has of the trained weights. All ranks must call it; one that does
+    not keep them returns none."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    weights = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            whole = safe_get_full_fp32_param(p)
+            weights |= {name: whole.cpu()} if keep else {}
+    return weights
+
+
+# ---------------------------------------------------------------- one process, DDP and FSDP2
+def _gathered(state: dict[str, Any]) -> dict[str, Any]:
+    """A tensor's state without FSDP2's slices."""
+    return {key: v.full_tensor().cpu() if isinstance(v, DTensor) else v for key, v in state.items()}
+
+
+def _sliced(state: dict[str, Any], p: nn.Parameter) -> dict[str, Any]:
+    """A tensor's state, under FSDP2 this rank's slices of it."""
+    return {key: _slice(v, p) if torch.is_tensor(v) and v.shape == p.shape else v for key, v in state.items()}
+
+
+def _slice(value: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
+    if not isinstance(p, DTensor):
+        return value
+    return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)  # all ranks have the value
+
+
+# ---------------------------------------------------------------- ZeRO
+def _is_zero(optimizer: Optimizer) -> bool:
+    """Whether this is DeepSpeed's optimizer, which has torch's as its own `optimizer`."""
+    return hasattr(optimizer, "optimizer")
+
+
+def _by_element(state: dict[str, Any]) -> list[str]:
+    """The names of what a state holds for each number of a tensor: not the step."""
+    return [key for key, value in state.items() if torch.is_tensor(value) and value.dim()]
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """The rest of a state. A step that is a tensor must be one of each tensor's own: it is counted in place."""
+    rest = state.keys() - _by_element(state)
+    return {key: state[key].clone() if torch.is_tensor(state[key]) else state[key] for key in rest}
+
+
+def _link(zero: Any) -> None:
+    """Lets ZeRO-1 and 2 find each tensor's part of the flat states. They look for it when the first group has made its
+    step, and the other groups have no states yet."""
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
+
+
+def _gathered_by_zero(zero: Any, p: nn.Parameter) -> dict[str, Any]:
+    """A tensor's state, as it is with one process. ZeRO has the states of flat slices of many tensors: the step is that
+    of any of them."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    flat = next(iter(zero.optimizer.state.values()))
+    return _copied(flat) | {key: safe_get_full_optimizer_state(p, key).cpu() for key in _by_element(flat)}
+
+
+def _load_into_zero(zero: Any, names: dict[nn.Parameter, str], states: dict[str, dict]) -> None:
+    """Makes the states of ZeRO's flat slices, which it makes in the first step only, and fills in each tensor's."""
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+    base, has_slices = zero.optimizer, any(hasattr(p, "ds_id") for p in names)
+    if has_slices:  # ZeRO-3's groups are empty between steps
+        zero._set_fp32_optimizer_param_groups()
+    flats = [flat for group in base.param_groups for flat in group["params"]]
+    a_state = next(iter(states.values()))
+    empty = [_copied(a_state) | {key: torch.zeros_like(flat) for key in _by_element(a_state)} for flat in flats]
+    base.load_state_dict({"state": dict(enumerate(empty)), "param_groups": base.state_dict()["param_groups"]})
+    if has_slices:
+        zero._clear_fp32_optimizer_param_groups()
+    _link(zero)
+    for p, name in names.items():
+        for key in _by_element(states[name]):
+            if has_slices:
+                safe_set_local_optimizer_state(p, _slice_of_zero3(states[name][key], p), key)
+            else:
+                safe_set_full_optimizer_state(p, states[name][key], key)
+
+
+def _slice_of_zero3(value: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
+    """This rank's slice of a whole tensor as ZeRO-3 has it: flat, all ranks' of one size, the last ones' padded."""
+    size = p.ds_tensor.numel()
+    part = value.flatten()[torch.distributed.get_rank() * size :][:size]
+    return nn.functional.pad(part, (0, size - part.numel()))
+
+
+def _put(p: nn.Parameter, value: torch.Tensor) -> None:
+    if hasattr(p, "ds_id"):  # ZeRO-3
+        from deepspeed.runtime.zero import GatheredParameters
+        from deepspeed.utils import safe_set_local_fp32_param
+
+        safe_set_local_fp32_param(p, _slice_of_zero3(value, p))
+        with GatheredParameters(p, modifier_rank=0):
+            p.copy_(value)
+        return
+    if hasattr(p, "_hp_mapping"):  # ZeRO-1 and 2
+        from deepspeed.utils import safe_set_full_fp32_param
+
+        safe_set_full_fp32_param(p, value)
+    p.copy_(_slice(value, p))
