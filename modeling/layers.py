@@ -28,12 +28,15 @@ def fuse_activation(model: torch.nn.Module) -> None:
             module.act = torch.nn.GELU(approximate="tanh")
 
 
-def checkpoint_blocks_only(model: torch.nn.Module) -> None:
-    """Keeps `--activation_checkpointing` to whole blocks. In attention modules transformers would only make constant
-    zeros ask for a gradient, which nothing needs and torch.compile refuses."""
+def checkpoint_blocks_only(model: torch.nn.Module, reentrant: bool = False) -> None:
+    """Keeps `--activation_checkpointing` to whole blocks: in attention modules transformers would only make constant
+    zeros ask for a gradient. It lets the embedded tokens ask for one too, which frozen embeddings need if checkpointing
+    is reentrant. Else nothing uses these gradients, and torch.compile refuses them."""
     for module in model.modules():
         if hasattr(module, "relative_attention_num_buckets"):
             module.gradient_checkpointing = False
+    if not reentrant:
+        model.disable_input_require_grads()
 
 
 def use_bf16_residual(model: torch.nn.Module) -> None:

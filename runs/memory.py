@@ -330,7 +330,9 @@ def find_gpu(args) -> Gpu | None:
     if args.device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(args.device)
-    free = min(gather_object([torch.cuda.mem_get_info(args.device)[0]]))  # a screen or other programs use the rest
+    # A screen or other programs use the rest. What this process holds, such as the model's weights, counts as free.
+    free = torch.cuda.mem_get_info(args.device)[0] + torch.cuda.memory_reserved(args.device)
+    free = min(gather_object([free]))
     return Gpu(properties.name, free, (properties.major, properties.minor))
 
 

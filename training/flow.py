@@ -20,7 +20,7 @@ class ResumeCallback(TrainerCallback):
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
 
-    def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
+    def on_train_begin(self, args: T5TrainingArguments, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
         finds the best checkpoint beside the resumed one, if their folder has been moved. The optimizer's options are
         those of the flags again, not of the checkpoint, and so are the steps between logs, evaluations and saves, and
@@ -44,7 +44,8 @@ class ResumeCallback(TrainerCallback):
                 print_once(f"learning rate: {groups[0]['lr']:.4g} from here on, {before:.4g} before")
         if resumed:
             self.trainer._find_best(Path(resumed).parent)
-        checkpoint_blocks_only(self.trainer.model)
+        how = args.activation_checkpointing_kwargs or {}
+        checkpoint_blocks_only(self.trainer.model, reentrant=how.get("use_reentrant", False))
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
         """Sets the sampler's epoch. Trainer does so too, but where several ranks resume within an epoch it does not
