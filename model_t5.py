@@ -46,6 +46,7 @@ from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
+from modeling.frozen import number_of
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
 from modeling.loading import NO_MODEL, load_config, reading_weights
@@ -411,7 +412,7 @@ def use_one_embedding_module(model: PreTrainedModel) -> None:
 # ---------------------------------------------------------------- figures
 def count_parameters(model: torch.nn.Module, trained_only: bool = False) -> int:
     """Number of weights, shared tensors counted once; trained_only: without frozen ones."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained_only)
+    return sum(number_of(p) for p in model.parameters() if p.requires_grad or not trained_only)
 
 
 def flops_per_sequence(config: T5Config, source_length: int, target_length: int) -> int:

@@ -39,6 +39,12 @@ def checkpoint_blocks_only(model: torch.nn.Module, reentrant: bool = False) -> N
         model.disable_input_require_grads()
 
 
+def as_autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in autocast's type, as torch's own products get it; outside autocast as it is."""
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
+
+
 def use_bf16_residual(model: torch.nn.Module) -> None:
     """Under autocast the residual stream has autocast's type from the embedding on, instead of float32.
 
@@ -46,8 +52,7 @@ def use_bf16_residual(model: torch.nn.Module) -> None:
     """
 
     def to_autocast_dtype(_module, _args, embedded: torch.Tensor) -> torch.Tensor:
-        kind = embedded.device.type
-        return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
+        return as_autocast(embedded)
 
     for stack in stacks(model):
         if not hasattr(stack, "residual_hook"):
