@@ -46,7 +46,7 @@ from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
-from modeling.frozen import number_of
+from modeling.frozen import bytes_of, form_of, freeze, number_of
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
 from modeling.loading import NO_MODEL, load_config, reading_weights
@@ -150,7 +150,7 @@ def get_model(
     """
     changed = None
     if args.model_name_or_path:
-        model = load_model(args.model_name_or_path, args.attn_implementation)
+        model = load_model(args.model_name_or_path, args.attn_implementation, as_saved=form_of(args) != "float32")
         drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
     else:
@@ -241,7 +241,7 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
         return
     check_options(config, args.attn_implementation, training_args, packed)
     named = "model_name_or_path" if args.model_name_or_path else "config_name"
-    check_room(config, f"--{named} {getattr(args, named)}")
+    check_room(config, f"--{named} {getattr(args, named)}", form_of(args))
     if is_local_model(args.model_name_or_path) and training_args:
         base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
         if args.lora_rank and folder in (base, *base.parents):
@@ -262,15 +262,16 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
             )
 
 
-def check_room(config: PreTrainedConfig, shown: str) -> None:
+def check_room(config: PreTrainedConfig, shown: str, form: str = "float32") -> None:
     """UserError if the machine's memory cannot hold the whole model in each of its processes, which build it before it
-    is sharded or sent to a GPU. shown: the flag and value that name it."""
+    is sharded or sent to a GPU. shown: the flag and value that name it. form: of its layers' weights."""
     shape, processes = shape_of(config), processes_here()
-    needed, there = 4 * (shape.layer_weights + shape.embedding_weights) * processes, free_memory()
+    layers = bytes_of((shape.layer_weights // shape.encoder.width, shape.encoder.width), form)
+    needed, there = (layers + 4 * shape.embedding_weights) * processes, free_memory()
     if needed > there:
         copies = f", one for each of {processes} processes," if processes > 1 else ""
         raise UserError(
-            f"{shown}: its weights in float32{copies} take {human_bytes(needed)} of the machine's memory "
+            f"{shown}: its weights in {form}{copies} take {human_bytes(needed)} of the machine's memory "
             f"before they are sharded or sent to a GPU, and {human_bytes(there)} are free"
         )
 
@@ -300,19 +301,25 @@ def _in_float32(config):
     return config
 
 
-def load_model(name_or_path: str, attn_implementation: str | None = None) -> PreTrainedModel:
+def load_model(
+    name_or_path: str, attn_implementation: str | None = None, as_saved: bool = False, merge: bool = True
+) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. UserError naming the folder if it is no checkpoint.
+    that their folder names, or with merge=False left beside its own. as_saved: the weights have the type of their file,
+    which is mapped into memory, not copied; else float32. UserError naming the folder if it is no checkpoint.
     """
     config = _in_float32(_t5_config(name_or_path))
     check_options(config, attn_implementation)
     if base := base_of(name_or_path):
-        return _load_merged(name_or_path, base, attn_implementation)
+        return _load_merged(name_or_path, base, attn_implementation, as_saved, merge)
     do_not_wait_for_the_hub(name_or_path)
-    options = dict(config=config, dtype=torch.float32, output_loading_info=True)
-    if attention := family_of(config).attention(attn_implementation):
+    family = family_of(config)
+    if as_saved := as_saved and family.can_load_as_saved:
+        config.dtype = None  # else it says what "auto" is
+    options = dict(config=config, dtype="auto" if as_saved else torch.float32, output_loading_info=True)
+    if attention := family.attention(attn_implementation):
         options["attn_implementation"] = attention
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"--model_name_or_path {name_or_path}"
     with reading_weights(shown), _untied_head_is_intended():
@@ -323,10 +330,24 @@ def load_model(name_or_path: str, attn_implementation: str | None = None) -> Pre
     return _prepared(model)
 
 
-def _load_merged(folder: str, base: str, attn_implementation: str | None) -> PreTrainedModel:
+def load_to_answer(
+    name_or_path: str, attn_implementation: str | None, form: str, device: torch.device, bf16: bool
+) -> PreTrainedModel:
+    """`load_model` for evaluation and prediction: in a form other than float32 (modeling/frozen.py) LoRA's matrices are
+    not merged, since the merged model would not fit where the frozen weights do."""
+    if form == "float32":
+        return load_model(name_or_path, attn_implementation)
+    model = load_model(name_or_path, attn_implementation, as_saved=True, merge=False)
+    freeze(model.requires_grad_(False), form, device, bf16)
+    return model
+
+
+def _load_merged(
+    folder: str, base: str, attn_implementation: str | None, as_saved: bool, merge: bool
+) -> PreTrainedModel:
     """The checkpoint `base` with a folder's LoRA matrices merged into it, and the folder's settings of `generate`."""
     try:
-        model = merged(load_model(base, attn_implementation), folder)
+        model = merged(load_model(base, attn_implementation, as_saved and not merge), folder, merge)
     except ImportError:
         raise UserError(
             f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"

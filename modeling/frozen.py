@@ -16,6 +16,7 @@ not cast its input.
 
 import logging
 import math
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -27,6 +28,11 @@ from modeling.layers import as_autocast
 FORMS = ("float32", "bfloat16", "int8", "nf4")
 BLOCK, BLOCKS = 64, 256  # weights that have a scale of nf4, and scales that have a scale themselves
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels of the Hub; peft imports it too
+
+
+def form_of(args: Any) -> str:
+    """The form that the flags --load_in_4bit, --load_in_8bit and --dtype ask for: "float32" where none is given."""
+    return "nf4" if args.load_in_4bit else "int8" if args.load_in_8bit else args.dtype or "float32"
 
 
 def frozen_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:

@@ -29,6 +29,7 @@ from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
 from data_t5 import Text
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
+from modeling.frozen import form_of
 from modeling.low_rank import has_low_rank
 from runs.callbacks import (
     LossCurveCallback,
@@ -110,7 +111,7 @@ class TrainingRun(Run):
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         warmup = warmup_of(vars(args), steps)
         self._install_callbacks()
-        needs = needs_of(self.trainer.model, args)
+        needs = needs_of(self.trainer.model, args, form_of(self.decision.model))
         limited = args.save_total_limit or args.save_strategy == "no"
         plan = {
             "model": described_model(self.trainer.model),
@@ -125,6 +126,7 @@ class TrainingRun(Run):
             "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
             f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
+            "frozen weights": self.decision.speed.forms,
             "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer), plus activations; "
             f"{human_bytes(needs.memory_there)} available",
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
