@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import inputs, plan, scripts, step, trainers
+from benchmarks import frozen, inputs, plan, scripts, step, trainers
 from benchmarks.measure import TIME_IS_UP, NotAvailableError, free_memory, full_name, recording, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
@@ -66,6 +66,7 @@ PARTS = {
     ),
     "parity": Part(scripts.measure_parity, "every attention kernel of this machine against float64"),
     "pre_train": Part(scripts.measure_pre_train, "pre_train_t5.py, its curve beside nanoT5's"),
+    "frozen": Part(frozen.measure_frozen, "LoRA with frozen weights in each form: loss, bytes, seconds of a step"),
     "plan": Part(
         plan.make_plan,
         "memory per GPU, communication and speed of a large run, on paper",
