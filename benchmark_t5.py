@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import inputs, kernels, plan, scripts, step, step_profile, trainers
+from benchmarks import frozen, inputs, kernels, plan, scripts, step, step_profile, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
@@ -89,6 +89,7 @@ PARTS = {
         kernels.measure_kernels, "every attention kernel against float64, and T5's attention beside FlexAttention"
     ),
     "pre_train": Part(scripts.measure_pre_train, "pre_train_t5.py, its curve beside nanoT5's"),
+    "frozen": Part(frozen.measure_frozen, "LoRA with frozen weights in each form: loss, bytes, seconds of a step"),
     "plan": Part(
         plan.make_plan,
         "memory per GPU, communication and speed of a large run, on paper",

@@ -34,14 +34,23 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
-from arguments.model import ModelArguments
+from arguments.model import DTYPE, FORM_RULES, LOAD_IN_4BIT, LOAD_IN_8BIT, ModelArguments, check_form
 from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
 from arguments.training import FineTuningArguments, T5TrainingArguments
-from common.command_line import check_output_dir, comma_words, exit_on_user_error, option, parse_arguments, refuse
+from common.command_line import (
+    check_output_dir,
+    check_rules,
+    comma_words,
+    exit_on_user_error,
+    option,
+    parse_arguments,
+    refuse,
+)
 from common.digests import contents_digest
 from common.errors import UserError
 from common.processes import (
@@ -55,7 +64,8 @@ from common.processes import (
 from common.reports import end_summary, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.tokenizers import load_tokenizer, named_tokenizer
-from model_t5 import fit_vocabulary, is_local_model, load_model
+from model_t5 import fit_vocabulary, is_local_model, load_to_answer
+from modeling.frozen import form_of
 from modeling.generation_settings import set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
@@ -98,6 +108,9 @@ class EvaluationArguments:
     attn_implementation: str | None = option(
         None, "Attention; t5_fused evaluates with sdpa. Not set: transformers'.", choices=ATTENTION_IMPLEMENTATIONS
     )
+    load_in_4bit: bool = LOAD_IN_4BIT
+    load_in_8bit: bool = LOAD_IN_8BIT
+    dtype: str | None = DTYPE
     split: str | None = option(None, "Not set: the task's evaluation splits; with --do_predict: its test splits.")
     interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
     allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
@@ -160,6 +173,8 @@ def parse_flags(
     given: set[str] = set()
     fill_in = functools.partial(flags_of_record, given)
     evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
+    check_rules(evaluation, FORM_RULES)
+    check_form(evaluation, run_args)
     if run_args.push_to_hub:
         raise UserError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
@@ -298,11 +313,17 @@ def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
     return found
 
 
+def load(evaluation: EvaluationArguments, name: str, args: EvaluationRunArguments) -> PreTrainedModel:
+    """The checkpoint in the form of weights that the flags ask for."""
+    form = form_of(evaluation)
+    return load_to_answer(name, evaluation.attn_implementation, form, args.device, bool(args.bf16))
+
+
 def build_trainer(
-    job: LoadedJob, run_args: EvaluationRunArguments, attn_implementation: str | None, model: PreTrainedModel | None
+    job: LoadedJob, run_args: EvaluationRunArguments, evaluation: EvaluationArguments, model: PreTrainedModel | None
 ) -> T5Trainer:
     """A T5Trainer that answers the task's rows with its checkpoint; model: the checkpoint, if it is loaded."""
-    model, tokenizer = model or load_model(job.model, attn_implementation), job.task.tokenizer
+    model, tokenizer = model or load(evaluation, job.model, run_args), job.task.tokenizer
     fit_vocabulary(model, len(tokenizer))
     judged = job.task.judge(job.splits[0], run_args.predict_with_generate)
     args = run_args.replaced(predict_with_generate=judged.predict_with_generate)
@@ -434,6 +455,8 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     evaluation, text_args, args = parse_arguments(groups, argv, fill_in=fill_in, about=__doc__)
     for flags, names in ((evaluation, "split allow_missing"), (args, "do_predict predict_with_generate push_to_hub")):
         refuse(flags, names, "has no effect on text")
+    check_rules(evaluation, FORM_RULES)
+    check_form(evaluation, args)
     check_pre_training_data(text_args, evaluates=True)
     text_args.train_file = text_args.train_file or text_args.validation_file
     args.output_dir = args.output_dir or str(Path(evaluation.model_name_or_path) / "eval_text")
@@ -443,7 +466,7 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
         named = dict(model_name_or_path=evaluation.model_name_or_path, tokenizer_name=evaluation.tokenizer_name)
         model_args = ModelArguments(**named)
         found = FoundText(text_args, model_args, named_tokenizer(model_args))
-    model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation)
+    model = load(evaluation, evaluation.model_name_or_path, args)
     tokenizer = found.tokenizer
     fit_vocabulary(model, len(tokenizer))
     objective = get_objective(text_args, tokenizer, model)
@@ -474,10 +497,11 @@ def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args
     from runs.samples import prompt
 
     tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
-    model = load_model(evaluation.model_name_or_path, evaluation.attn_implementation).to(run_args.device).eval()
+    model = load(evaluation, evaluation.model_name_or_path, run_args).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))
     length = run_args.generation_max_length or task_args.max_target_length or INTERACTIVE_LENGTH
-    return {"lines": prompt(model, tokenizer, length, run_args.generation_num_beams or 1)}
+    with torch.autocast(run_args.device.type, torch.bfloat16, enabled=bool(run_args.bf16)):
+        return {"lines": prompt(model, tokenizer, length, run_args.generation_num_beams or 1)}
 
 
 @exit_on_user_error()
@@ -509,7 +533,7 @@ def main(argv: list[str] | None = None) -> dict:
     results, trainer = {}, None
     for number, job in enumerate(jobs):
         loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
-        trainer = build_trainer(job, run_args, evaluation.attn_implementation, loaded)
+        trainer = build_trainer(job, run_args, evaluation, loaded)
         start_tracking(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)

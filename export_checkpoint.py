@@ -29,15 +29,16 @@ from arguments.training import PreTrainingArguments
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.errors import UserError
 from common.processes import print_once, run_script
-from common.reports import end_summary, human_count, lines_until, read_json, start_summary
+from common.reports import end_summary, human_bytes, human_count, lines_until, read_json, start_summary
 from common.whole_folders import made_aside, newest_whole_checkpoint
 from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import check_file, is_plain_text
 from corpora.reading import read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
-from model_t5 import count_parameters, fit_vocabulary, load_model
+from model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from modeling.families import refuse_lacking
 from modeling.generation_settings import drop_idle_search
+from modeling.loading import load_config
 from modeling.low_rank import WEIGHTS as LOW_RANK
 from publishing.exports import NEEDS, TOLERANCES, Original, beam_search, compare, encode, pytorch_answers, write_format
 from publishing.hub_uploads import upload
@@ -207,13 +208,16 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
         record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
     texts, texts_from = texts_to_compare(args, record["run"])
+    check_room(load_config(checkpoint, "--model_name_or_path"), f"--model_name_or_path {checkpoint}")
     model = load_model(checkpoint).eval()
     fit_vocabulary(model, len(tokenizer))
     others = [kind for kind in args.formats if kind != "huggingface"]
     if others:
         refuse_lacking(model.config, "engines", f"--formats {others[0]}")
     record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
-    plan = {"checkpoint": checkpoint, "model": f"{human_count(count_parameters(model))} parameters"}
+    weights = count_parameters(model)
+    plan = {"checkpoint": checkpoint, "model": f"{human_count(weights)} parameters"}
+    plan["memory"] = f"about {human_bytes(8 * weights)} of the machine's: read and written in float32, side by side"
     start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
         search = beam_search(model, read_record(checkpoint).get("generation_num_beams"))

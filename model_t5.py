@@ -50,6 +50,7 @@ from corpora.tokenizers import has_tokenizer, load_tokenizer
 from modeling.distillation import CHUNK
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
 from modeling.fewer_layers import leave_out_layers
+from modeling.frozen import bytes_of, form_of, freeze, number_of
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
 from modeling.loading import NO_MODEL, load_config, reading_weights
@@ -155,7 +156,7 @@ def get_model(
     """
     changed = None
     if args.model_name_or_path:
-        model = load_model(args.model_name_or_path, args.attn_implementation)
+        model = load_model(args.model_name_or_path, args.attn_implementation, as_saved=form_of(args) != "float32")
         leave_out_layers(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
@@ -249,7 +250,7 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
         return
     check_options(config, args.attn_implementation, training_args, packed)
     named = "model_name_or_path" if args.model_name_or_path else "config_name"
-    check_room(config, f"--{named} {getattr(args, named)}")
+    check_room(config, f"--{named} {getattr(args, named)}", form_of(args))
     if is_local_model(args.model_name_or_path) and training_args:
         base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
         if args.lora_rank and folder in (base, *base.parents):
@@ -270,15 +271,16 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
             )
 
 
-def check_room(config: PreTrainedConfig, shown: str) -> None:
+def check_room(config: PreTrainedConfig, shown: str, form: str = "float32") -> None:
     """UserError if the machine's memory cannot hold the whole model in each of its processes, which build it before it
-    is sharded or sent to a GPU. shown: the flag and value that name it."""
+    is sharded or sent to a GPU. shown: the flag and value that name it. form: of its layers' weights."""
     shape, processes = shape_of(config), processes_here()
-    needed, there = 4 * (shape.layer_weights + shape.embedding_weights) * processes, free_memory()
+    layers = bytes_of((shape.layer_weights // shape.encoder.width, shape.encoder.width), form)
+    needed, there = (layers + 4 * shape.embedding_weights) * processes, free_memory()
     if needed > there:
         copies = f", one for each of {processes} processes," if processes > 1 else ""
         raise UserError(
-            f"{shown}: its weights in float32{copies} take {human_bytes(needed)} of the machine's memory "
+            f"{shown}: its weights in {form}{copies} take {human_bytes(needed)} of the machine's memory "
             f"before they are sharded or sent to a GPU, and {human_bytes(there)} are free"
         )
 
@@ -309,20 +311,29 @@ def _in_float32(config):
 
 
 def load_model(
-    name_or_path: str, attn_implementation: str | None = None, flag: str = "--model_name_or_path"
+    name_or_path: str,
+    attn_implementation: str | None = None,
+    as_saved: bool = False,
+    merge: bool = True,
+    flag: str = "--model_name_or_path",
 ) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
     A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names. UserError naming the flag and the folder if it is no checkpoint.
+    that their folder names, or with merge=False left beside its own. as_saved: the weights have the type of their file,
+    which is mapped into memory, not copied; else float32. UserError naming the flag and the folder if it is no
+    checkpoint.
     """
     config = _in_float32(_t5_config(name_or_path, flag))
     check_options(config, attn_implementation)
     if base := base_of(name_or_path):
-        return _load_merged(name_or_path, base, attn_implementation)
+        return _load_merged(name_or_path, base, attn_implementation, as_saved, merge)
     do_not_wait_for_the_hub(name_or_path)
-    options = dict(config=config, dtype=torch.float32, output_loading_info=True)
-    if attention := family_of(config).attention(attn_implementation):
+    family = family_of(config)
+    if as_saved := as_saved and family.can_load_as_saved:
+        config.dtype = None  # else it says what "auto" is
+    options = dict(config=config, dtype="auto" if as_saved else torch.float32, output_loading_info=True)
+    if attention := family.attention(attn_implementation):
         options["attn_implementation"] = attention
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"{flag} {name_or_path}"
     with reading_weights(shown), _untied_head_is_intended():
@@ -333,10 +344,24 @@ def load_model(
     return _prepared(model)
 
 
-def _load_merged(folder: str, base: str, attn_implementation: str | None) -> PreTrainedModel:
+def load_to_answer(
+    name_or_path: str, attn_implementation: str | None, form: str, device: torch.device, bf16: bool
+) -> PreTrainedModel:
+    """`load_model` for evaluation and prediction: in a form other than float32 (modeling/frozen.py) LoRA's matrices are
+    not merged, since the merged model would not fit where the frozen weights do."""
+    if form == "float32":
+        return load_model(name_or_path, attn_implementation)
+    model = load_model(name_or_path, attn_implementation, as_saved=True, merge=False)
+    freeze(model.requires_grad_(False), form, device, bf16)
+    return model
+
+
+def _load_merged(
+    folder: str, base: str, attn_implementation: str | None, as_saved: bool, merge: bool
+) -> PreTrainedModel:
     """The checkpoint `base` with a folder's LoRA matrices merged into it, and the folder's settings of `generate`."""
     try:
-        model = merged(load_model(base, attn_implementation), folder)
+        model = merged(load_model(base, attn_implementation, as_saved and not merge), folder, merge)
     except ImportError:
         raise UserError(
             f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
@@ -476,7 +501,7 @@ def use_one_embedding_module(model: PreTrainedModel) -> None:
 # ---------------------------------------------------------------- figures
 def count_parameters(model: torch.nn.Module, trained_only: bool = False) -> int:
     """Number of weights, shared tensors counted once; trained_only: without frozen ones."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained_only)
+    return sum(number_of(p) for p in model.parameters() if p.requires_grad or not trained_only)
 
 
 def flops_per_sequence(config: T5Config, source_length: int, target_length: int) -> int:

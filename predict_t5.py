@@ -38,9 +38,10 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from arguments.model import DTYPE, FORM_RULES, LOAD_IN_4BIT, LOAD_IN_8BIT, check_form
 from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import check_folder, check_rules, exit_on_user_error, option, parse_arguments
+from common.command_line import check_folder, check_rules, exit_on_user_error, option, parse_arguments, refuse
 from common.digests import contents_digest
 from common.errors import UserError
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
@@ -49,7 +50,8 @@ from common.whole_folders import told_if_full
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
 from corpora.files import check_file
 from corpora.tokenizers import load_tokenizer
-from model_t5 import fit_vocabulary, load_model
+from model_t5 import fit_vocabulary, load_to_answer
+from modeling.frozen import form_of
 from modeling.generation_settings import deciding_settings
 from modeling.loss import nats_of
 from modeling.rows_at_a_time import parts, rows_to_score
@@ -95,7 +97,10 @@ class PredictionArguments:
     batch_size: int = option(32, "Inputs per process and batch.", at_least=1)
     max_samples: int | None = option(None, "Answer the first N inputs only.", at_least=1)
     backend: str = option("transformers", "Library that generates.", choices=("transformers", "ctranslate2"))
-    bf16: bool = option(False, "Weights in bfloat16.")
+    bf16: bool = option(False, "Weights in bfloat16; with the next three flags autocast.")
+    load_in_4bit: bool = LOAD_IN_4BIT
+    load_in_8bit: bool = LOAD_IN_8BIT
+    dtype: str | None = DTYPE
     attn_implementation: str | None = option(None, "Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS)
     use_cpu: bool = option(False, "Generate on the CPU even if there is a GPU.")
     seed: int = option(42, "Seed of --do_sample.", at_least=0)
@@ -182,6 +187,10 @@ def parse_flags(argv: list[str] | None) -> Plan:
         entry = entry | {"max_source_length": args.max_source_length}
     tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
     search = search_of(search_args, record, answer_length(entry, class_label_ids(entry, tokenizer)))
+    check_rules(args, FORM_RULES)
+    check_form(args, args)
+    if args.backend == "ctranslate2":
+        refuse(args, "load_in_4bit load_in_8bit dtype", "is PyTorch's: leave it out with --backend ctranslate2")
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
         raise UserError(
             "--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other tokens than transformers"
@@ -248,6 +257,7 @@ def settings_of(plan: Plan) -> dict:
     args, folder = plan.args, Path(plan.args.model_name_or_path)
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
+    settings["form"] = None if form_of(args) == "float32" else form_of(args)  # earlier commits had one alone
     patterns = ("*model*.safetensors", "*model*.bin", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {
@@ -261,9 +271,11 @@ def settings_of(plan: Plan) -> dict:
 # ---------------------------------------------------------------- what generates
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """Answers by `generate`."""
-    model, tokenizer = load_model(plan.args.model_name_or_path, plan.args.attn_implementation), plan.tokenizer
+    args, form, tokenizer = plan.args, form_of(plan.args), plan.tokenizer
+    model = load_to_answer(args.model_name_or_path, args.attn_implementation, form, device, args.bf16)
     fit_vocabulary(model, len(tokenizer))
-    model = model.to(device, torch.bfloat16 if plan.args.bf16 else None).eval()
+    model = model.to(device, torch.bfloat16 if args.bf16 and form == "float32" else None).eval()
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and form != "float32")
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
@@ -271,6 +283,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
         return tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
 
     @torch.no_grad()
+    @mixed
     def write(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
         batch = padded(sources)
         written = model.generate(**batch, **search)
@@ -278,6 +291,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
         return written.cpu().numpy(), scores
 
     @torch.no_grad()
+    @mixed
     def score(source: list[int], texts: torch.Tensor) -> list[float]:
         start = torch.full((len(texts), 1), model.config.decoder_start_token_id)
         written = torch.cat([start, texts.clamp(min=0)], dim=1).to(device)  # behind EOS nothing counts

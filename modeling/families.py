@@ -56,14 +56,16 @@ class Stack:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model. embedding_weights: of all matrices with V rows, shared ones counted once. merged: whether one
-    attention with one set of matrices reads the decoder's own states and the encoder's."""
+    """Sizes of a model. embedding_weights: of all matrices with V rows, shared ones counted once. tied: whether the
+    head is an embedding. merged: whether one attention with one set of matrices reads the decoder's own states and the
+    encoder's."""
 
     encoder: Stack
     decoder: Stack
     vocabulary: int
     embedding_weights: int
     merged: bool = False
+    tied: bool = False
 
     @property
     def cross_queries(self) -> int:
@@ -102,7 +104,8 @@ class Family:
     several examples in a row, or "engines" for other formats than Hugging Face's. attentions: values of
     --attn_implementation. head_is_scaled: by transformers, also where it is untied. body: the attribute that holds the
     model without its head, if there is one. gap: a sentinel as the tokenizer writes it. rotary: whether the decoder
-    takes positions, which begin anew with each example of a row."""
+    takes positions, which begin anew with each example of a row. can_load_as_saved: whether its buffers keep float32
+    where the weights' file is bfloat16."""
 
     names: str
     lacks: dict[str, str] = field(default_factory=dict)
@@ -110,7 +113,7 @@ class Family:
     head_is_scaled: bool = False
     body: str | None = None
     gap: str = "<extra_id_{}>"
-    rotary = False
+    rotary, can_load_as_saved = False, True
 
     def attention(self, asked: str | None) -> str | None:
         """`asked`, else the only one the family has, else None for transformers' choice: up to 5.17 that is sdpa for
@@ -128,8 +131,8 @@ class Family:
             gated=config.is_gated_act,
         )
         encoder, decoder = (Stack(layers=count, **sizes) for count in (config.num_layers, config.num_decoder_layers))
-        matrices = 1 if getattr(config, "scale_decoder_outputs", False) else 2
-        return Shape(encoder, decoder, config.vocab_size, matrices * config.vocab_size * config.d_model)
+        tied, matrix = getattr(config, "scale_decoder_outputs", False), config.vocab_size * config.d_model
+        return Shape(encoder, decoder, config.vocab_size, matrix if tied else 2 * matrix, tied=tied)
 
     def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:  # noqa: ARG002
         """Of a row's attention in a layer of the encoder: (queries, keys that each one sees, keys that are held)."""
@@ -225,7 +228,7 @@ class T5Gemma(Family):
         )
         columns = decoder.width * (1 if config.tie_word_embeddings else 2) + (0 if self.merged else encoder.width)
         vocabulary = config.decoder.vocab_size
-        return Shape(encoder, decoder, vocabulary, vocabulary * columns, self.merged)
+        return Shape(encoder, decoder, vocabulary, vocabulary * columns, self.merged, config.tie_word_embeddings)
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
         encoder, decoder = self.configs(config)
@@ -247,6 +250,7 @@ class T5Gemma2(T5Gemma):
     text is trained: the part that reads pictures keeps its weights."""
 
     merged, query_norms, caps_scores = True, True, False
+    can_load_as_saved = False  # it would round the factor of the embeddings
 
     def configs(self, config: PreTrainedConfig) -> tuple:
         return config.encoder.text_config, config.decoder

@@ -28,12 +28,21 @@ def fuse_activation(model: torch.nn.Module) -> None:
             module.act = torch.nn.GELU(approximate="tanh")
 
 
-def checkpoint_blocks_only(model: torch.nn.Module) -> None:
-    """Keeps `--activation_checkpointing` to whole blocks. In attention modules transformers would only make constant
-    zeros ask for a gradient, which nothing needs and torch.compile refuses."""
+def checkpoint_blocks_only(model: torch.nn.Module, reentrant: bool = False) -> None:
+    """Keeps `--activation_checkpointing` to whole blocks: in attention modules transformers would only make constant
+    zeros ask for a gradient. It lets the embedded tokens ask for one too, which frozen embeddings need if checkpointing
+    is reentrant. Else nothing uses these gradients, and torch.compile refuses them."""
     for module in model.modules():
         if hasattr(module, "relative_attention_num_buckets"):
             module.gradient_checkpointing = False
+    if not reentrant:
+        model.disable_input_require_grads()
+
+
+def as_autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in autocast's type, as torch's own products get it; outside autocast as it is."""
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
 def use_bf16_residual(model: torch.nn.Module) -> None:
@@ -43,8 +52,7 @@ def use_bf16_residual(model: torch.nn.Module) -> None:
     """
 
     def to_autocast_dtype(_module, _args, embedded: torch.Tensor) -> torch.Tensor:
-        kind = embedded.device.type
-        return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
+        return as_autocast(embedded)
 
     for stack in stacks(model):
         if not hasattr(stack, "residual_hook"):

@@ -42,6 +42,8 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     layers = sorted({name.rpartition(".")[2] for name in trained})
     # Layers of T5Gemma 2's image encoder, which is not trained, have the names of layers that read text.
     others = sorted(name for name in linears.keys() - trained if name.rpartition(".")[2] in layers)
+    for layer in linears.values():
+        layer.compute_dtype = torch.float32  # from which peft takes the type of A and B
     base = str(Path(base).absolute()) if Path(base).is_dir() else base
     options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM", exclude_modules=others or None)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options), model)
@@ -119,9 +121,10 @@ def base_of(name_or_path: str | Path) -> str | None:
     return base
 
 
-def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
-    """The model with a folder's matrices added to its own. What could be trained still can. ValueError if a matrix is
-    also another layer's, as T5 v1.0's head and the embeddings are: beside them stood no A and B."""
+def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> PreTrainedModel:
+    """The model with a folder's matrices added to its own, or without `merge` beside them and all of it frozen. What
+    could be trained still can. ValueError if a matrix is also another layer's, as T5 v1.0's head and the embeddings
+    are: beside them stood no A and B."""
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -135,6 +138,8 @@ def merged(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         for name, layer in tuned.named_modules():
             if isinstance(layer, BaseTunerLayer) and users[id(layer.get_base_layer().weight)] > 1:
                 raise UserError(f"{name.removeprefix('base_model.model.')} shares its weights with another layer")
+        if not merge:
+            return tuned.get_base_model()
         whole = tuned.merge_and_unload()
     for parameter in trained:  # peft has frozen them
         parameter.requires_grad_(True)

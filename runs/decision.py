@@ -10,9 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from arguments.model import ModelArguments
+from arguments.model import DTYPES, ModelArguments, check_form
 from arguments.training import T5TrainingArguments
 from model_t5 import check_model_source, check_teacher, get_model, planned_model
+from modeling.frozen import form_of, freeze
 from runs.memory import check_before_data
 from runs.speed import Batches, Speed, decide_speed, job_of, use_speed
 from training.checkpoints import check_same_flags, prepare_output_dir
@@ -64,11 +65,16 @@ def settle(
     check_same_flags(model, data, args)
     checkpoint = prepare_output_dir(args)
     planned = planned_model(model, tokenizer, dropout)
-    speed = decide_speed(job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation), args)
+    form = form_of(model) if model.dtype or form_of(model) != "float32" else None
+    job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, form)
+    speed = decide_speed(job, args)
     args = args.replaced(**speed.flags(args))
     if args.teacher:
         check_teacher(args, planned.config, tokenizer, batches.packed or getattr(args, "packing", None))
-    check_before_data(planned, args)
+    if speed.form in DTYPES:
+        model = dataclasses.replace(model, dtype=speed.form)
+    check_form(model, args)
+    check_before_data(planned, args, form_of(model))
     return Decision(title, model, data, args, tokenizer, speed, checkpoint)
 
 
@@ -79,5 +85,7 @@ def build_model(
     if run.args.teacher and tokenizer is not run.tokenizer:  # UL2 has given it new tokens
         check_teacher(run.args, planned_model(run.model, tokenizer, dropout).config, tokenizer)
     model, vocabulary = get_model(run.model, tokenizer, dropout)
+    if (form := form_of(run.model)) != "float32" and not run.args.dry_run:  # which trains nothing
+        freeze(model, form, run.args.device, bool(run.args.bf16))
     use_speed(run.speed, model, run.args)
     return model, vocabulary

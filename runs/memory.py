@@ -16,6 +16,7 @@ Legend of shapes: B batch, S source length, T target length, D d_model, I heads 
 import math
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from constants import HARDWARE_PEAKS
 from model_t5 import build_config, count_parameters, teacher_config
 from modeling.distillation import CHUNK
 from modeling.families import Stack, family_of, shape_of
+from modeling.frozen import BLOCK, weight_bytes
 from modeling.low_rank import has_low_rank
 from training.optimizers import check_muon, check_schedule
 
@@ -51,7 +53,7 @@ class Activations:
     logits' log-softmax and the gradients of both, and with a z-loss the logits and one more gradient. weight_copies:
     autocast's bfloat16 weights. recomputed: the largest block, computed again in the backward pass, with its gradients
     (checkpointing only); loss and weight copies are gone by then. packed: what a CPU's product in bfloat16 copies of
-    its operands.
+    its operands. dequantised: the largest matrix of int8 and nf4 weights, made for its product.
     """
 
     stored: int
@@ -59,10 +61,11 @@ class Activations:
     loss: int
     weight_copies: int
     packed: int
+    dequantised: int = 0
 
     @property
     def total(self) -> int:
-        return self.stored + self.packed + max(self.loss + self.weight_copies, self.recomputed)
+        return self.stored + self.packed + self.dequantised + max(self.loss + self.weight_copies, self.recomputed)
 
 
 def activation_bytes(
@@ -78,6 +81,8 @@ def activation_bytes(
     chunk: int = 0,
     frozen: int = 0,
     distils: bool = False,
+    form: str = "float32",
+    low_rank: Sequence[tuple[int, ...]] = (),
 ) -> Activations:
     """Bytes that a forward pass leaves in memory, without dropout and without torch.compile (which keeps less).
 
@@ -86,12 +91,16 @@ def activation_bytes(
     bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
     the CPU's instructions, at most as much as the layers' largest matrix holds. chunk: target tokens whose logits exist
     at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these anew for every product,
-    and only a block that is not recomputed keeps the copies. distils: with a teacher, whose logits exist for a chunk.
+    and only a block that is not recomputed keeps the copies; in another form (modeling/frozen.py) there are none.
+    low_rank: shapes of LoRA's matrices, of which copies and a product of its rank for each row are kept. distils: with
+    a teacher, whose logits exist for a chunk.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
     encoder, decoder = shape.encoder, shape.decoder
     low = 2 if bf16 else 4  # bytes of a number in a matrix product
+    rank = min(map(min, low_rank), default=0)
+    copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
 
     def norm(rows: int, width: int) -> int:  # its input and its normalised copy in float32, and a factor for each row
         return rows * (2 * 4 * width + 4)
@@ -118,14 +127,17 @@ def activation_bytes(
     def feed_forward(rows: int, of: Stack) -> int:
         # Gated: the GELU's input and output, the gate and their product. ReLU: its output, with a copy in bfloat16.
         wide = 4 if of.gated else 2 if bf16 else 1
-        return norms(rows, of) + inputs(rows, of.width, 2 if of.gated else 1) + wide * rows * of.feed_forward * low
+        small = (3 if of.gated else 2) * rows * rank * low
+        wide = wide * rows * of.feed_forward * low
+        return norms(rows, of) + inputs(rows, of.width, 2 if of.gated else 1) + wide + small
 
     def self_attention(rows: int, of: Stack, keys: int) -> int:  # without the scores; keys: held, as many values
         heads = heads_of(2 * (rows + keys), of)
-        return norms(rows, of) + inputs(rows, of.width, 3) + heads + normed(rows, rows, of)
+        return norms(rows, of) + inputs(rows, of.width, 3) + heads + normed(rows, rows, of) + 4 * rows * rank * low
 
     queries, seen, held = family_of(config).encoder_attention(config, source)
     cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + scores(decoder, target, source, bias=False)
+    cross_attention += 2 * (s + t) * rank * low
     if not shape.merged:
         cross_attention += norms(t, decoder) + inputs(t, decoder.width, 1) + heads_of(2 * t, decoder)
     if bf16:  # each layer casts the encoder's output, once for its keys and once for its values
@@ -137,12 +149,15 @@ def activation_bytes(
 
     copied, recomputed = matrix_parameters(config), 0
     trained = max(0, copied - frozen)
+    head = shape.head if form == "float32" or shape.tied else 0  # else it is bfloat16 itself
+    if form != "float32":
+        copied = trained + head
 
     def with_gradients(block: int, rows: int, of: Stack, weights: int, weights_of_scores: int) -> int:
         """A block that goes backward, at its largest. First its feed-forward layer has gradients of wide tensors and of
         two matrices. Once these and the layer are gone, the eager attention has those of its scores, of its weights and
         of the bias."""
-        copies = 2 * weights if bf16 else 0
+        copies = (2 * weights if bf16 and form == "float32" else 0) + copies_of_low_rank // decoder.layers
         wide = 2 * rows * of.feed_forward * low + 4 * min(2 * of.width * of.feed_forward, trained)
         quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
         return block + copies + max(wide, int(quadratic) - feed_forward(rows, of))
@@ -161,7 +176,7 @@ def activation_bytes(
             with_gradients(encoder_block, s, encoder, encoder.block, encoder_weights),
             with_gradients(decoder_block, t, decoder, shape.decoder_block, decoder_weights),
         )
-        copied = max(trained, shape.head)
+        copied = max(trained, head)
     else:
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
     cap = low if family_of(config).logit_cap(config) else 0  # its tanh
@@ -171,12 +186,14 @@ def activation_bytes(
     if distils:  # log-probabilities and probabilities of student, teacher and mixture, and the gradient
         loss += min(t, chunk or CHUNK) * shape.vocabulary * 7 * 4
     largest = max(of.width * max(of.feed_forward, of.inner) for of in (encoder, decoder))
+    dequantised = largest * low + 4 * largest // BLOCK if form in ("int8", "nf4") else 0
     return Activations(
         stored=ends + integers + kept,
         recomputed=recomputed,
         loss=loss,
-        weight_copies=2 * copied if bf16 else 0,
+        weight_copies=(2 * copied if bf16 else 0) + (0 if checkpointing else copies_of_low_rank),
         packed=2 * largest if bf16 and on_cpu else 0,
+        dequantised=dequantised,
     )
 
 
@@ -336,7 +353,9 @@ def find_gpu(args) -> Gpu | None:
     if args.device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(args.device)
-    free = min(gather_object([torch.cuda.mem_get_info(args.device)[0]]))  # a screen or other programs use the rest
+    # A screen or other programs use the rest. What this process holds, such as the model's weights, counts as free.
+    free = torch.cuda.mem_get_info(args.device)[0] + torch.cuda.memory_reserved(args.device)
+    free = min(gather_object([free]))
     return Gpu(properties.name, free, (properties.major, properties.minor))
 
 
@@ -364,12 +383,12 @@ def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
     return optimizer_bytes(args.optim, trained, model.config)
 
 
-def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
+def needed_memory(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> float:
     """Bytes of weights, gradients and optimizer on a GPU or, on a CPU, of all processes of this machine; without
-    activations. In mixed precision the weights stay float32."""
+    activations. In mixed precision the weights stay float32, but for frozen ones of another form."""
     processes = processes_here() if args.use_cpu else 1
-    weights, trained = count_parameters(model), count_parameters(model, True)
-    memory = processes * (4 * (weights + trained) + _state_bytes(model, args))
+    weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
+    memory = processes * (weights + gradients + _state_bytes(model, args))
     memory = memory / args.world_size if _shards_by_fsdp(args) else memory
     return memory + processes * teacher_bytes(args)
 
@@ -403,12 +422,12 @@ class Needs:
     disk_there: float
 
 
-def needs_of(model: PreTrainedModel, args: T5TrainingArguments) -> Needs:
-    """What a run of this model needs and the machine has. All processes must call it."""
+def needs_of(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> Needs:
+    """What a run of this model needs and the machine has; form: of its frozen weights. All processes must call it."""
     gpu, folder = find_gpu(args), Path(args.output_dir)
     there = gpu.memory if gpu else free_memory()
     disk_there = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
-    return Needs(needed_memory(model, args), there, needed_disk(model, args), disk_there)
+    return Needs(needed_memory(model, args, form), there, needed_disk(model, args), disk_there)
 
 
 def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, needs: Needs) -> None:
@@ -423,17 +442,19 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ne
             "--save_only_model"
         )
     if needs.memory > needs.memory_there and not args.deepspeed and not _shards_by_fsdp(args):
+        helps = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
+        if has_low_rank(model):
+            helps = "--load_in_8bit, --load_in_4bit, or a smaller model"
         raise UserError(
             f"{human_bytes(needs.memory)} are needed for weights, gradients and optimizer alone, and "
-            f"{human_bytes(needs.memory_there)} are available: use --optim adafactor, --deepspeed "
-            "zero_stage2_config.json, or a smaller --config_name"
+            f"{human_bytes(needs.memory_there)} are available: use {helps}"
         )
 
 
-def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None:
+def check_before_data(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> None:
     """`check_plan` before the data are prepared, which may take hours. A dry run shows its plan first."""
     if not args.dry_run:
-        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args))
+        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args, form))
 
 
 def disk_free(folder: Path) -> int:

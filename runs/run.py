@@ -30,6 +30,7 @@ from data_t5 import Text
 from model_t5 import count_parameters, dropout_of, teacher_config
 from modeling.distillation import CHUNK
 from modeling.families import shape_of
+from modeling.frozen import form_of
 from modeling.low_rank import has_low_rank
 from runs.callbacks import (
     LossCurveCallback,
@@ -116,7 +117,7 @@ class TrainingRun(Run):
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         warmup = warmup_of(vars(args), steps)
         self._install_callbacks()
-        needs = needs_of(self.trainer.model, args)
+        needs = needs_of(self.trainer.model, args, form_of(self.decision.model))
         limited = args.save_total_limit or args.save_strategy == "no"
         other = other_defaults(args)
         plan = {
@@ -136,6 +137,7 @@ class TrainingRun(Run):
             f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
             "defaults": other and f"other than transformers' (theirs in brackets): {other}",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
+            "frozen weights": self.decision.speed.forms,
             "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
             f"{', teacher' if self.trainer.teacher else ''}), plus activations; "
             f"{human_bytes(needs.memory_there)} available",

@@ -103,7 +103,8 @@ class SamplesCallback(TrainerCallback):
             return
         was_training = model.training
         sources = pad_sequence([torch.tensor(ids) for ids in self.sources], True, model.config.pad_token_id)
-        written = fill(model.eval(), sources.to(args.device), NEW_TOKENS)
+        with torch.autocast(args.device.type, torch.bfloat16, enabled=bool(args.bf16)):  # as in training
+            written = fill(model.eval(), sources.to(args.device), NEW_TOKENS)
         model.train(was_training)
         if not state.is_world_process_zero:
             return

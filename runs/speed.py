@@ -21,7 +21,9 @@ from arguments.training import CUDA_GRAPHS, T5TrainingArguments
 from common.processes import lacks_compiler
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
+from modeling.frozen import FORMS, weight_bytes
 from modeling.kernels.attention import Case, kernels_of, slow_part, triton_lacks
+from modeling.low_rank import has_low_rank
 from runs.memory import (
     RESERVE,
     Gpu,
@@ -68,7 +70,8 @@ class Job(Batches):
 
     weights: shapes of the tensors that are trained. frozen: number of the other weights. attention: what the model has
     now; attention_is_given: whether --attn_implementation names it. steps: -1 where only epochs are known. earlier: the
-    recorded flags of the run that is resumed.
+    recorded flags of the run that is resumed. low_rank: whether the trained weights are LoRA's matrices. form: of
+    frozen weights, as flags ask for it, None where none does; frozen_bytes: what they take in each form.
     """
 
     config: T5Config
@@ -79,12 +82,17 @@ class Job(Batches):
     earlier: dict = field(default_factory=dict)
     frozen: int = 0
     attention_is_given: bool = False
+    low_rank: bool = False
+    form: str | None = None
+    frozen_bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Speed:
     """What a run uses, as flags and machine decide it. activation_checkpointing is as the flag has it: no rule chooses
-    it. tf32: for float32 products. described: the choices and their reasons, for the plan."""
+    it. tf32: for float32 products. form: of the frozen weights below LoRA's matrices, None where nothing asks for one;
+    forms: what a micro-batch takes of a GPU's memory in each of them. described: the choices and their reasons,
+    for the plan."""
 
     attention: str
     bf16: bool
@@ -98,6 +106,8 @@ class Speed:
     packing: bool | None = None
     tf32: bool = False
     expandable_segments: bool = False
+    form: str | None = None
+    forms: str | None = None
     described: str = "plain: nothing is chosen"
 
     def flags(self, args: T5TrainingArguments) -> dict[str, Any]:
@@ -122,7 +132,8 @@ _OF_FLAGS = (
     "dataloader_prefetch_factor",
     "packing",
 )
-MICRO_BATCH, TF32, EXPANDABLE = "micro-batch", "float32 products", "expandable segments"  # choices that are no flags
+# Choices that are no flags.
+MICRO_BATCH, TF32, EXPANDABLE, FORM = "micro-batch", "float32 products", "expandable segments", "frozen weights"
 
 
 @dataclass(frozen=True)
@@ -144,13 +155,16 @@ class Choice:
 def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     """What suits the machine, each with its reason. gpu: None on a CPU. args: the T5TrainingArguments, whose `given`
     names the flags that win."""
-    given = args.given | ({"attn_implementation"} if job.attention_is_given else set())
+    named = (("attn_implementation", job.attention_is_given), ("form", job.form))
+    given = args.given | {name for name, is_given in named if is_given}
     batch, compiled = "per_device_train_batch_size gradient_accumulation_steps", bool(args.torch_compile)
     rules = [  # (what is chosen, the flags that give it, what they give, the rule that chooses otherwise)
         ("bf16", "bf16", bool(args.bf16), _bf16),
         ("attn_implementation", "attn_implementation", job.attention, _attention),
         ("torch_compile", "torch_compile torch_compile_mode torch_compile_backend", compiled, _compilation),
     ]
+    if job.low_rank:
+        rules.insert(1, (FORM, "form", job.form, _form))
     if job.packable:
         rules.append(("packing", "packing", args.packing, _packing))
     if gpu is not None or given.isdisjoint(batch.split()):
@@ -192,6 +206,15 @@ def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -
     if shape_of(job.config).encoder.width < BF16_ON_A_CPU:
         return False, f"a CPU, and a width below {BF16_ON_A_CPU}: float32"
     return True, "the CPU has units for it, AMX"
+
+
+def _form(gpu: Gpu | None, job: Job, _args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
+    if job.earlier:
+        earlier = job.earlier.get("dtype")
+        return (earlier, RESUMED) if earlier else None
+    if gpu is None or not chosen["bf16"].value or launcher.sharding != "ddp":
+        return None
+    return "bfloat16", "autocast multiplies them in it: no bit differs"
 
 
 def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dict) -> tuple[str, str]:
@@ -294,24 +317,44 @@ def _micro_batch(
     if math.prod(earlier) == math.prod(asked):
         return (earlier, RESUMED) if gpu is not None or earlier != asked else None
     bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
-    states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
-    frozen = 4 * job.frozen / (launcher.processes if launcher.sharding == "fsdp2" else 1)  # neither gradient nor state
-    fixed = states.gradients + states.optimizer + states.working + teacher_bytes(args)
-    memory, sizes = launcher.memory, divisors_below(*asked)  # the weights are there already
+    form = chosen[FORM].value if FORM in chosen else "float32"
+    memory, sizes = launcher.memory, divisors_below(*asked)
     if gpu is not None:
-        memory, sizes, fixed = gpu.memory, divisors_below(math.prod(asked), 1), fixed + frozen + states.weights
+        memory, sizes = gpu.memory, divisors_below(math.prod(asked), 1)
     room = memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
-    more = dict(on_cpu=gpu is None, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen)
-    more["distils"] = bool(args.teacher)
     for size, steps in sizes:
-        lengths = size, job.source, job.target
-        kept = activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
-        if fixed + kept <= room:
+        needed = needed_bytes(job, args, launcher, size, attention, bf16, form, on_cpu=gpu is None)
+        if needed <= room:
             if steps > 1 and args.torch_compile_mode in CUDA_GRAPHS:
                 return asked, f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients"
-            need = f"{(fixed + kept) / 1e9:.0f} of {memory / 1e9:.0f} GB by the memory plan"
+            need = f"{needed / 1e9:.0f} of {memory / 1e9:.0f} GB by the memory plan"
             return ((size, steps), f"{need}; the global batch stays") if gpu or (size, steps) != asked else None
     return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"
+
+
+def needed_bytes(
+    job: Job, args, launcher: Launcher, size: int, attention: str, bf16: bool, form: str, on_cpu: bool = False
+) -> float:
+    """Bytes of a process for micro-batches of this size: gradients, optimizer and activations, and on a GPU the weights
+    too; on a CPU they are there already. form: of the frozen ones, which have neither gradient nor state."""
+    states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
+    held = job.frozen_bytes.get(form, 4 * job.frozen) / (launcher.processes if launcher.sharding == "fsdp2" else 1)
+    fixed = states.gradients + states.optimizer + states.working + teacher_bytes(args)
+    fixed += 0 if on_cpu else held + states.weights
+    more = dict(on_cpu=on_cpu, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen, form=form)
+    more |= dict(low_rank=job.weights if job.low_rank else (), distils=bool(args.teacher))
+    lengths = size, job.source, job.target
+    return fixed + activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
+
+
+def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) -> str:
+    """What the run takes of a GPU's memory with its frozen weights in each form, and where that fits, for the plan."""
+    room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
+    size, shown = speed.per_device_train_batch_size, []
+    for form in FORMS if speed.bf16 else ("float32", "int8", "nf4"):
+        needed = needed_bytes(job, args, launcher, size, speed.attention, speed.bf16, form)
+        shown.append(f"{form} {needed / 1e9:.3g} GB {'fits' if needed <= room else 'does not fit'}")
+    return f"{', '.join(shown)}: of {gpu.memory / 1e9:.3g} GB, with a micro-batch of {size}"
 
 
 def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
@@ -327,11 +370,19 @@ def _workers(_gpu: Gpu, _job: Job, _args, launcher: Launcher, _chosen: dict) -> 
 # ---------------------------------------------------------------- decided, and applied
 def decide_speed(job: Job, args) -> Speed:
     """What the run will use: the flags, and what `choose` finds in the first process. All processes must call it."""
+    gpu, launcher = find_gpu(args), find_launcher(args)
+    speed = _decided(gpu, launcher, job, args)
+    if gpu is None or not job.low_rank or launcher.sharding != "ddp":
+        return speed
+    return replace(speed, forms=described_forms(gpu, job, args, launcher, speed))
+
+
+def _decided(gpu: Gpu | None, launcher: Launcher, job: Job, args) -> Speed:
     flags = {name: getattr(args, name) for name in _OF_FLAGS if hasattr(args, name)}
-    speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), **flags)
+    speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), form=job.form, **flags)
     if args.speed == "plain":
         return speed
-    (choices,) = broadcast_object_list([choose(find_gpu(args), job, args, find_launcher(args))])
+    (choices,) = broadcast_object_list([choose(gpu, job, args, launcher)])
     values = {choice.name: choice.value for choice in choices}
     if values["attn_implementation"] == "t5_fused" and not (job.dropout or args.assume_gpu):
         kernel = kernels_of(_cases(job, args.device, values["bf16"])[0]).kernel
@@ -339,7 +390,7 @@ def decide_speed(job: Job, args) -> Speed:
     batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))
     chosen = {name: values[name] for name in ("bf16", "torch_compile", *_OF_FLAGS) if name in values}
     chosen |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=steps)
-    chosen |= dict(tf32=TF32 in values, expandable_segments=EXPANDABLE in values)
+    chosen |= dict(tf32=TF32 in values, expandable_segments=EXPANDABLE in values, form=values.get(FORM))
     described = "; ".join(map(str, choices))
     return replace(speed, attention=values["attn_implementation"], **chosen, described=described)
 
@@ -355,10 +406,15 @@ def use_speed(speed: Speed, model: PreTrainedModel, args: T5TrainingArguments) -
 
 
 def job_of(
-    planned: PreTrainedModel, batches: Batches, steps: int, checkpoint: str | None, attention: str | None
+    planned: PreTrainedModel,
+    batches: Batches,
+    steps: int,
+    checkpoint: str | None,
+    attention: str | None,
+    form: str | None = None,
 ) -> Job:
     """The job of a run. planned: its model, perhaps without weights. checkpoint: which the run resumes, or None;
-    attention: --attn_implementation."""
+    attention: --attn_implementation; form: of frozen weights that the flags ask for."""
     return Job(
         **vars(batches),
         config=planned.config,
@@ -368,5 +424,8 @@ def job_of(
         attention_is_given=attention is not None,
         weights=[tuple(p.shape) for p in planned.parameters() if p.requires_grad],
         frozen=count_parameters(planned) - count_parameters(planned, True),
+        low_rank=has_low_rank(planned),
+        form=form,
+        frozen_bytes={form: weight_bytes(planned, form, trained=False) for form in FORMS},
         earlier=run_of(checkpoint).get("arguments", {}),
     )

@@ -288,6 +288,9 @@ _SHAPE = (
 _DECISIVE = (
     "optim",
     "lora_rank",
+    "load_in_4bit",
+    "load_in_8bit",
+    "dtype",
     "train_only",
     "seed",
     "data_seed",
@@ -351,7 +354,8 @@ def check_resumed(
     shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
     if flags:
-        flags = {"lora_rank": None, "train_only": None} | flags  # which earlier commits lack
+        lacking = {"lora_rank": None, "train_only": None, "load_in_4bit": False, "load_in_8bit": False, "dtype": None}
+        flags = lacking | flags  # which earlier commits lack
     decisive = _DECISIVE
     if "objective" in now:  # pre-training
         decisive += _DECIDES_PART

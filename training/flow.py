@@ -18,7 +18,7 @@ class ResumeCallback(TrainerCallback):
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
 
-    def on_train_begin(self, _args, state: TrainerState, *_, **__) -> None:
+    def on_train_begin(self, args: T5TrainingArguments, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
         finds the best checkpoint beside the resumed one, if their folder has been moved. The steps between logs,
         evaluations and saves, and the metric by which the best checkpoint is compared, are those of the flags."""
@@ -35,7 +35,8 @@ class ResumeCallback(TrainerCallback):
             state.best_metric = values[0] if values else None
         if resumed:
             self.trainer._find_best(Path(resumed).parent)
-        checkpoint_blocks_only(self.trainer.model)
+        how = args.activation_checkpointing_kwargs or {}
+        checkpoint_blocks_only(self.trainer.model, reentrant=how.get("use_reentrant", False))
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
         """Sets the sampler's epoch. Trainer does so too, but where several ranks resume within an epoch it does not

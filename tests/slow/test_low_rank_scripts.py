@@ -174,6 +174,22 @@ class LowRankScriptsTest(parameterized.TestCase):
         found = [model.generate(**batch, max_new_tokens=8, num_beams=1) for batch in batches]
         return [tokenizer.decode(ids[0], skip_special_tokens=True).strip() for ids in found]
 
+    def test_compiled_and_recomputed(self):
+        """It was refused at the first step: the embedded tokens were made to ask for a gradient within the graph."""
+        more, reentrant = (
+            "--activation_checkpointing true",
+            """--activation_checkpointing_kwargs {"use_reentrant":true}""",
+        )
+        runs = {"compiled": f"{more} --torch_compile true --torch_compile_backend eager", "recomputed": more}
+        runs |= {"reentrant": f"{more} {reentrant}", "plain": ""}
+        for name, flags in runs.items():
+            self.fine_tune(name, *flags.split(), "--packing", "false", "--dropout_rate", "0", steps=2, every=2)
+        wanted = load_file(self.folder / "plain/adapter_model.safetensors")
+        for run in ("compiled", "recomputed", "reentrant"):
+            found = load_file(self.folder / f"{run}/adapter_model.safetensors")
+            for name, tensor in wanted.items():
+                torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6, msg=f"{run}: {name}")
+
     @parameterized.parameters(*OPTIMIZERS)
     def test_every_optimizer(self, optim):
         more = ["--activation_checkpointing", "true"] if optim == "muon" else []

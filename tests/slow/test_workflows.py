@@ -69,6 +69,7 @@ RECIPES = {
     "flan_t5_base_portuguese": (pre_train_t5, lambda: build_config("t5-v1_1-base", 32_000), 247_381_248, 114),
     "t5_small_cnn_dailymail": (fine_tune_t5, lambda: T5Config(**T5_SMALL), 60_506_624, 128),
     "t5_large_cnn_dailymail": (fine_tune_t5, lambda: T5Config(**T5_LARGE), 737_668_096, 128),
+    "flan_t5_xxl_24gb": (fine_tune_t5, lambda: build_config("t5-v1_1-xxl"), 11_135_332_352, 128),
     # transformers' own sizes are those of 2B-2B
     "adapt_gemma2_2b": (pre_train_t5, T5GemmaConfig, 5_596_853_760, 287),
     "t5gemma_summarization": (

@@ -105,16 +105,19 @@ class ChoiceTest(parameterized.TestCase):
         self.assertIn(reason, found.reason)
 
     def test_the_memory_is_what_is_free_on_the_fullest_gpu(self):
-        """It was all that the GPU has: beside another program the micro-batch did not fit."""
+        """It was all that the GPU has: beside another program the micro-batch did not fit. What this process holds
+        itself is free for it: once the model was there, its weights were counted twice."""
         device = mock.Mock(major=9, minor=0, total_memory=80e9)
         device.name = "NVIDIA H100"
         with (
             mock.patch.object(torch.cuda, "get_device_properties", lambda _: device),
             mock.patch.object(torch.cuda, "mem_get_info", lambda _: (40e9, 80e9)),
-            mock.patch.object(memory, "gather_object", lambda values: [*values, 20e9]),
+            mock.patch.object(torch.cuda, "memory_reserved", lambda _: 5e9),
         ):
-            gpu = find_gpu(mock.Mock(assume_gpu=None, device=torch.device("cuda", 0)))
-        self.assertEqual(gpu, Gpu("NVIDIA H100", 20e9, (9, 0)))
+            for elsewhere, free in ((20e9, 20e9), (60e9, 45e9)):
+                with mock.patch.object(memory, "gather_object", lambda values, other=elsewhere: [*values, other]):
+                    gpu = find_gpu(mock.Mock(assume_gpu=None, device=torch.device("cuda", 0)))
+                self.assertEqual(gpu, Gpu("NVIDIA H100", free, (9, 0)))
 
     @parameterized.product(
         gpu=("h200", None),

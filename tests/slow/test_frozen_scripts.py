@@ -1,0 +1,222 @@
+"""Frozen weights in fewer bytes from end to end: trained, resumed, evaluated, answered, exported, on two ranks."""
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+from absl.testing import parameterized
+from helpers import run_main, sentences, write_tiny_model
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+from warm_python import warm_python
+
+import evaluate_t5
+import export_checkpoint
+import fine_tune_t5
+import pre_train_t5
+import predict_t5
+from model_t5 import load_model
+from modeling.low_rank import add_low_rank
+
+ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
+FLAGS = {"nf4": ["--load_in_4bit"], "int8": ["--load_in_8bit"], "bfloat16": ["--dtype", "bfloat16", "--bf16", "true"]}
+ROWS = [
+    {"text": f"the {color} {thing} {n}", "kind": thing}
+    for n in range(8)
+    for color in ("red", "old")
+    for thing in ("tree", "moon")
+]
+TIMES = ("_runtime", "_per_second", "_preparation_time")
+
+
+def reported(results: dict) -> dict:
+    return {n: value for n, value in results.items() if n.startswith("eval_") and not n.endswith(TIMES)}
+
+
+class FrozenScriptsTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        (cls.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        (cls.folder / "text.txt").write_text("\n".join(sentences(300)))
+        write_tiny_model(cls.folder / "base", [*(row["text"] for row in ROWS), "kind:", *sentences(200)], 300)
+        cls.results = {form: cls.fine_tune(form, *flags)[0] for form, flags in FLAGS.items()}
+
+    @classmethod
+    def argv(cls, name: str, steps: int = 4, batch: int = 4, rank: int | None = 4) -> list[str]:
+        argv = f"--model_name_or_path {cls.folder}/base --train_file {cls.folder}/rows.jsonl --source_column text "
+        argv += f"--target_column kind --target_type class --validation_split_percentage 20 --max_steps {steps} "
+        argv += f"--per_device_train_batch_size {batch} --eval_strategy steps --eval_steps 2 --save_strategy steps "
+        argv += f"--save_steps 2 --save_total_limit 9 --output_dir {cls.folder}/{name} --report_to none --use_cpu true "
+        argv += f"--data_cache_dir {cls.folder}/cache --disable_tqdm true --learning_rate 0.01"
+        return argv.split() + ([] if rank is None else ["--lora_rank", str(rank)])
+
+    @classmethod
+    def fine_tune(cls, name: str, *flags: str, code: int | None = None, **changes) -> tuple[dict, str]:
+        results, printed, errors = run_main(fine_tune_t5.main, *cls.argv(name, **changes), *flags, code=code)
+        return results, printed + errors
+
+    def matrices(self, name: str) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / f"{name}/adapter_model.safetensors")
+
+    def test_bfloat16_trains_the_matrices_of_float32_under_autocast(self):
+        results, _ = self.fine_tune("float32", "--bf16", "true")
+        self.assertEqual(reported(results), reported(self.results["bfloat16"]))
+        found, wanted = self.matrices("bfloat16"), self.matrices("float32")
+        for name, tensor in wanted.items():
+            self.assertTrue(torch.equal(found[name], tensor), name)
+
+    @parameterized.parameters(*FLAGS)
+    def test_resumed_to_the_same_bits(self, form):
+        again = f"{form}_again"
+        shutil.copytree(self.folder / form, self.folder / again)
+        shutil.rmtree(self.folder / again / "checkpoint-4")
+        weights = self.folder / again / "adapter_model.safetensors"
+        wanted = weights.read_bytes()
+        weights.unlink()
+        results, _ = self.fine_tune(again, *FLAGS[form], "--resume_from_checkpoint")
+        self.assertEqual(weights.read_bytes(), wanted)
+        self.assertEqual(reported(results), reported(self.results[form]))
+        other = {"nf4": "int8", "int8": "bfloat16", "bfloat16": "nf4"}[form]
+        errors = self.fine_tune(again, *FLAGS[other], "--resume_from_checkpoint", code=2)[1]
+        self.assertRegex(errors, r"--(load_in_4bit|load_in_8bit|dtype): \w+ in its run, \w+ now: resume with")
+
+    @parameterized.parameters(*FLAGS)
+    def test_evaluated_and_answered_on_the_frozen_weights(self, form):
+        model = ["--model_name_or_path", self.folder / form, "--use_cpu", "true", *FLAGS[form]]
+        cache = ["--data_cache_dir", self.folder / "cache", "--report_to", "none", "--disable_tqdm", "true"]
+        found, _, _ = run_main(evaluate_t5.main, *model, *cache, "--output_dir", self.folder / f"eval_{form}")
+        for name, value in reported(self.results[form]).items():
+            self.assertAlmostEqual(found[name], value, places=3, msg=name)
+        output = self.folder / f"{form}.jsonl"
+        argv = [*model, "--input_file", self.folder / "rows.jsonl", "--output_file", output]
+        run_main(predict_t5.main, *argv)
+        answers = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
+        self.assertLen(answers, len(ROWS))
+        others = FLAGS["int8" if form == "nf4" else "nf4"]
+        _, _, errors = run_main(predict_t5.main, *model[:4], *others, *argv[-4:], code=2)
+        self.assertIn(f"holds answers with {'bf16 True' if form == 'bfloat16' else f'form {form}'}, not", errors)
+
+    def test_exported_on_the_unquantised_checkpoint(self):
+        """As peft merges the matrices of an nf4 run into the whole checkpoint."""
+        argv = ["--model_name_or_path", self.folder / "nf4", "--output_dir", self.folder / "export"]
+        _, printed, _ = run_main(export_checkpoint.main, *argv)
+        self.assertRegex(printed, r"memory +about .* of the machine's")
+        whole = AutoModelForSeq2SeqLM.from_pretrained(self.folder / "base")
+        wanted = PeftModel.from_pretrained(whole, self.folder / "nf4").merge_and_unload().state_dict()
+        found = load_file(self.folder / "export/model.safetensors")
+        for name, tensor in found.items():
+            if name != "lm_head.weight":  # which plain transformers ties
+                torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-6, msg=name)
+
+    @parameterized.parameters("nf4", "bfloat16")
+    def test_pre_training_shows_samples(self, form):
+        argv = f"--model_name_or_path {self.folder}/base --lora_rank 4 --train_file {self.folder}/text.txt "
+        argv += "--input_seq_length 32 --per_device_train_batch_size 4 --gradient_accumulation_steps 1 --eval_steps 2 "
+        argv += "--max_steps 2 --save_steps 2 --warmup_steps 1 --max_eval_samples 8 --report_to none --num_samples 1 "
+        argv += f"--output_dir {self.folder}/text_{form} --data_cache_dir {self.folder}/cache --use_cpu true"
+        run_main(pre_train_t5.main, *argv.split(), "--disable_tqdm", "true", *FLAGS[form])
+        self.assertIn("## Step 2", (self.folder / f"text_{form}/samples.md").read_text())
+
+    def test_a_plan_for_a_gpu_shows_every_form(self):
+        _, printed = self.fine_tune("planned", "--dry_run", "--assume_gpu", "rtx4090", code=0)
+        line = next(line for line in printed.splitlines() if line.startswith("frozen weights"))
+        sizes = []
+        for form in ("float32", "bfloat16", "int8", "nf4"):
+            self.assertRegex(line, rf"{form} [\d.e-]+ GB fits")
+            sizes.append(float(line.split(f"{form} ")[1].split()[0]))
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        self.assertIn("of 24 GB", line)
+        self.assertIn("frozen weights bfloat16 (autocast multiplies them in it", printed)
+        self.assertIn('"dtype": "bfloat16"', printed)
+
+    @parameterized.parameters(
+        (["--load_in_4bit", "--load_in_8bit"], "--load_in_4bit True: --load_in_8bit holds the same weights"),
+        (["--load_in_8bit", "--dtype", "bfloat16"], "--dtype bfloat16: --load_in_8bit holds the same weights"),
+        (["--load_in_4bit", "--dtype", "bfloat16"], "--dtype bfloat16: --load_in_4bit holds the same weights"),
+        (["--dtype", "bfloat16", "--bf16", "false"], "--dtype bfloat16: is multiplied in bfloat16 only: add --bf16"),
+    )
+    def test_refused(self, flags, message):
+        self.assertIn(message, self.fine_tune("refused", *flags, code=2)[1])
+
+    @parameterized.parameters(["--load_in_4bit"], ["--load_in_8bit"], ["--dtype", "bfloat16"])
+    def test_refused_without_low_rank(self, *flags):
+        printed = self.fine_tune("refused", *flags, rank=None, code=2)[1]
+        self.assertRegex(printed, rf"{flags[0]} \w+: is for weights that are not trained: add --lora_rank 16")
+
+    @parameterized.parameters("--load_in_4bit", "--load_in_8bit")
+    def test_refused_with_sharding(self, flag):
+        with mock.patch.dict(
+            os.environ, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+        ):
+            file = str(ROOT / "zero_stage2_config.json")
+            printed = self.fine_tune("refused", flag, "--deepspeed", file, "--dry_run", code=2)[1]
+        self.assertIn(f"{flag} True: not with --deepspeed", printed)
+
+    def test_refused_without_bitsandbytes(self):
+        find = importlib.util.find_spec
+        without = mock.patch.object(
+            importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name)
+        )
+        with without:
+            printed = self.fine_tune("refused", "--load_in_4bit", code=2)[1]
+        self.assertIn("--load_in_4bit True: needs bitsandbytes: pip install -r requirements/quantisation.txt", printed)
+
+    @parameterized.parameters(*FLAGS)
+    def test_two_ranks_train_as_one(self, form):
+        two, alone = f"{form}_two", f"{form}_alone"
+        more = [*FLAGS[form], "--dropout_rate", "0"]
+        self.fine_tune(alone, *more, steps=2, batch=4)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        launch = [
+            warm_python(),
+            BIN / "torchrun",
+            "--nproc_per_node",
+            "2",
+            "--master_port",
+            port,
+            ROOT / "fine_tune_t5.py",
+        ]
+        argv = self.argv(two, steps=2, batch=2)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*map(str, launch), *argv, *more], capture_output=True, text=True, timeout=300, env=environment
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        losses = [json.loads((self.folder / n / "all_results.json").read_text())["eval_loss"] for n in (two, alone)]
+        self.assertAlmostEqual(*losses, places=2)
+        if form != "bfloat16":  # in which AdamW's first steps follow the last bits of small gradients
+            found, wanted = self.matrices(two), self.matrices(alone)
+            for name, tensor in wanted.items():
+                torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+
+    def test_a_bfloat16_file_is_mapped_and_its_matrices_begin_as_in_float32(self):
+        folder = str(self.folder / "half")
+        load_model(str(self.folder / "base")).to(torch.bfloat16).save_pretrained(folder)
+        model = load_model(folder, as_saved=True)
+        self.assertEqual({p.dtype for p in model.parameters()}, {torch.bfloat16})
+        places = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "half/model" in line]
+        spans = [tuple(int(end, 16) for end in place[0].split("-")) for place in places]
+        for parameter in model.parameters():
+            self.assertTrue(any(begin <= parameter.data_ptr() < end for begin, end in spans))
+        drawn = []
+        for one in (model, load_model(folder)):
+            torch.manual_seed(0)
+            add_low_rank(one, 4, folder)
+            drawn.append({name: p for name, p in one.named_parameters() if "lora_" in name})
+        self.assertEqual(model.base_checksum, one.base_checksum)
+        for name, parameter in drawn[0].items():
+            self.assertEqual(parameter.dtype, torch.float32)
+            self.assertTrue(torch.equal(parameter, drawn[1][name]), name)
