@@ -34,7 +34,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel
+from transformers import PreTrainedModel
 
 from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, names_own_pairs
@@ -65,6 +65,7 @@ from tasks.registry import as_list, eval_splits, reference_texts, source_text, t
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
 from tasks.tasks import LoadedTask, Task, Tasks, count_unknown
 from trainer_t5 import T5Trainer
+from training.batching import AnswersCollator
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 # Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
@@ -309,7 +310,7 @@ def build_trainer(
     trainer = T5Trainer(
         model=model,
         args=args,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
+        data_collator=AnswersCollator(tokenizer, model=model, pad_to_multiple_of=8),
         processing_class=tokenizer,
         class_label_ids=judged.class_label_ids,
     )

@@ -164,7 +164,8 @@ class ThroughputCallback(TrainerCallback):
         """Counts positions, tokens and operations of micro-batches {"input_ids" [B, S], "labels" [B, T]} of this rank;
         "attention_mask" or a packed batch's "input_segments" [B, S] is 0 where there is padding."""
         for batch in batches:
-            source, labels = batch["input_ids"], batch["labels"]
+            source = batch["input_ids"]
+            labels = torch.cat([batch[name] for name in ("labels", "rejected") if name in batch], dim=1)
             mask = batch.get("attention_mask", batch.get("input_segments"))
             self.positions += source.numel() + labels.numel()
             self.filled += (source.numel() if mask is None else mask.ne(0).sum()) + labels.ge(0).sum()  # -100: padding
