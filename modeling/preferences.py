@@ -101,6 +101,12 @@ def preference_metrics(sums: torch.Tensor) -> dict[str, float]:
     return {name: float(value) for name, value in means.items()}
 
 
+def log_probabilities(statistics: np.ndarray) -> dict[str, list[float]]:
+    """Those of both answers of each row, from the statistics [N, 5 + 5] of an evaluation."""
+    columns = {"chosen_log_probability": 0, "rejected_log_probability": -len(OF_PREFERENCE)}
+    return {name: (-statistics[:, place]).tolist() for name, place in columns.items()}
+
+
 def evaluated(preference: Preference, statistics: np.ndarray) -> dict[str, float]:
     """The metrics of an evaluation from its rows' statistics [N, 5 + 5]: log-probabilities and, where the reference's
     are known or not needed, rewards and the mean loss. Of unpaired rows, the second answer is that to another prompt,

@@ -40,6 +40,7 @@ from common.reports import (
     was_evaluated,
     write_aside,
 )
+from constants import PREFERENCE_METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -314,8 +315,8 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 
 class LossCurveCallback(TrainerCallback):
-    """Redraws `<output_dir>/loss.png`, the losses and the main metric, from metrics.jsonl at every save and at the end.
-    If drawing fails, it only warns, since that must not end a long run."""
+    """Redraws `<output_dir>/loss.png`, losses, the main metric and those of preferences, from metrics.jsonl at every
+    save and at the end. If drawing fails, it only warns, since that must not end a long run."""
 
     def __init__(self, output_dir: str | Path):
         self.output_dir = Path(output_dir)
@@ -328,6 +329,8 @@ class LossCurveCallback(TrainerCallback):
         try:
             lines = read_metrics(self.output_dir / "metrics.jsonl")
             # A save may come before the first log; a run of few steps may log nothing but its evaluations.
+            if any("eval_preference_loss" in line for line in lines):
+                metrics = [*dict.fromkeys([*(metrics or []), *(f"eval_{name}" for name in PREFERENCE_METRICS)])]
             if any("loss" in line or eval_loss_key([line]) in line for line in lines):
                 draw_curves(
                     {self.output_dir.name: lines},
