@@ -36,7 +36,7 @@ CELLS = [
     (launcher, way, script)
     for launcher in LAUNCHERS
     for way in SHARDING
-    for script in ("pre_train", "fine_tune")
+    for script in ("pre_train", "fine_tune", "preferences")
     if (launcher, way) != ("deepspeed", "fsdp2")
 ]
 COVER = [
@@ -45,6 +45,7 @@ COVER = [
     ("deepspeed", "zero2", "fine_tune"),
     ("deepspeed", "zero3", "pre_train"),
     ("torchrun", "fsdp2", "fine_tune"),
+    ("torchrun", "ddp", "preferences"),
 ]
 
 
@@ -67,10 +68,11 @@ class LauncherTest(parameterized.TestCase):
     def flags(self, script: str, processes: int, way: str = "ddp") -> list[str]:
         """The same global batch with one process and with two; no dropout, whose random numbers differ by rank. The
         optimizer is the default one but under ZeRO-3, which cannot have it."""
-        size = {"pre_train": 8, "fine_tune": 16}[script] // processes
+        size = {"pre_train": 8, "fine_tune": 16, "preferences": 8}[script] // processes
         own = {
             "pre_train": "--gradient_accumulation_steps 1 --max_steps 7 --save_steps 3 --eval_steps 5",
             "fine_tune": "--predict_with_generate true --num_train_epochs 2 --max_train_samples 49",
+            "preferences": "--save_steps 3 --load_best_model_at_end false",
         }
         optim = "adamw_torch --learning_rate 1e-3" if way == "zero3" else f"{DEFAULT_OPTIMIZER} --learning_rate 1e-2"
         more = f"--per_device_train_batch_size {size} --dropout_rate 0 --save_total_limit 9 --optim {optim} "
@@ -93,7 +95,7 @@ class LauncherTest(parameterized.TestCase):
         if way == "fsdp2":
             started = [str(ROOT / "tests" / "support" / "fsdp2_on_cpu.py"), script, *argv, "--fsdp"]
         else:
-            started = [str(ROOT / f"{script}_t5.py"), *argv]
+            started = [str(ROOT / f"{torture.file_of(script)}"), *argv]
         command = [*launcher_command(launcher), *started]
         environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
@@ -111,7 +113,9 @@ class LauncherTest(parameterized.TestCase):
         found, expected = torture.outcome(out), torture.outcome(alone)
         self.assertEqual(found["steps"], expected["steps"])
         for one, two in zip(found["metrics"], expected["metrics"], strict=True):
-            for key in {"loss", "eval_loss", "train_loss", "grad_norm"} & set(two):
+            for key in {"loss", "eval_loss", "train_loss", "grad_norm", "reward_margin", "eval_reward_margin"} & set(
+                two
+            ):
                 self.assertAlmostEqual(one[key], two[key], delta=2e-3, msg=f"{what} {key} at step {two['step']}")
             for key in {"eval_accuracy", "eval_matthews_correlation"} & set(two):
                 self.assertEqual(one[key], two[key], f"{what} {key} at step {two['step']}")
