@@ -37,7 +37,7 @@ CELLS = [
     for launcher in LAUNCHERS
     for way in SHARDING
     for script in ("pre_train", "fine_tune", "preferences")
-    if (launcher, way) != ("deepspeed", "fsdp2")
+    if (launcher, way) != ("deepspeed", "fsdp2") and (script != "preferences" or way == "ddp")
 ]
 COVER = [
     ("accelerate", "ddp", "fine_tune"),

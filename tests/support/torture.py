@@ -125,7 +125,7 @@ def material(folder: Path) -> dict[str, list[str]]:
     preferences = f"--train_file {folder}/pairs.jsonl --model_name_or_path {folder}/prepared {columns} "
     preferences += "--rejected_column bad --preference dpo --max_target_length 16 --num_train_epochs 2 "
     preferences += "--validation_split_percentage 20 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 "
-    preferences += f"--save_strategy steps --save_steps 2 --eval_strategy steps --eval_steps 4 {common}"
+    preferences += f"--save_strategy steps --save_steps 2 --eval_strategy steps --eval_steps 2 {common}"
     preferences = preferences.replace("--config_name tiny ", "").replace(f"--config_overrides {shape} ", "")
     preferences = preferences.replace("--dropout_rate 0.1 ", "")
     streams = {"pre_train_stream": pre_train_stream, "fine_tune_stream": fine_tune_stream.split()}
