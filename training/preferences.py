@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, send_to_device
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    Seq2SeqTrainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 
 from arguments.training import FineTuningArguments
 from common.processes import print_once
@@ -29,7 +36,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from tasks.tasks import TaskData
-    from trainer_t5 import T5Trainer
 
 
 # ---------------------------------------------------------------- the reference
@@ -101,7 +107,7 @@ class PreferenceCallback(TrainerCallback):
     sums: since the last log, of this rank; saved with every checkpoint, so that a resumed run logs the same means.
     """
 
-    def __init__(self, trainer: "T5Trainer", preference: Preference):
+    def __init__(self, trainer: Seq2SeqTrainer, preference: Preference):
         self.trainer, self.preference = trainer, preference
         self.sums = torch.zeros(len(SUMS), device=trainer.args.device)
         trainer.model.register_forward_hook(self._count)
