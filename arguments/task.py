@@ -63,17 +63,11 @@ class TaskArguments:
     mixing_temperature: float = option(2.0, "Root taken of each task's capped number of rows.", at_least=1)
     span_corruption_file: list[str] | None = option(None, "Plain text whose span corruption is mixed into the tasks.")
     span_corruption_share: float | None = option(None, f"Its share. Not set: {CORRUPTED_SHARE}.", above=0, below=1)
-    preference: str | None = option(
-        None, "Own pairs: learn to prefer good answers to bad ones, by this loss (docs/preferences.md).", choices=BETAS
-    )
-    rejected_column: str | None = option(None, "Preferences: column of worse answers than the target column's.")
-    desirable_column: str | None = option(None, "Preferences, kto: column that says whether the target is a good one.")
-    preference_beta: float | None = option(
-        None, f"Factor of rewards. Not set: {', '.join(f'{kind} {beta}' for kind, beta in BETAS.items())}.", above=0
-    )
-    simpo_gamma: float | None = option(
-        None, f"SimPO: by how much rewards should differ. Not set: {SIMPO_GAMMA}.", at_least=0
-    )
+    preference: str | None = option(None, "Loss of compared pairs.", choices=BETAS)
+    rejected_column: str | None = option(None, "Preference: column of the worse answers.")
+    desirable_column: str | None = option(None, "kto: column that says if a target is good.")
+    preference_beta: float | None = option(None, "Of rewards. Not set: 0.1, of simpo 2.", above=0)
+    simpo_gamma: float | None = option(None, f"Margin that simpo wants. Not set: {SIMPO_GAMMA}.", at_least=0)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
