@@ -32,7 +32,7 @@ from tasks.tasks import TaskData, Tasks
 from tasks.transforms import TRANSFORMS
 from tasks.win_rates import read_others, win_rates
 from training.batching import AnswersCollator, FilledRows
-from training.preferences import with_reference
+from training.preferences import PreferenceCallback, with_reference
 
 SOURCES = [[5, 6, 7, 8, 1], [9, 10, 1], [11, 12, 13, 14, 15, 16, 1]]
 CHOSEN = [[20, 21, 1], [22, 1], [23, 24, 25, 26, 1]]
@@ -190,6 +190,30 @@ class LogProbabilitiesTest(parameterized.TestCase):
         outputs = [model(**collated(list(some))) for some in (rows, [filled[n] for n in range(5)])]
         for name in ("loss", "sums"):
             torch.testing.assert_close(*(output[name] for output in outputs))
+
+    @parameterized.parameters("dpo", "kto")
+    def test_accumulated_micro_batches_are_one_batch(self, kind):
+        """The rows of a step divide the loss, and its divergence is one for all micro-batches."""
+        preference, found = Preference(kind, 0.1), []
+        reference = REFERENCE - torch.tensor([0.0, 9.0])  # so that the divergence of kto is above 0
+        known = [{"reference": values, "desirable": n % 2} for n, values in enumerate(reference.tolist())]
+        rows = [row | more for row, more in zip(ROWS, known, strict=True)]
+        for parts in ([rows], [rows[:1], rows[1:]]):
+            model = tiny(dropout_rate=0.0)
+            compute_loss_in_forward(model, preference=preference)
+            trainer = SimpleNamespace(model=model, model_wrapped=model, args=SimpleNamespace(device="cpu"))
+            trainer.accelerator = SimpleNamespace(reduce=lambda values, _: values)
+            trainer.compute_loss_context_manager = contextlib.nullcontext
+            learning, batches = PreferenceCallback(trainer, preference), list(map(collated, parts))
+            total = learning.begin_step(batches)
+            losses = [model.train()(**batch, num_items_in_batch=total).loss for batch in batches]
+            sum(losses).backward()
+            divergence = batches[0].get("divergence", torch.zeros(()))
+            gradients = [p.grad.flatten() for p in model.parameters()]
+            found.append((sum(losses).detach(), divergence, learning.sums, torch.cat(gradients)))
+        self.assertEqual(bool(found[0][1] > 0), kind == "kto")
+        for whole, accumulated in zip(*found, strict=True):
+            torch.testing.assert_close(accumulated, whole, atol=1e-5, rtol=1e-4)
 
     def test_metrics_of_an_evaluation(self):
         """Three pairs by hand: log-probabilities -2 -5, -4 -4, -6 -3 and a reference of -3 -4 for all: rewards' margins
