@@ -41,6 +41,9 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.m
     max_piece_length    the column text is running text, also whole books: a row is a sentence-like piece of at most
                         this many characters; plain text files have a document on each line
     eval_splits         splits to report when there is more than "validation" (MNLI); the first is the main one
+    preference          {"kind", "beta", "gamma"}: answers are compared, by a loss of modeling/preferences.py
+    rejected            with a preference, the column of an answer that is worse than the target
+    desirable           with the preference kto, the column that says whether the target is a good answer
     submission_file     name inside the GLUE submission zip
 """
 
@@ -157,11 +160,18 @@ TRAINING_DEFAULTS = {
         warmup_steps=0.1,
     ),
 }
+# TRL's rate of preferences is a twentieth of that of its fine-tuning: 1e-6 and 2e-5.
+TRAINING_DEFAULTS["learning preferences"] = TRAINING_DEFAULTS["fine-tuning a checkpoint"] | dict(
+    learning_rate={optim: rate / 20 for optim, rate in _CHECKPOINT_RATES.items()}
+)
 # LoRA's matrices B begin at 0, where steps scaled by a tensor's RMS are smallest: torch's AdamW is the default.
 LORA = " with LoRA"
 _LORA_RATES = dict(adamw_rms_scaled=2e-2, adafactor=2e-2, muon=2e-2, adamw_torch=1e-3, adamw_torch_fused=1e-3)
 for _job in ("continued pre-training", "fine-tuning a checkpoint"):
     TRAINING_DEFAULTS[_job + LORA] = TRAINING_DEFAULTS[_job] | dict(optim="adamw_torch", learning_rate=_LORA_RATES)
+TRAINING_DEFAULTS["learning preferences" + LORA] = TRAINING_DEFAULTS["learning preferences"] | dict(
+    optim="adamw_torch", learning_rate={optim: rate / 20 for optim, rate in _LORA_RATES.items()}
+)
 
 PREEMPTED_EXIT_CODE = 75  # a signal or its time limit stopped the run: the same command resumes it
 TASK_RECORD = "task.json"  # in the folder of a fine-tuned model: what repeats its evaluation (tasks/task_records.py)
@@ -182,11 +192,14 @@ DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
 GREATER_IS_BETTER = {
     # ours
     "accuracy",
+    "chosen_log_probability",
     "f1",
     "f1_macro",
     "matthews_correlation",
     "question_exact_match",
     "pearson",
+    "preference_accuracy",
+    "reward_margin",
     "spearman",
     "exact_match",
     "bleu",
@@ -229,6 +242,7 @@ SMALLER_IS_BETTER = {
     "invalid_outputs",
     "non_canonical_outputs",
     "loss",
+    "preference_loss",
     "perplexity",
     "bits_per_byte",
     "nats_per_id",
@@ -246,6 +260,9 @@ SMALLER_IS_BETTER = {
     "ter",
     "wer",
 }
+# What an evaluation of preferences measures besides the task's metrics; the training logs have all but the loss.
+PREFERENCE_METRICS = ("preference_accuracy", "reward_margin", "chosen_log_probability", "rejected_log_probability")
+PREFERENCE_METRICS += ("preference_loss",)
 PERCENT_METRICS = ("bleu", "sacrebleu", "chrf", "ter", "sari")  # 0..100, all others 0..1
 
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel
+from transformers import PreTrainedModel
 
 from arguments.model import DTYPE, FORM_RULES, LOAD_IN_4BIT, LOAD_IN_8BIT, ModelArguments, check_form
 from arguments.own_pairs import OWN, names_own_pairs
@@ -67,6 +67,7 @@ from corpora.tokenizers import load_tokenizer, named_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from modeling.frozen import form_of
 from modeling.generation_settings import set_generation_length
+from modeling.preferences import log_probabilities
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
 from runs.trackers import finish_tracking, log_table, start_tracking
@@ -74,7 +75,9 @@ from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
 from tasks.tasks import LoadedTask, Task, Tasks, count_unknown
+from tasks.win_rates import read_others, win_rates
 from trainer_t5 import T5Trainer
+from training.batching import AnswersCollator
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 # Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
@@ -112,6 +115,7 @@ class EvaluationArguments:
     load_in_8bit: bool = LOAD_IN_8BIT
     dtype: str | None = DTYPE
     split: str | None = option(None, "Not set: the task's evaluation splits; with --do_predict: its test splits.")
+    against: str | None = option(None, "predictions.jsonl of another checkpoint on the same rows: adds win rates.")
     interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
     allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
 
@@ -187,6 +191,8 @@ def parse_flags(
             f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
             "of your own"
         )
+    if evaluation.against and not (Path(evaluation.against).is_file() and not run_args.do_predict):
+        raise UserError(f"--against {evaluation.against}: must be a predictions.jsonl, and not with --do_predict")
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
@@ -331,7 +337,7 @@ def build_trainer(
     trainer = T5Trainer(
         model=model,
         args=args,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
+        data_collator=AnswersCollator(tokenizer, model=model, pad_to_multiple_of=8),
         processing_class=tokenizer,
         class_label_ids=judged.class_label_ids,
     )
@@ -339,35 +345,41 @@ def build_trainer(
     return trainer
 
 
-def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[str], dict]:
-    """(the answer to each row, "" for no label; eval_* metrics, or counts without labels or with --do_predict)."""
+def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[dict], dict]:
+    """(for each row its "prediction", "" for no label, and the log-probabilities of answers that are compared; eval_*
+    metrics, or counts without labels or with --do_predict)."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names and not trainer.args.do_predict
     trainer.compute_metrics = task.judge(split, generated).compute_metrics if scored else None
     output = trainer.predict(task.data[split], metric_key_prefix=job.prefix(split))
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
+    is_pair = scored and "rejected" in task.data[split].column_names and "desirable" not in task.entry
+    known = log_probabilities(output.predictions[1]) if is_pair else {}
+    columns = {"prediction": answers} | known
+    found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
         if trainer.args.report_to:
             trainer.log(dict(numbers))
-        return answers, numbers
+        return found, numbers
     counts = {"samples": len(answers)}
     if task.entry["target_type"] != "text":
         counts["invalid_outputs"] = sum(value_of_text(task.entry, answer) is None for answer in answers)
     if generated:
         counts |= non_canonical_outputs(task.entry, task.tokenizer, output.predictions[0])
-    return answers, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
+    return found, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
 
 
-def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5Trainer, submits: bool) -> None:
-    """Appends the split's rows to predictions.jsonl in their order: source, prediction, and the target if it is known
-    (a list where there are several). The trackers show the first ones. submits: writes a submission too."""
+def write_answers(task: LoadedTask, split: str, found: list[dict], trainer: T5Trainer, submits: bool) -> list[dict]:
+    """Appends the split's rows to predictions.jsonl in their order, and returns them: source, prediction, and the
+    target if it is known (a list where there are several). found: of `predict_split`. The trackers show the first ones.
+    submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
     has_targets = "labels" in task.data[split].column_names
     columns = ["source", "prediction", "target"] if has_targets else ["source", "prediction"]
-    for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
+    for index, (row, answer) in enumerate(zip(task.rows[split], found, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
-        record |= {"source": source_text(task.entry, row), "prediction": answer}
+        record |= {"source": source_text(task.entry, row)} | answer
         if has_targets:
             texts = reference_texts(task.name, task.entry, row)
             record["target"] = texts[0] if len(texts) == 1 else texts
@@ -378,7 +390,14 @@ def write_answers(task: LoadedTask, split: str, answers: list[str], trainer: T5T
     rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
     log_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
     if submits:
-        write_submission(folder, task, split, answers)
+        write_submission(folder, task, split, [answer["prediction"] for answer in found])
+    return records
+
+
+def compared(job: LoadedJob, split: str, records: list[dict], against: str | None) -> dict[str, float]:
+    """The win rates of a split's answers against those of another checkpoint, if they are asked for."""
+    rates = win_rates(job.task.entry, records, read_others(against, records)) if against else {}
+    return {f"{job.prefix(split)}_{name}": rate for name, rate in rates.items()}
 
 
 def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[str]) -> None:
@@ -539,7 +558,8 @@ def main(argv: list[str] | None = None) -> dict:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers
             if is_first_process():
-                write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
+                records = write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
+                results |= compared(job, split, records, evaluation.against)
         finish_tracking(trainer)
     if summarise and not run_args.do_predict and not evaluation.split:
         results |= summarise(results)

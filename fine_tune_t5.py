@@ -28,7 +28,7 @@ if __name__ == "__main__":
 import dataclasses
 from pathlib import Path
 
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 
 from arguments.model import ModelArguments, check_model
 from arguments.own_pairs import SOURCES
@@ -48,8 +48,9 @@ from runs.run import TrainingRun
 from runs.speed import Batches
 from tasks.tasks import TaskData, Tasks
 from trainer_t5 import T5Trainer
-from training.batching import train_collator
+from training.batching import AnswersCollator, train_collator
 from training.checkpoints import check_resumed
+from training.preferences import with_reference
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
@@ -74,8 +75,8 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
         )
     args = args.replaced(**tasks.flags(args))
     model = with_source(model)
-    job = "fine-tuning a checkpoint" if model.model_name_or_path else "fine-tuning from scratch"
-    args = settle_training(args, job + (LORA if model.lora_rank else ""), data)
+    job = tasks.job(bool(model.model_name_or_path)) + (LORA if model.lora_rank else "")
+    args = settle_training(args, job, data)
     return model, tasks.args, args, tasks
 
 
@@ -95,9 +96,9 @@ def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
     model, data, args, tasks = parse_flags(argv)
     packed = "--packing true" if args.packing else None
     tokenizer = named_tokenizer(model)
-    batches = Batches(*tasks.most_tokens(tokenizer), args.length_buckets, packed, packable=not data.streaming)
+    batches = Batches(*tasks.most_tokens(tokenizer), args.length_buckets, packed, packable=tasks.packable)
     title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
-    return settle(title, model, data, args, tokenizer, batches), tasks
+    return settle(title, model, data, args, tokenizer, batches, tasks.dropout), tasks
 
 
 def trained_tokenizer(run: Decision, tasks: Tasks) -> PreTrainedTokenizerBase:
@@ -115,26 +116,28 @@ def main(argv: list[str] | None = None) -> dict:
     set_seed(run.args.seed)
     with run.args.main_process_first():
         tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
-    model, vocabulary = build_model(run, tokenizer)
+    model, vocabulary = build_model(run, tokenizer, tasks.dropout)
     with run.args.main_process_first():
         data = TaskData(tasks, tokenizer, run.args)
     check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), run.model, run.data, run.args)
     data.resume(run.checkpoint)
     forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
     set_generation_length(model, data.generation_length)
-    collator = train_collator(data.train, run.args, model)
+    both = AnswersCollator(tokenizer, model=model, pad_to_multiple_of=8)
+    train, validation = with_reference(data, model, run.args, both)
 
     trainer = T5Trainer(
         model=model,
         args=run.args,
-        train_dataset=data.train,
-        eval_dataset=data.validation,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8),
-        train_collator=collator,
+        train_dataset=train,
+        eval_dataset=validation,
+        data_collator=both,
+        train_collator=train_collator(data.train, run.args, model),
         processing_class=tokenizer,
         evaluation_tasks=data.judged,
         summarise=tasks.summarise,
         task_record=data.record(),
+        preference=data.preference,
     )
     origin = run.model.tokenizer_name or run.model.model_name_or_path or "trained on the sources and targets"
     rows = {"from": run.source, "tokenizer": described_tokenizer(tokenizer, origin), "vocabulary": vocabulary}

@@ -38,6 +38,7 @@ from modeling.distillation import Distillation
 from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from modeling.loss import compute_loss_in_forward, token_metrics
+from modeling.preferences import Preference
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
@@ -50,7 +51,12 @@ if TYPE_CHECKING:
     from tasks.examples import EvaluationTask
 
 
-def set_up_step(model: PreTrainedModel, args: T5TrainingArguments, teacher: PreTrainedModel | None = None) -> None:
+def set_up_step(
+    model: PreTrainedModel,
+    args: T5TrainingArguments,
+    teacher: PreTrainedModel | None = None,
+    preference: Preference | None = None,
+) -> None:
     """Applies the options of the training step to the model: loss, compilation, residual stream. teacher: to distil
     from, unless the rows hold what it said."""
     sum_bias_by_diagonals(model)
@@ -60,7 +66,7 @@ def set_up_step(model: PreTrainedModel, args: T5TrainingArguments, teacher: PreT
     shapes = 8 + getattr(args, "length_buckets", 0)
     distillation = Distillation.of_flags(args, teacher)
     of_loss = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
-    compute_loss_in_forward(model, *of_loss, options, shapes, distillation, teacher)
+    compute_loss_in_forward(model, *of_loss, options, shapes, distillation, teacher, preference)
 
 
 def _fit_for_fsdp(model: PreTrainedModel) -> None:
@@ -95,7 +101,8 @@ class T5Trainer(FiniteTrainer):
     scored unless `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask},
     where the data sets are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with
     the prefix "eval_". train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one
-    bucket. task_record: the content of task.json, which is saved with every model.
+    bucket. task_record: the content of task.json, which is saved with every model. preference: rows have two answers,
+    and the loss is that of modeling/preferences.py.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class T5Trainer(FiniteTrainer):
         summarise: Callable[[dict], dict] | None = None,
         train_collator: BucketCollator | PackingCollator | None = None,
         task_record: dict | None = None,
+        preference: Preference | None = None,
         **kwargs,
     ):
         if evaluation_tasks:  # a single data set is scored like the first task
@@ -126,7 +134,7 @@ class T5Trainer(FiniteTrainer):
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
         self.teacher = load_teacher(args) if args.teacher and not getattr(args, "teacher_top_k", 0) else None
-        set_up_step(model, args, self.teacher)
+        set_up_step(model, args, self.teacher, preference)
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:
@@ -141,6 +149,11 @@ class T5Trainer(FiniteTrainer):
         self.callback_handler.callbacks.insert(0, FlowCallback(self))
         self.add_callback(ResumeCallback(self))
         self.add_callback(self.preemption)
+        if preference is not None:
+            from training.preferences import PreferenceCallback
+
+            self.preferences = PreferenceCallback(self, preference)
+            self.add_callback(self.preferences)
         if args.precompile:
             self.add_callback(PrecompileCallback())
 
@@ -195,8 +208,9 @@ class T5Trainer(FiniteTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to count the batches of the step for the log. They are sent to the device first: if
-        Trainer counted their tokens on the host, the host would wait to send the count."""
+        """Overrides Trainer to count the batches of the step for the log, and the rows of preferences, each of which
+        counts as one. They are sent to the device first: if Trainer counted their tokens on the host, the host would
+        wait to send the count."""
         self.batches_in_use = epoch_iterator
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
         self._began = {"place": place, "loss": self._tr_loss.clone()}
@@ -212,7 +226,7 @@ class T5Trainer(FiniteTrainer):
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
-        return batches, num_items
+        return batches, num_items if self.preferences is None else self.preferences.begin_step(batches)
 
     def _break_off(self, error: str | None, place: dict) -> None:
         """Ends the run as a user's error, exit code 2, where a rank's stream cannot be read any further. Saves the
@@ -371,6 +385,8 @@ class T5Trainer(FiniteTrainer):
             classes = None
         if classes is not None:
             positions += int(classes.ne(IGNORE_INDEX).sum())
+        if "rejected" in inputs:
+            positions += inputs["rejected"].shape[1]
         config, more = self.model.config, getattr(self.data_collator, "statistics", None)
         size = rows_to_score(config, inputs["input_ids"].shape[1], positions)
         scored = [score_rows(model, config, part, classes, more) for part in self._parts(inputs, size)]

@@ -7,9 +7,10 @@
 import itertools
 from typing import Any
 
-from common.command_line import comma_words, home_path
+from common.command_line import check_rules, comma_words, home_path
 from common.errors import UserError
 from corpora.files import TEXT_SUFFIXES, expand_files
+from modeling.preferences import BETAS, SIMPO_GAMMA
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
@@ -17,6 +18,9 @@ HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 # target; the number counts the worked examples, two in Tk-Instruct.
 _MADE = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = ("instruction", "output")
+# Of answers that are compared: pairs, and single ones for kto. An explicit prompt is not needed to recognise pairs.
+_COMPARED = {"preference": ("chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
+_MADE |= _COMPARED
 SHAPES = _MADE | {  # for these the two columns are source and target
     "pretokenized": ("inputs_pretokenized", "targets_pretokenized"),  # P3, of which T0 was made
     "prompt_completion": ("prompt", "completion"),
@@ -44,8 +48,13 @@ _DESCRIBING = (
     "hub_dataset",
     "hub_config",
     "validation_split_percentage",
+    "preference",
+    "rejected_column",
+    "desirable_column",
 )
 _GOES_WITH = {
+    "rejected_column": "target_column",
+    "desirable_column": "target_column",
     "source_column": "target_column",
     "target_column": "source_column",
     "tsv_header": "source_column",
@@ -64,6 +73,39 @@ _APART = (
         "the data set has validation rows, or else hold some out with --validation_split_percentage",
     ),
     (("validation_split_percentage",), _VALIDATION_FILES, "there are validation rows already"),
+    (("preference",), ("labels", "source_file", "validation_source_file"), "answers that are compared are free texts"),
+)
+# Rules of flags, as arguments/training.py has them.
+_RULES = (
+    (
+        "rejected_column",
+        lambda args: args.preference in (None, "kto"),
+        "pairs are compared by --preference dpo, ipo or simpo: give one of them",
+    ),
+    (
+        "desirable_column",
+        lambda args: args.preference != "kto",
+        "single answers are compared by --preference kto: give it",
+    ),
+    ("preference_beta", lambda args: not args.preference, "is a factor of --preference: give both"),
+    ("simpo_gamma", lambda args: args.preference != "simpo", "is for --preference simpo"),
+    (
+        "preference",
+        lambda args: args.target_type not in (None, "text"),
+        "compares free texts: leave out --target_type {target_type}",
+    ),
+    (
+        "preference",
+        lambda args: (
+            args.source_column and not (args.desirable_column if args.preference == "kto" else args.rejected_column)
+        ),
+        "say which answers are compared with --rejected_column, with kto --desirable_column",
+    ),
+    (
+        "preference",
+        lambda args: args.record_shape and args.record_shape not in shapes_for(args.preference),
+        "--record_shape {record_shape} has no answers that it compares: it reads preference, and kto reads unpaired",
+    ),
 )
 
 
@@ -73,6 +115,13 @@ def names_own_pairs(args: Any) -> bool:
     alone = args.benchmark is None and args.dataset_name is None and any(getattr(args, flag) for flag in SOURCES)
     described = any(getattr(args, flag) not in (None, []) for flag in _DESCRIBING)
     return alone or described or OWN in comma_words(args.dataset_name or "")
+
+
+def shapes_for(preference: str | None) -> list[str]:
+    """The shapes of records that are recognised, in this order."""
+    if preference is None:
+        return [shape for shape in SHAPES if shape not in _COMPARED]
+    return ["unpaired" if preference == "kto" else "preference"]
 
 
 def has_training_rows(args: Any) -> bool:
@@ -98,6 +147,7 @@ def check_own_pairs(args: Any) -> None:
         for flag, other in itertools.product(flags, others):
             if getattr(args, flag) and getattr(args, other):
                 raise UserError(f"--{flag} and --{other} exclude each other: {reason}")
+    check_rules(args, _RULES)
     if args.labels and args.target_type not in (None, "class"):
         raise UserError(f"--labels needs --target_type class, not {args.target_type}")
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):
@@ -127,10 +177,22 @@ def own_entry(args: Any) -> dict:
     entry |= dict(positive_label=args.positive_label, metrics=args.metrics or _METRICS[kind])
     entry |= dict(records=args.records, skip_where=_skipped(args))
     entry |= dict(hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None, files=_files(args))
-    entry |= dict(held_out=args.validation_split_percentage)
+    entry |= dict(held_out=args.validation_split_percentage, **_compared(args))
     entry |= dict(max_source_length=args.max_source_length or source_length)
     entry |= dict(max_target_length=args.max_target_length or target_length)
     return {field: value for field, value in entry.items() if value not in (None, {}, [])}
+
+
+def _compared(args: Any) -> dict:
+    """preference, rejected and desirable of the entry; {} if nothing is compared."""
+    if args.preference is None:
+        return {}
+    beta = args.preference_beta or BETAS[args.preference]
+    gamma = SIMPO_GAMMA if args.simpo_gamma is None else args.simpo_gamma
+    compared = dict(preference=dict(kind=args.preference, beta=beta, gamma=gamma))
+    if args.preference == "kto":
+        return compared | dict(desirable=args.desirable_column or "label")
+    return compared | dict(rejected=args.rejected_column or "rejected")
 
 
 def prefix_of(text: str | None) -> str | None:
@@ -176,7 +238,8 @@ def column_names(words: list[str] | None) -> list[str]:
 
 def named_columns(args: Any) -> list[str]:
     """All columns that the flags name."""
-    return [*column_names(args.source_column), *column_names(args.target_column), *_skipped(args)]
+    compared = filter(None, (args.rejected_column, args.desirable_column))
+    return [*column_names(args.source_column), *column_names(args.target_column), *compared, *_skipped(args)]
 
 
 def _files(args: Any) -> dict:

@@ -10,6 +10,7 @@ from common.command_line import check_folder, comma_words, did_you_mean, option,
 from common.errors import UserError
 from constants import DATASET_VALS
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
+from modeling.preferences import BETAS, SIMPO_GAMMA
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
@@ -74,6 +75,11 @@ class TaskArguments:
     mixing_temperature: float = option(2.0, "Root taken of each task's capped number of rows.", at_least=1)
     span_corruption_file: list[str] | None = option(None, "Plain text whose span corruption is mixed into the tasks.")
     span_corruption_share: float | None = option(None, f"Its share. Not set: {CORRUPTED_SHARE}.", above=0, below=1)
+    preference: str | None = option(None, "Loss of compared pairs.", choices=BETAS)
+    rejected_column: str | None = option(None, "Preference: column of the worse answers.")
+    desirable_column: str | None = option(None, "kto: column that says if a target is good.")
+    preference_beta: float | None = option(None, "Of rewards. Not set: 0.1, of simpo 2.", above=0)
+    simpo_gamma: float | None = option(None, f"Margin that simpo wants. Not set: {SIMPO_GAMMA}.", at_least=0)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")

@@ -28,7 +28,10 @@ def eval_metrics(lines: list[dict]) -> list[str]:
 
 
 def eval_loss_key(lines: list[dict]) -> str:
-    """Key of the evaluation loss; with several evaluation sets the first one's, such as "eval_matched_loss"."""
+    """Key of the evaluation loss; with several evaluation sets the first one's, such as "eval_matched_loss"; the same
+    loss as in training, where preferences are learnt."""
+    if any("eval_preference_loss" in line for line in lines):
+        return "eval_preference_loss"
     keys = (key for line in lines for key in line if key.startswith("eval_") and key.endswith("_loss"))
     return next(keys, "eval_loss")
 
@@ -92,14 +95,17 @@ def _unit(x: str, lines: list[dict]) -> tuple[int, str]:
 def _draw_run(
     panels: "list[Axes]", lines: list[dict], x: tuple[str, int], metrics: list[str], look: dict, drawn_over: int
 ) -> bool:
-    """Draws a run's losses into the first panel and each metric into one of its own; returns whether it has losses.
+    """Draws a run's losses into the first panel and each metric into one of its own, with that of training if it is
+    logged; returns whether the run has losses.
 
     x: key and divisor of the horizontal axis. look: colour and kind of line. drawn_over: how many runs are drawn over
     this one, whose lines are broader, so that they show on both sides.
     """
     keys = ["loss", eval_loss_key(lines), *metrics]
     points = [curve(lines, x[0], key) for key in keys]
-    for panel, key, (xs, ys) in zip([panels[0], *panels], keys, points, strict=False):
+    own = [key.removeprefix("eval_") for key in metrics]
+    of_training = [(panel, key, curve(lines, x[0], key)) for panel, key in zip(panels[1:], own, strict=False)]
+    for panel, key, (xs, ys) in [*zip([panels[0], *panels], keys, points, strict=False), *of_training]:
         style = dict(EVALUATION if key.startswith("eval_") else TRAINING)
         style["linewidth"] += 0.9 * drawn_over
         style["markersize"] += 2 * drawn_over

@@ -21,12 +21,15 @@ import torch
 import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from torch._inductor.codecache import cache_dir, get_lock_dir
+from torch.utils.checkpoint import checkpoint
 from transformers.utils import ModelOutput
 
 from common.processes import print_once
 from constants import IGNORE_INDEX
 from modeling.distillation import CACHED, CHUNK, LIVE, Distillation
 from modeling.families import family_of, output_head
+from modeling.preferences import Preference
+from modeling.segment_masks import mask_type, side_by_side
 
 # Columns that T5Trainer's evaluation keeps of each row; an objective adds its own (objectives/metrics.py).
 # predicted_class is -1 where no class label would be written.
@@ -155,9 +158,12 @@ def chunked_loss_sum(
 # ---------------------------------------------------------------- the forward pass
 @dataclass
 class LossOutput(ModelOutput):
-    """What a forward pass with labels returns."""
+    """What a forward pass with labels returns. Of preferences also, without gradient, SUMS over the rows and the
+    log-probabilities [B, A] of the answers (modeling/preferences.py)."""
 
     loss: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
+    log_probabilities: torch.Tensor | None = None
 
 
 class _Head(torch.nn.Linear):
@@ -180,6 +186,54 @@ def head_inputs(model, inputs: dict) -> torch.Tensor:
         return model.plain_forward(**inputs).logits
     finally:  # after an error too: the model may be used further, as in a notebook
         head.deferred = False
+
+
+def answers_nats(model, texts: list[torch.Tensor], inputs: dict, chunk: int = 0) -> tuple[torch.Tensor, ...]:
+    """[B, T1], [B, T2] ... nats of each source's answers, which one pass of the encoder reads; 0 where there is -100.
+
+    chunk: target tokens whose logits exist at a time, 0: all. A chunk's logits are made again for its gradient.
+    """
+    inputs = inputs | side_by_side(texts, model.config, mask_type(model)) | {"use_cache": False}
+    labels = torch.cat(texts, dim=1)
+    if chunk:
+        weight, cap = output_head(model).weight, family_of(model.config).logit_cap(model.config)
+
+        def nats_of_part(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            logits = _at_least_float32(F.linear(hidden, weight))
+            return nats_of((logits if cap is None else cap * (logits / cap).tanh())[None], labels[None])[0]
+
+        parts = (values.flatten(0, 1).split(chunk) for values in (_head_inputs(model, inputs), labels[..., None]))
+        nats = [
+            checkpoint(nats_of_part, h, wanted[:, 0], use_reentrant=False) for h, wanted in zip(*parts, strict=True)
+        ]
+        nats = torch.cat(nats).view(labels.shape)
+    else:
+        nats = nats_of(model.plain_forward(**inputs).logits, labels)
+    return nats.split([text.shape[1] for text in texts], dim=1)
+
+
+def preference_loss(
+    model, preference: Preference, labels: torch.Tensor, rows: torch.Tensor | None, inputs: dict, chunk: int = 0
+) -> LossOutput:
+    """The loss of preferences over this batch, divided by the `rows` of the whole step (None: of this batch), or
+    without the reference that it needs the log-probabilities alone.
+
+    labels: [B, T]; only -100 in a row that does not count. inputs: with `rejected` [B, R] unless rows are unpaired,
+    `reference` [B, 2], of unpaired rows `desirable` [B] and `divergence`.
+    """
+    inputs = dict(inputs)
+    names = ("rejected", "reference", "desirable", "divergence")
+    rejected, reference, desirable, divergence = (inputs.pop(name, None) for name in names)
+    texts = [labels] if rejected is None else [labels, rejected]
+    log_probabilities = -torch.stack([nats.sum(1) for nats in answers_nats(model, texts, inputs, chunk)], dim=1)
+    if reference is None and preference.has_reference:
+        return LossOutput(log_probabilities=log_probabilities.detach())
+    tokens = torch.stack([text.ne(IGNORE_INDEX).sum(1) for text in texts], dim=1)
+    known = None if reference is None else reference[:, : len(texts)]
+    scores, counted = preference.scores(log_probabilities, tokens, known), tokens[:, 0].gt(0)
+    losses = preference.losses(scores, desirable, divergence).where(counted, 0)
+    sums = preference.sums(log_probabilities, scores, counted, desirable, divergence)
+    return LossOutput(losses.sum() / (counted.sum() if rows is None else rows), sums, log_probabilities.detach())
 
 
 @functools.cache
@@ -208,13 +262,15 @@ def compute_loss_in_forward(
     shapes: int = 8,
     distillation: Distillation | None = None,
     teacher: torch.nn.Module | None = None,
+    preference: Preference | None = None,
 ) -> None:
     """Makes model(labels=[B, T], num_items_in_batch=..., **inputs) return a LossOutput.
 
     num_items_in_batch: target tokens of all micro-batches and ranks of the optimizer step, None for this batch alone;
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
     compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: of batches that
-    may be compiled before it is an error. distillation: mixes in the divergence from the `teacher`, as load_teacher of
+    may be compiled before it is an error. preference: the loss is `preference_loss`, and num_items_in_batch the rows of
+    the step. distillation: mixes in the divergence from the `teacher`, as load_teacher of
     model_t5.py gives it, or where that is None from what batches hold of it; the teacher's logits exist a chunk at a
     time in any case. Calling it again replaces the options. The model's weights, names and class name do not change.
     """
@@ -225,6 +281,8 @@ def compute_loss_in_forward(
     names = () if distillation is None else LIVE if teacher is not None else CACHED
 
     def compute(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
+        if preference is not None:
+            return preference_loss(model, preference, labels, num_items, inputs, chunk)
         if "decoder_input_ids" not in inputs:
             inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
         # transformers would otherwise copy all keys and values into a cache that training never reads.

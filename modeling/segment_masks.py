@@ -11,9 +11,10 @@ Legend of shapes: B rows, S and T input and target length of a row, Q queries, K
 """
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from modeling.families import family_of
+from data_collator_t5 import shift_right
+from modeling.families import family_of, shape_of
 
 SEGMENTS = ("input_segments", "target_segments", "target_kinds")  # the keywords; the last one is for the evaluation
 
@@ -40,13 +41,13 @@ def enable_packing(model: PreTrainedModel) -> None:
     def mask_encoder(module, args, kwargs):
         inputs, _, _ = (kwargs.pop(name, None) for name in SEGMENTS)
         if inputs is not None:
-            kwargs["attention_mask"] = _by_kind(segment_mask(inputs, inputs, _mask_type(module)), encoder_window)
+            kwargs["attention_mask"] = _by_kind(segment_mask(inputs, inputs, mask_type(module)), encoder_window)
         return args, kwargs
 
     def mask_decoder(module, args, kwargs):
         inputs, targets, _ = (kwargs.pop(name, None) for name in SEGMENTS)
         if inputs is not None:
-            dtype = _mask_type(module)
+            dtype = mask_type(module)
             kwargs["attention_mask"] = _by_kind(segment_mask(targets, targets, dtype, causal=True), decoder_window)
             kwargs["encoder_attention_mask"] = _by_kind(segment_mask(targets, inputs, dtype), decoder_window)
             if rotary:
@@ -73,8 +74,33 @@ def _places(segments: torch.Tensor) -> torch.Tensor:
     return places - (places * begins).cummax(dim=1).values
 
 
-def _mask_type(module) -> torch.dtype:
+def mask_type(module) -> torch.dtype:
     """Of the attention scores: a float32 mask beside bfloat16 queries is wrong in some kernels."""
     weight = next(module.parameters())
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+# ---------------------------------------------------------------- several targets of one source
+def side_by_side(
+    texts: list[torch.Tensor], config: PreTrainedConfig, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """The decoder's arguments for several targets [B, T1], [B, T2] ... of each source, -100 where there is no token.
+
+    They are joined into one sequence with a block-diagonal causal mask, so that encoder and cross-attention keys are
+    computed once; relative positions within each text stay the same.
+    """
+    rows, lengths, device = len(texts[0]), [text.shape[1] for text in texts], texts[0].device
+    shifted = [shift_right(text, config.decoder_start_token_id, config.pad_token_id) for text in texts]
+    joined = {"decoder_input_ids": torch.cat(shifted, dim=1)}
+    if len(texts) > 1:
+        blocks = torch.block_diag(*(torch.ones(length, length, device=device).tril() for length in lengths)).bool()
+        mask = torch.zeros(blocks.shape, dtype=dtype, device=device).masked_fill_(~blocks, torch.finfo(dtype).min)
+        mask = mask.expand(rows, 1, -1, -1)
+        # transformers joins this mask with one of its own, which is boolean under sdpa.
+        is_boolean = shape_of(config).merged and config._attn_implementation == "sdpa"
+        joined["decoder_attention_mask"] = mask.eq(0) if is_boolean else mask
+        if family_of(config).rotary:
+            places = torch.cat([torch.arange(length, device=device) for length in lengths])
+            joined["decoder_position_ids"] = places.expand(rows, -1)
+    return joined

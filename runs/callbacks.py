@@ -40,6 +40,7 @@ from common.reports import (
     was_evaluated,
     write_aside,
 )
+from constants import PREFERENCE_METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,8 @@ class ThroughputCallback(TrainerCallback):
         """Counts positions, tokens and operations of micro-batches {"input_ids" [B, S], "labels" [B, T]} of this rank;
         "attention_mask" or a packed batch's "input_segments" [B, S] is 0 where there is padding."""
         for batch in batches:
-            source, labels = batch["input_ids"], batch["labels"]
+            source = batch["input_ids"]
+            labels = torch.cat([batch[name] for name in ("labels", "rejected") if name in batch], dim=1)
             mask = batch.get("attention_mask", batch.get("input_segments"))
             self.positions += source.numel() + labels.numel()
             self.filled += (source.numel() if mask is None else mask.ne(0).sum()) + labels.ge(0).sum()  # -100: padding
@@ -313,8 +315,8 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 
 class LossCurveCallback(TrainerCallback):
-    """Redraws `<output_dir>/loss.png`, the losses and the main metric, from metrics.jsonl at every save and at the end.
-    If drawing fails, it only warns, since that must not end a long run."""
+    """Redraws `<output_dir>/loss.png`, losses, the main metric and those of preferences, from metrics.jsonl at every
+    save and at the end. If drawing fails, it only warns, since that must not end a long run."""
 
     def __init__(self, output_dir: str | Path):
         self.output_dir = Path(output_dir)
@@ -327,6 +329,8 @@ class LossCurveCallback(TrainerCallback):
         try:
             lines = read_metrics(self.output_dir / "metrics.jsonl")
             # A save may come before the first log; a run of few steps may log nothing but its evaluations.
+            if any("eval_preference_loss" in line for line in lines):
+                metrics = [*dict.fromkeys([*(metrics or []), *(f"eval_{name}" for name in PREFERENCE_METRICS)])]
             if any("loss" in line or eval_loss_key([line]) in line for line in lines):
                 draw_curves(
                     {self.output_dir.name: lines},

@@ -22,14 +22,16 @@ from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets
 from data_collator_t5 import find_bos_id
 from modeling.loss import STATISTICS, token_metrics
+from modeling.preferences import Preference, evaluated
 from tasks.metrics.scoring import score_predictions
-from tasks.registry import as_list, reference_texts, source_text, target_text
+from tasks.registry import as_list, is_desirable, reference_texts, source_text, target_text
 
 
 def build_tokenize_function(
     name: str, task: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int | None
 ) -> Callable[[dict], dict]:
-    """The function from a batch of rows to "input_ids", "attention_mask" and "labels", each cut and with EOS.
+    """The function from a batch of rows to "input_ids", "attention_mask" and "labels", each cut and with EOS; also
+    "rejected" and "desirable" (1 or 0) where the entry has these columns.
 
     Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels. Where the entry has a
     `tokenize`, its ids are taken as they are.
@@ -56,6 +58,11 @@ def build_tokenize_function(
         if task["target"] in batch:
             texts = [target_text(name, task, row) for row in rows]
             made["labels"] = encode_targets(tokenizer, texts, max_target_length)
+            if "rejected" in task:
+                others = [str(as_list(row[task["rejected"]])[0]).strip() for row in rows]
+                made["rejected"] = encode_targets(tokenizer, others, max_target_length)
+            if "desirable" in task:
+                made["desirable"] = [int(is_desirable(task, row)) for row in rows]
         return made
 
     return tokenize
@@ -78,12 +85,13 @@ def without_end_tokens(
         return text
 
     kept, cut = [], 0
+    columns = [task["target"], task.get("rejected")] if task["target_type"] == "text" else []
     for row in rows:
-        if task["target_type"] == "text" and task["target"] in row:
-            value = row[task["target"]]
+        for column in filter(row.__contains__, columns):
+            value = row[column]
             texts = list(map(shortened, value)) if isinstance(value, list | tuple) else shortened(value)
             if texts != value:
-                row, cut = row | {task["target"]: texts}, cut + 1
+                row, cut = row | {column: texts}, cut + 1
         kept.append(row)
     if place and cut:
         print_once(f"{place}: {cut:,} targets end in {' or '.join(ends)}, which is left out: the tokenizer writes it")
@@ -205,7 +213,14 @@ def task_metrics(
 
     def compute(output: EvalPrediction) -> dict[str, float]:
         tokens, statistics = output.predictions
-        answers = answer_texts(task, tokenizer, generated, output.predictions)
+        if "preference" not in task:
+            return measured(tokens, statistics, rows)
+        good = [number for number, row in enumerate(rows) if is_desirable(task, row)]  # the others are no references
+        metrics = measured(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
+        return metrics | evaluated(Preference(**task["preference"]), statistics)
+
+    def measured(tokens: np.ndarray, statistics: np.ndarray, rows: list[dict]) -> dict[str, float]:
+        answers = answer_texts(task, tokenizer, generated, (tokens, statistics))
         metrics = token_metrics(statistics) | score_predictions(task, answers, *references_of(task, rows))
         return metrics | (non_canonical_outputs(task, tokenizer, tokens) if generated else {})
 

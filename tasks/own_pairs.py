@@ -6,7 +6,7 @@ as_source("mine", entry)   -> the text to paste into constants.py
 
 from pathlib import Path
 
-from arguments.own_pairs import OWN, SHAPES, has_training_rows, named_columns, own_entry
+from arguments.own_pairs import OWN, SHAPES, has_training_rows, named_columns, own_entry, shapes_for
 from arguments.task import TaskArguments
 from common.command_line import listed
 from common.errors import UserError
@@ -17,6 +17,9 @@ from tasks.registry import as_list, number_of
 from tasks.rows import SplitReader, pieces_of, single_answer
 
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
+# {--preference: the flag of the column that it needs too}
+_COMPARED_TOO = dict.fromkeys(("dpo", "ipo", "simpo"), ", and which answer is worse with --rejected_column")
+_COMPARED_TOO["kto"] = ", and which answers are good with --desirable_column"
 _OPTIMIZED = "metric_to_optimize"  # the first of `metrics` here
 
 
@@ -28,12 +31,12 @@ def completed(args: TaskArguments) -> dict:
     entry = own_entry(args)
     if "inputs" not in entry:
         record, where = _first_record(entry, args)
-        fitting = (name for name, columns in SHAPES.items() if set(columns) <= set(record))
+        fitting = (name for name in shapes_for(args.preference) if set(SHAPES[name]) <= set(record))
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
             raise UserError(
-                f"{where}: which column is read and which is written? Say --source_column and "
-                f"--target_column; available: {listed(record)}"
+                f"{where}: which column is read and which is written? Say --source_column and --target_column"
+                f"{_COMPARED_TOO.get(args.preference, '')}; available: {listed(record)}"
             )
         entry = own_entry(args)
         columns = ", ".join(SHAPES[args.record_shape])

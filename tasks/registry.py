@@ -11,12 +11,24 @@ import numpy as np
 from arguments.task import TARGET_TYPES
 from common.command_line import did_you_mean, listed
 from common.errors import UserError
+from constants import PREFERENCE_METRICS
+from modeling.preferences import BETAS
 from tasks.transforms import TRANSFORMS
 
 # {what a value may be: (fields of an entry, the test)}.
 _KINDS = {
     "a text": (
-        ("target", "target_type", "prefix", "builtin", "records", "train_with", "positive_label"),
+        (
+            "target",
+            "target_type",
+            "prefix",
+            "builtin",
+            "records",
+            "train_with",
+            "positive_label",
+            "rejected",
+            "desirable",
+        ),
         lambda value: isinstance(value, str),
     ),
     "a list of texts": (
@@ -24,7 +36,7 @@ _KINDS = {
         lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
     ),
     "a dictionary": (
-        ("inputs", "files", "file_columns", "skip_where", "numbers"),
+        ("inputs", "files", "file_columns", "skip_where", "numbers", "preference"),
         lambda value: isinstance(value, dict),
     ),
     "a whole number of at least 2": (
@@ -43,6 +55,8 @@ FIELDS = [field for fields, _ in _KINDS.values() for field in fields]
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 # The column that a function `inputs` fills. Only `source_text` reads it, so a column of the same name loses nothing.
 MADE_SOURCE = "text of inputs"
+OTHER_ANSWER = "answer to another prompt"  # the column of unpaired rows that `with_other_answers` adds
+_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 INVALID = -1  # class index of a text that is no label: equals no gold class, so it always counts as wrong
 
 
@@ -107,6 +121,13 @@ def check_entry(name: str, task: dict) -> None:
         raise UserError(f"{where} target_type class needs `labels`, at least two different ones")
     if (positive := task.get("positive_label")) is not None and (len(labels) != 2 or positive not in labels):
         raise UserError(f"{where} positive_label {positive}: must be one of two labels, and they are {listed(labels)}")
+    compared = [field for field in ("rejected", "desirable") if task.get(field)]
+    if (preference := task.get("preference")) and task["target_type"] == "text":
+        wanted = ["desirable" if preference.get("kind") == "kto" else "rejected"]
+        if preference.get("kind") not in BETAS or compared != wanted:
+            raise UserError(f"{where} preference {preference}: needs kind, one of {listed(BETAS)}, and {wanted[0]}")
+    elif preference or compared:
+        raise UserError(f"{where} preference, rejected and desirable go together, with the target_type text")
     if not {"step", "least", "most"} <= task.get("numbers", {"step": 1, "least": 0, "most": 0}).keys():
         raise UserError(f"{where} numbers {task['numbers']}: needs step, least and most")
     function = task.get("preprocess")
@@ -143,6 +164,8 @@ def metric_names(task: dict) -> dict[str, str]:
     metrics = [*task["metrics"], "loss", "token_accuracy"]
     if task["target_type"] != "text":
         metrics.append("invalid_outputs")
+    if "preference" in task:
+        metrics += PREFERENCE_METRICS
     splits = eval_splits(task)
     return {metric if len(splits) == 1 else f"{split}_{metric}": metric for split in splits for metric in metrics}
 
@@ -165,7 +188,27 @@ def may_hide_answers(task: dict, split: str) -> bool:
 
 def columns_of(task: dict) -> list[str]:
     """The columns that a task needs of its rows."""
-    return list(dict.fromkeys([*task["inputs"].values(), task["target"], *task.get("metric_columns", [])]))
+    compared = (task[field] for field in ("rejected", "desirable") if field in task)
+    columns = [*task["inputs"].values(), task["target"], *task.get("metric_columns", []), *compared]
+    return [column for column in dict.fromkeys(columns) if column != OTHER_ANSWER]
+
+
+def is_desirable(task: dict, row: dict) -> bool:
+    """Whether the target of a row is a good answer, as the column `desirable` says; True without one."""
+    text = str(as_list(row[task["desirable"]])[0]).strip().lower() if "desirable" in task else "1"
+    if text not in _TRUTHS:
+        raise UserError(f"the column {task['desirable']} has {text!r}: must be true or false, 1 or 0")
+    return _TRUTHS[text]
+
+
+def with_other_answers(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
+    """(the entry, its rows) where a divergence is estimated from answers to other prompts: each row has the answer of
+    the next one as OTHER_ANSWER. Others unchanged."""
+    if "desirable" not in task or task["target"] not in rows[0]:
+        return task, rows
+    following = [*rows[1:], rows[0]]
+    rows = [row | {OTHER_ANSWER: other[task["target"]]} for row, other in zip(rows, following, strict=True)]
+    return task | {"rejected": OTHER_ANSWER}, rows
 
 
 # ---------------------------------------------------------------- a row -> texts

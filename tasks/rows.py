@@ -22,7 +22,16 @@ from corpora.hub import classes_of, load_dataset_splits
 from corpora.reading import class_names, first_line, is_missing, read_rows, read_text_documents, read_tsv
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
-from tasks.registry import as_list, columns_of, eval_splits, may_hide_answers, preprocess_of, source_text, target_text
+from tasks.registry import (
+    as_list,
+    columns_of,
+    eval_splits,
+    is_desirable,
+    may_hide_answers,
+    preprocess_of,
+    source_text,
+    target_text,
+)
 
 Files = list[Path] | dict[str, list[Path]] | None  # of a split; by column for line-aligned files
 MISSING = object()  # a missing column; None is an empty value
@@ -273,13 +282,15 @@ class SplitReader:
                 if value is MISSING and not self.first.startswith(place):
                     why += f" and {self.first}"
                 picked[column] = checked_value(row, column, self.renamed, place, why)
-        if task["target_type"] != "text" and task["target"] in picked:
-            picked[task["target"]] = single_answer(picked[task["target"]], task["target"], place)
+        single = [task["target"]] if task["target_type"] != "text" or "preference" in task else []
+        for column in filter(picked.__contains__, [*single, task.get("rejected")]):
+            picked[column] = single_answer(picked[column], column, place)
         if not hidden:
             if picked[task["target"]] == []:
                 raise UserError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
             try:
                 target_text(self.name, task, picked)
+                is_desirable(task, picked)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
         return picked

@@ -26,6 +26,7 @@ _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_t
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
 _OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
 _OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where")
+_OWN_PAIRS += ("preference", "rejected_column", "desirable_column", "preference_beta", "simpo_gamma")
 # {flags of the run: their types}; those of the task have theirs in TaskArguments.
 _RUN_FLAGS = {"bf16": bool, "bf16_full_eval": bool, "predict_with_generate": bool}
 _GENERATION = {"predict_with_generate": bool, "generation_num_beams": int, "generation_max_length": int}

@@ -18,6 +18,7 @@ import numpy as np
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from arguments.own_pairs import OWN
+from arguments.sharding import zero_stage
 from arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
 from arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
 from common.command_line import refuse
@@ -31,6 +32,7 @@ from corpora.streams import StreamDataset, one_by_one
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, unknown_in_rows
 from model_t5 import flops_per_sequence
+from modeling.preferences import Preference
 from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
@@ -125,13 +127,13 @@ class LoadedTask(Task):
                 self.numbers_from = f"from the {known[0]} rows"
                 numbers = registry.found_numbers(row[target] for row in rows[known[0]])
                 self.entry = self.entry | {"numbers": numbers}
-        self.rows, self.data = {}, {}
+        self.rows, self.data, plain = {}, {}, self.entry
         self.examples = {split: len(found) for split, found in rows.items()}
         for split, found in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            of_split = self.rows[split] = examples.without_end_tokens(
-                self.entry, tokenizer, found[:limit], self._place(split)
-            )
+            of_split = examples.without_end_tokens(plain, tokenizer, found[:limit], self._place(split))
+            self.entry, of_split = registry.with_other_answers(plain, of_split)
+            self.rows[split] = of_split
             self.data[split] = self._tokens(split)
             if self.entry["target_type"] == "class" and self.entry["target"] in of_split[0]:
                 used = {registry.target_text(self.name, self.entry, row) for row in of_split}
@@ -171,7 +173,8 @@ class LoadedTask(Task):
             data = datasets.Dataset.from_dict(made)
             data._fingerprint = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:24]
             return data
-        columns = [column for column in (*entry["inputs"].values(), entry["target"]) if column in rows[0]]
+        columns = [*entry["inputs"].values(), entry["target"], entry.get("rejected"), entry.get("desirable")]
+        columns = [column for column in columns if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
         # None stands for a removed field: keys, and so the fingerprints in run.json, stay those of earlier runs.
         texts = [*(entry.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
@@ -182,6 +185,8 @@ class LoadedTask(Task):
         step = entry.get("numbers", {}).get("step")
         if step not in (None, 0.2):  # earlier caches have STS-B's step
             decisive.append(step)
+        if "preference" in entry:
+            decisive.append([entry.get("rejected"), entry.get("desirable")])
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
         def build(folder: Path) -> None:
@@ -286,13 +291,14 @@ class Tasks:
         return len(self) > 1 and len({is_greater_better(task.entry["metrics"][0]) for task in self}) == 1
 
     def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:
-        """Tokens that a source and a target may have, of all tasks. tokenizer: None where it is still to be trained;
-        labels then count as long as the entry allows."""
+        """Tokens that a source and a target may have, of all tasks; of answers that are compared, both together.
+        tokenizer: None where it is still to be trained; labels then count as long as the entry allows."""
         lengths = [task.entry["max_target_length"] for task in self]
         if tokenizer is not None:
             labels = [examples.class_label_ids(task.entry, tokenizer) for task in self]
             lengths = [examples.answer_length(task.entry, ids) for task, ids in zip(self, labels, strict=True)]
-        return max(task.entry["max_source_length"] for task in self), max(lengths)
+        answers = 2 if self.preference else 1
+        return max(task.entry["max_source_length"] for task in self), answers * max(lengths)
 
     def flags(self, args: FineTuningArguments) -> dict:
         """The training flags that follow from the tasks: which metric chooses the best checkpoint, and which way it is
@@ -303,6 +309,7 @@ class Tasks:
             refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
         if self.args.span_corruption_file:
             refuse(args, "teacher_top_k", "caches rows of tasks, not of --span_corruption_file: leave one of them out")
+        self._check_preference(args)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:
             names = ", ".join(task.entry["metrics"][0] for task in self)
@@ -328,6 +335,48 @@ class Tasks:
             "metric_for_best_model": args.metric_for_best_model if args.chose_metric else f"eval_{metric}",
             "greater_is_better": greater,
         }
+
+    @property
+    def preference(self) -> Preference | None:
+        """How the answers of the rows are compared, if they are."""
+        return next((Preference(**task.entry["preference"]) for task in self if "preference" in task.entry), None)
+
+    @property
+    def packable(self) -> bool:
+        """Whether several examples may be put into a row."""
+        return not (self.args.streaming or self.preference)
+
+    @property
+    def dropout(self) -> float | None:
+        """Of the job, unless a flag says one; None: the checkpoint's. The reference has none: with dropout its
+        log-probabilities would be those of another model, and the reward of an unchanged one not 0."""
+        return 0.0 if self.preference else None
+
+    def _check_preference(self, args: FineTuningArguments) -> None:
+        """UserError for flags that do not go with a preference."""
+        if self.preference is None:
+            return
+        name = f"--preference {self.preference.kind}"
+        if len(self) > 1 or self.args.span_corruption_file:
+            raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
+        alone = f"not with {name}, whose loss is of whole answers, two in a row: leave it out"
+        refuse(args, "teacher packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
+        if self.preference.has_reference:
+            known = "needs the reference's log-probabilities of all rows before training"
+            refuse(self.args, "streaming", f"{name} {known}: leave it out, or give --preference simpo")
+            if zero_stage(args) == 3:
+                raise UserError(f"--deepspeed {args.deepspeed}: {name} {known}, and ZeRO-3 holds no whole weights then")
+
+    def job(self, has_checkpoint: bool) -> str:
+        """The key of TRAINING_DEFAULTS for these tasks. UserError for preferences without a checkpoint."""
+        if self.preference is None:
+            return "fine-tuning a checkpoint" if has_checkpoint else "fine-tuning from scratch"
+        if not has_checkpoint:
+            raise UserError(
+                f"--preference {self.preference.kind}: begins with a model that does the task already: name it with "
+                "--model_name_or_path"
+            )
+        return "learning preferences"
 
     def training_texts(self) -> list[str]:
         """The sources and targets of all training rows, from which a tokenizer is trained where none is named."""
@@ -391,6 +440,7 @@ class TaskData:
             said = teach({task.name: task.data["train"] for task in self.tasks}, args, self.args)
             for task in self.tasks:
                 task.data["train"] = said[task.name]
+        self.preference = tasks.preference
         self.train = self._training_data()
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
         self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
@@ -475,6 +525,7 @@ class TaskData:
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
             "metrics": self._metrics(),
+            "preference": self.preference and self._compared(),
         }
 
     def _metrics(self) -> str:
@@ -489,6 +540,18 @@ class TaskData:
         best = args.metric_for_best_model.removeprefix("eval_")
         best = "mean of each task's first metric" if best == "average" else best
         return "; ".join([*told, f"{'largest' if args.greater_is_better else 'smallest'} {best} is best"])
+
+    def _compared(self) -> str:
+        """What the preference compares with what."""
+        entry, preference = self.tasks[0].entry, self.preference
+        told = f"{preference.kind}, beta {preference.beta:g}: "
+        if preference.is_unpaired:
+            told += f"{entry['target']} is good or bad, as {entry['desirable']} says"
+        else:
+            told += f"{entry['target']} is better than {entry['rejected']}"
+        if preference.has_reference:
+            return f"{told}; log-probabilities are compared with those of the starting weights, computed once"
+        return f"{told}; mean log-probabilities of a token, without a reference, gamma {preference.gamma:g}"
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: the share of its rows that are cut}: "12% of the sources at 512 tokens". It includes the few rows

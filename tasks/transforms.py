@@ -9,6 +9,7 @@ t5/data/preprocessors.py of its repository.
 """
 
 import functools
+import os
 import re
 import string
 import unicodedata
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from common.errors import UserError
 from corpora.reading import is_missing
 
+_ASSISTANT = "\n\nAssistant:"  # before each answer of HH-RLHF
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
 # Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
@@ -151,6 +153,41 @@ def _with_stop(text: str) -> str:
     return text if (text := text.strip()).endswith(tuple(string.punctuation)) else f"{text}."
 
 
+# ---------------------------------------------------------------- answers that are compared
+def _preference(row: dict) -> dict:
+    """`source`, `target` and `rejected` of pairs: a prompt and two answers, or two whole dialogues (HH-RLHF), texts or
+    messages (UltraFeedback, TRL). The last turn is the answer, all before it are the source."""
+    prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
+    if prompt is None and isinstance(chosen, str):
+        shared = os.path.commonprefix([chosen, rejected])
+        end = shared.rfind(_ASSISTANT) + len(_ASSISTANT)
+        if end < len(_ASSISTANT):
+            raise UserError(f"without the column prompt, chosen and rejected share none that ends in {_ASSISTANT!r}")
+        prompt, chosen, rejected = shared[:end], chosen[end:], rejected[end:]
+    sources = [_turns(one[:-1]) if isinstance(one, list) and one[1:] else _turns(prompt) for one in (chosen, rejected)]
+    if sources[0] != sources[1]:
+        raise UserError("chosen and rejected are answers to different prompts: their earlier turns differ")
+    return row | {"source": sources[0], "target": _last(chosen), "rejected": _last(rejected)}
+
+
+def _unpaired(row: dict) -> dict:
+    """`source` and `target` of an answer with a label (TRL's unpaired preferences), texts or messages."""
+    return row | {"source": _turns(row["prompt"]), "target": _last(row["completion"])}
+
+
+def _turns(turns: str | list[dict]) -> str:
+    """A text as it is, of a single message its content, of several a line for each: "user: Hi\nassistant: Hello"."""
+    if isinstance(turns, str):
+        return turns.strip()
+    if len(turns) == 1:
+        return turns[0]["content"].strip()
+    return "\n".join(f"{turn['role']}: {turn['content'].strip()}" for turn in turns)
+
+
+def _last(answer: str | list[dict]) -> str:
+    return answer.strip() if isinstance(answer, str) else answer[-1]["content"].strip()
+
+
 # ---------------------------------------------------------------- diacritics
 def strip_diacritics(text: str) -> str:
     """The text without diacritics, a character for a character of `unicodedata.normalize("NFC", text)`:
@@ -193,5 +230,7 @@ TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "wiki_split": _wiki_split,
     "wsc": _wsc,
     "alpaca": _alpaca,
+    "preference": _preference,
+    "unpaired": _unpaired,
     **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},
 }

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
 from arguments.training import FineTuningArguments
 from constants import IGNORE_INDEX
@@ -59,7 +59,9 @@ class FilledRows(torch.utils.data.ConcatDataset):
     """
 
     def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler):
-        blank = {name: values[:1] for name, values in rows[0].items()} | {"labels": [IGNORE_INDEX]}
+        first = rows[0]
+        blank = first | {name: first[name][:1] for name in ("input_ids", "attention_mask") if name in first}
+        blank |= {"labels": [IGNORE_INDEX]}
         super().__init__([rows, [blank] * filling])
         self.order = FilledSampler(sampler, range(len(rows), len(self)))
 
@@ -79,6 +81,19 @@ class FilledSampler(torch.utils.data.Sampler):
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain(self.sampler, self.filling)
+
+
+class AnswersCollator(DataCollatorForSeq2Seq):
+    """transformers' collator, for rows that may have a second answer, `rejected`, too."""
+
+    def __call__(self, rows: list[dict], return_tensors: str | None = None) -> dict[str, torch.Tensor]:
+        others = [torch.as_tensor(row["rejected"]) for row in rows if "rejected" in row]
+        batch = super().__call__([{n: v for n, v in row.items() if n != "rejected"} for row in rows], return_tensors)
+        if others:
+            longest = round_up(max(map(len, others)))
+            padded = [F.pad(ids, (0, longest - len(ids)), value=IGNORE_INDEX) for ids in others]
+            batch["rejected"] = torch.stack(padded)
+        return batch
 
 
 @dataclass

@@ -303,6 +303,9 @@ _DECISIVE = (
     "distillation_weight",
     "distillation_temperature",
     "distillation_beta",
+    "preference",
+    "preference_beta",
+    "simpo_gamma",
 )
 # Flags that decide which part of a text is trained on. (A text's fingerprint covers all of it, but a task's covers only
 # its training rows.)
@@ -437,5 +440,7 @@ def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
         return None
     if len(states) == num_ranks:
         return json.loads((folder / f"loss_state_{rank}.json").read_text(encoding="utf-8"))
-    running = sum(state["running_loss"] for state in states) / len(states)
-    return states[0] | {"running_loss": running}
+    mean = {"running_loss": sum(state["running_loss"] for state in states) / len(states)}
+    if "preferences" in states[0]:
+        mean["preferences"] = np.mean([state["preferences"] for state in states], axis=0).tolist()
+    return states[0] | mean

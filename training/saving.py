@@ -25,6 +25,7 @@ from training.row_order import RowOrderTrainer
 
 if TYPE_CHECKING:
     from publishing.hub_uploads import RunUploads
+    from training.preferences import PreferenceCallback
 
 
 class SavingTrainer(RowOrderTrainer):
@@ -38,6 +39,7 @@ class SavingTrainer(RowOrderTrainer):
     _resumed_from: str | None = None  # the checkpoint with which this training began
     uploads: "RunUploads | None" = None  # to the Hub, of the process that makes them
     task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
+    preferences: "PreferenceCallback | None" = None  # if they are learnt
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
@@ -121,6 +123,8 @@ class SavingTrainer(RowOrderTrainer):
             raise self._put_off
         losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
         losses |= {"last_logged_step": self._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
+        if self.preferences:
+            losses["preferences"] = self.preferences.sums.tolist()
         save_loss_state(aside, self.args.process_index, losses)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
@@ -203,6 +207,8 @@ class SavingTrainer(RowOrderTrainer):
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = state["last_logged_step"]
             self.owed_evaluation = state.get("owed_evaluation")  # earlier commits owed none
+            if self.preferences:
+                self.preferences.sums = torch.tensor(state["preferences"], device=self.args.device)
 
 
 def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -15,10 +15,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from constants import IGNORE_INDEX
-from data_collator_t5 import shift_right
-from modeling.families import family_of, shape_of
 from modeling.loss import STATISTICS, nats_of
-from modeling.segment_masks import SEGMENTS
+from modeling.preferences import OF_PREFERENCE
+from modeling.segment_masks import SEGMENTS, side_by_side
 
 
 def score_rows(
@@ -28,7 +27,8 @@ def score_rows(
     and the encoder's output [B, S, d_model], or None where there is nothing to score.
 
     inputs: a batch, with labels [B, T] or without. classes: [C, T] token ids of class labels (EOS included, padded with
-    -100). more: the further n statistics, those of an objective (objectives/objective.py).
+    -100). more: the further n statistics, those of an objective (objectives/objective.py). Rows with a second answer,
+    `rejected` [B, R], get those of OF_PREFERENCE.
 
     The texts are joined into one decoder sequence with a block-diagonal causal mask, so encoder and cross-attention
     keys are computed once; relative positions within each text stay the same. If every row's label is a class label, it
@@ -44,23 +44,15 @@ def score_rows(
         gold = None if labels is None else _which_class(labels, classes)
     num_classes = len(texts)
     if labels is not None and gold is None:
-        texts.append(labels)
+        texts += [inputs["rejected"], labels] if "rejected" in inputs else [labels]
     if not texts:
         return statistics, None
     lengths, targets = [text.shape[1] for text in texts], torch.cat(texts, dim=1)
-    decoder_inputs = [shift_right(text, config.decoder_start_token_id, config.pad_token_id) for text in texts]
     sources = {name: inputs[name] for name in ("input_ids", "attention_mask", *SEGMENTS) if name in inputs}
+    joined = side_by_side(texts, config)
     if "target_segments" in inputs:  # packed examples: each begins with the start token
-        decoder_inputs = [inputs["decoder_input_ids"]]
-    if len(texts) > 1:
-        mask = _block_causal_mask(lengths, device, rows)
-        # transformers joins this mask with one of its own, which is boolean under sdpa.
-        joined = shape_of(config).merged and config._attn_implementation == "sdpa"
-        sources["decoder_attention_mask"] = mask.eq(0) if joined else mask
-        if family_of(config).rotary:
-            places = torch.cat([torch.arange(length, device=device) for length in lengths])
-            sources["decoder_position_ids"] = places.expand(rows, -1)
-    output = model(**sources, decoder_input_ids=torch.cat(decoder_inputs, dim=1), use_cache=False)
+        joined["decoder_input_ids"] = inputs["decoder_input_ids"]
+    output = model(**sources, **joined, use_cache=False)
     logits, encoded = output.logits, output.encoder_last_hidden_state
     written = logits.argmax(-1)
     if labels is not None:
@@ -74,6 +66,8 @@ def score_rows(
         correct = written.gather(1, where).eq(labels)
         nats = nats_of(own, labels)
         statistics[:, :4] = _teacher_forced(nats, labels, correct)
+        if "rejected" in inputs:
+            statistics = torch.cat([statistics, _of_preference(logits, inputs)], dim=1)
         if more is not None:
             statistics = torch.cat([statistics, more(nats, labels, correct, inputs)], dim=1)
     if num_classes:
@@ -92,17 +86,20 @@ def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | 
     return same.int().argmax(-1) if bool(same.any(-1).all()) else None
 
 
-def _block_causal_mask(lengths: list[int], device: torch.device, rows: int) -> torch.Tensor:
-    """[rows, 1, P, P] for P = sum(lengths): 0 for this and earlier positions of the same block, elsewhere the lowest
-    float32."""
-    allowed = torch.block_diag(*(torch.ones(length, length, device=device).tril() for length in lengths)).bool()
-    mask = torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, torch.finfo(torch.float32).min)
-    return mask.expand(rows, 1, -1, -1)
-
-
 def _teacher_forced(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
     """[B, 4] nats, tokens, correct tokens and exact match of each example; nats, labels and correct [B, T] (whether the
     label's token is the most likely one)."""
     counted = labels.ne(IGNORE_INDEX)
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
+
+
+def _of_preference(logits: torch.Tensor, inputs: dict) -> torch.Tensor:
+    """[B, 5] OF_PREFERENCE of each example, whose second answer is the first of the decoder's texts; nan where there is
+    no reference."""
+    rejected, rows = inputs["rejected"], len(logits)
+    nats = nats_of(logits[:, : rejected.shape[1]], rejected).sum(-1)
+    known = {"reference": logits.new_full((rows, 2), torch.nan), "desirable": logits.new_ones(rows)} | inputs
+    columns = [nats, rejected.ne(IGNORE_INDEX).sum(-1), *known["reference"].T, known["desirable"]]
+    assert len(columns) == len(OF_PREFERENCE)
+    return torch.stack([column.float() for column in columns], dim=1)

@@ -434,7 +434,9 @@ class RunTest(TestCase):
         for name in one:
             self.assertEqual(one[name], other[name], name)
 
-    @parameterized.parameters(("pre_train", 6), ("fine_tune", 4), ("taught_pre_train", 2), ("taught_once", 2))
+    @parameterized.parameters(
+        ("pre_train", 6), ("fine_tune", 4), ("taught_pre_train", 2), ("taught_once", 2), ("preferences", 2)
+    )
     def test_ten_kills(self, script, kills):
         counts = torture.torture(self.workspace, script, kills, seed=random.randrange(2**31), show=lambda _: None)
         self.assertGreaterEqual(counts["kills"], kills)

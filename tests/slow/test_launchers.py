@@ -37,8 +37,8 @@ CELLS = [
     (launcher, way, script)
     for launcher in LAUNCHERS
     for way in SHARDING
-    for script in ("pre_train", "fine_tune")
-    if (launcher, way) != ("deepspeed", "fsdp2")
+    for script in ("pre_train", "fine_tune", "preferences")
+    if (launcher, way) != ("deepspeed", "fsdp2") and (script != "preferences" or way == "ddp")
 ]
 COVER = [
     ("accelerate", "ddp", "fine_tune"),
@@ -46,6 +46,7 @@ COVER = [
     ("deepspeed", "zero2", "fine_tune"),
     ("deepspeed", "zero3", "pre_train"),
     ("torchrun", "fsdp2", "fine_tune"),
+    ("torchrun", "ddp", "preferences"),
 ]
 # (script, how the run began, how it goes on), of runs that COVER has made
 PAIR_COVER = [
@@ -81,6 +82,7 @@ class LauncherTest(parameterized.TestCase):
             "pre_train": "--gradient_accumulation_steps 1 --max_steps 7 --save_steps 3 --eval_steps 5",
             "pre_train_stream": "--gradient_accumulation_steps 1 --max_steps 7 --save_steps 3 --eval_steps 5",
             "fine_tune": "--predict_with_generate true --num_train_epochs 2 --max_train_samples 49",
+            "preferences": "--save_steps 3 --load_best_model_at_end false",
         }
         optim = (
             "adamw_torch --learning_rate 1e-3" if optim_of == "zero3" else f"{DEFAULT_OPTIMIZER} --learning_rate 1e-2"
@@ -103,7 +105,7 @@ class LauncherTest(parameterized.TestCase):
 
     def launch(self, launcher: str, way: str, script: str, out: Path, *more: str, optim_of: str | None = None) -> str:
         """What a run prints. way: "alone", without a launcher, or one of SHARDING."""
-        name = "fine_tune" if script == "fine_tune" else "pre_train"
+        name = script.removesuffix("_stream")
         argv = [*self.flags(script, 1 if way == "alone" else 2, optim_of or way), "--output_dir", str(out), *more]
         if way == "alone":
             log = self.folder / f"{out.name}.log"
@@ -113,7 +115,7 @@ class LauncherTest(parameterized.TestCase):
         if way == "fsdp2":
             started = [str(ROOT / "tests" / "support" / "fsdp2_on_cpu.py"), name, *argv, "--fsdp"]
         else:
-            started = [str(ROOT / f"{name}_t5.py"), *argv]
+            started = [str(ROOT / torture.file_of(script)), *argv]
         command = [*launcher_command(launcher), *started]
         environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
@@ -134,7 +136,8 @@ class LauncherTest(parameterized.TestCase):
         since = [line for line in expected["metrics"] if line["step"] >= found["metrics"][0]["step"]]
         self.assertGreater(len(since), 2)
         for one, two in zip(found["metrics"], since, strict=True):
-            for key in {"loss", "eval_loss", "train_loss", "grad_norm"} & set(two):
+            compared = {"loss", "eval_loss", "train_loss", "grad_norm", "reward_margin", "eval_reward_margin"}
+            for key in compared & set(two):
                 self.assertAlmostEqual(one[key], two[key], delta=2e-3, msg=f"{what} {key} at step {two['step']}")
             for key in {"eval_accuracy", "eval_matthews_correlation"} & set(two):
                 self.assertEqual(one[key], two[key], f"{what} {key} at step {two['step']}")

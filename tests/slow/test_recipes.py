@@ -82,6 +82,13 @@ RECIPES = {
         300_176_768,  # its model card
         (512, 128),
     ),
+    "flan_t5_base_preferences.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --train_file {folder}/pairs.jsonl --gradient_accumulation_steps 1",
+        build_config("t5-v1_1-base"),
+        247_577_856,  # Flan-T5 base has v1.1's shape
+        (512, 256),
+    ),
     "mt5_base_romanian_diacritics.yaml": Recipe(
         fine_tune_t5,
         "--model_name_or_path {folder}/model --train_file {folder}/books --shuffle_buffer_size 60 "
@@ -109,6 +116,8 @@ def write_data(folder: Path) -> None:
         write_rows(folder / "docs" / "package_topic" / f"{split}.jsonl", topics)
     answers = [{"prompt": text, "prediction": text[:40]} for text in lines]  # as predict_t5.py writes them
     write_rows(folder / "answers.jsonl", answers)
+    pairs = [{"prompt": line, "chosen": line[:9], "rejected": line[9:18]} for line in lines]
+    write_rows(folder / "pairs.jsonl", pairs)
     (folder / "books").mkdir()
     for book in range(4):
         (folder / "books" / f"{book}.txt").write_text("\n\n".join(lines[book * 100 : book * 100 + 100]))

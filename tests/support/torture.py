@@ -51,6 +51,7 @@ from constants import PREEMPTED_EXIT_CODE
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 preload("wandb")  # its folders outlive a fork, which ends by os._exit
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
+SCRIPTS |= {"preferences": fine_tune_t5.main}
 # Figures of the machine, and of the time between two logs, which a resumed run starts again.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")
 TIMES += ("padding_share",)
@@ -73,7 +74,7 @@ _STOPS = (
 )
 _STOPS += "--metric_for_best_model loss --early_stopping_patience 3 --save_total_limit 9"
 _TWO = "--per_device_train_batch_size 2"
-KINDS = {name: Kind(name) for name in ("pre_train", "fine_tune", "mixture", "fine_tune_stream")}
+KINDS = {name: Kind(name) for name in ("pre_train", "fine_tune", "mixture", "fine_tune_stream", "preferences")}
 KINDS |= {"early_stopping": Kind("pre_train", _STOPS), "stream_spans": Kind("pre_train_stream")}
 KINDS |= {f"stream_{name}": Kind("pre_train_stream", f"--objective {name}") for name in ("prefix_lm", "ul2")}
 KINDS |= {"stream_documents": Kind("pre_train_stream", "--packing documents")}
@@ -121,8 +122,21 @@ def material(folder: Path) -> dict[str, list[str]]:
     fine_tune_stream += "--warmup_steps 0.125 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 "
     fine_tune_stream += f"--eval_strategy steps --eval_steps 10 --save_strategy steps --save_total_limit 2 {common} "
     fine_tune_stream += "--load_best_model_at_end false"
+    labelled = [{"text": line[:60], "good": line[60:75], "bad": line[75:100], "label": True} for line in lines[:97]]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    columns = "--source_column text --target_column good"
+    preferences = f"--train_file {folder}/pairs.jsonl --model_name_or_path {folder}/prepared {columns} "
+    preferences += "--rejected_column bad --preference dpo --max_target_length 16 --num_train_epochs 2 "
+    preferences += "--validation_split_percentage 20 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 "
+    preferences += f"--save_strategy steps --save_steps 2 --eval_strategy steps --eval_steps 2 {common}"
+    preferences = preferences.replace("--config_name tiny ", "").replace(f"--config_overrides {shape} ", "")
+    preferences = preferences.replace("--dropout_rate 0.1 ", "")
     streams = {"pre_train_stream": pre_train_stream, "fine_tune_stream": fine_tune_stream.split()}
-    return {"pre_train": pre_train.split(), "fine_tune": fine_tune.split(), "mixture": mixture.split()} | streams
+    return (
+        {"pre_train": pre_train.split(), "fine_tune": fine_tune.split(), "mixture": mixture.split()}
+        | streams
+        | {"preferences": preferences.split()}
+    )
 
 
 def changed(argv: list[str], *flags: str) -> list[str]:
@@ -146,12 +160,17 @@ def launcher_command(name: str, python: str | None = None) -> list[str]:
     return [python or warm_python(), str(BIN / words[0]), *words[1:], port]
 
 
+def file_of(script: str) -> str:
+    """The file of a key of SCRIPTS."""
+    return Path(sys.modules[SCRIPTS[script.removesuffix("_stream")].__module__].__file__).name
+
+
 def start(
     script: str, argv: list[str], log: Path, launcher: str | None = None, prepare: Callable[[], None] | None = None
 ) -> int:
     """Forks a process that runs main(argv), or the launcher with two ranks of it, with its output in `log`; returns its
     id. prepare: called in that process before."""
-    words = [*launcher_command(launcher), str(ROOT / f"{script}_t5.py"), *argv] if launcher else []
+    words = [*launcher_command(launcher), str(ROOT / file_of(script)), *argv] if launcher else []
     pid = os.fork()
     if pid:
         return pid

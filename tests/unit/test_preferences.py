@@ -1,0 +1,427 @@
+"""Preferences: TRL's formulas, log-probabilities of answers read alone, records of all shapes, wrong flags."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock, skipUnless
+
+import numpy as np
+import torch
+from absl.testing import absltest, parameterized
+from datasets import Dataset
+from helpers import SHAPE
+from transformers import ByT5Tokenizer
+from zoo import write_checkpoint
+
+import training.preferences
+from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments
+from common.command_line import parse_arguments
+from common.errors import UserError
+from constants import PREFERENCE_METRICS
+from model_t5 import build_config, create_model, load_model
+from modeling.loss import STATISTICS, compute_loss_in_forward
+from modeling.preferences import BETAS, OF_PREFERENCE, Preference, evaluated, preference_metrics
+from tasks.rows import load_rows
+from tasks.tasks import TaskData, Tasks
+from tasks.transforms import TRANSFORMS
+from tasks.win_rates import read_others, win_rates
+from training.batching import AnswersCollator, FilledRows
+from training.preferences import PreferenceCallback, with_reference
+
+SOURCES = [[5, 6, 7, 8, 1], [9, 10, 1], [11, 12, 13, 14, 15, 16, 1]]
+CHOSEN = [[20, 21, 1], [22, 1], [23, 24, 25, 26, 1]]
+REJECTED = [[30, 1], [31, 32, 33, 34, 35, 1], [36, 37, 1]]
+ROWS = [
+    {"input_ids": source, "attention_mask": [1] * len(source), "labels": chosen, "rejected": rejected}
+    for source, chosen, rejected in zip(SOURCES, CHOSEN, REJECTED, strict=True)
+]
+REFERENCE = torch.tensor([[-9.0, -8.0], [-7.5, -26.0], [-20.0, -11.0]])
+
+
+def tiny(**changes):
+    torch.manual_seed(0)
+    return create_model(build_config("tiny", 64, SHAPE | changes))
+
+
+def collated(rows: list[dict], model=None) -> dict[str, torch.Tensor]:
+    return dict(AnswersCollator(ByT5Tokenizer(), model=model, pad_to_multiple_of=8)(rows))
+
+
+def one_by_one(model, sources: list, answers: list) -> torch.Tensor:
+    """[B] log-probabilities: each answer read alone after its own encoding, without a token of padding."""
+    found = []
+    start = model.config.decoder_start_token_id
+    for source, answer in zip(sources, answers, strict=True):
+        read = torch.tensor([[start, *answer[:-1]]])
+        logits = model(input_ids=torch.tensor([source]), decoder_input_ids=read).logits[0].double()
+        found.append(sum(logits[place].log_softmax(-1)[token] for place, token in enumerate(answer)))
+    return torch.stack(found)
+
+
+class Gatherer(SimpleNamespace):
+    """An accelerator of one process."""
+
+    device = torch.device("cpu")
+    gather = gather_for_metrics = staticmethod(lambda values: values)
+
+
+def trl_trainer(**values) -> SimpleNamespace:
+    """What TRL's methods read of their trainer."""
+    self = SimpleNamespace(model=SimpleNamespace(training=True), accelerator=Gatherer(), aux_loss_enabled=False)
+    more = dict(_metrics={"train": defaultdict(list)}, _total_train_tokens=0, _tp_size=1, precompute_ref_logps=True)
+    more |= dict(ld_alpha=None, use_weighting=False, f_divergence_type="reverse_kl", loss_weights=[1.0])
+    vars(self).update(more | values)
+    return self
+
+
+def read_by_trl(sums: torch.Tensor, tokens: torch.Tensor) -> tuple[dict, mock.Mock]:
+    """A batch and a model of TRL whose answers have these log-probabilities [N] over so many tokens [N] after a prompt
+    of one token: they are spread evenly."""
+    places = torch.arange(int(tokens.max()) + 1)
+    mask = ((places >= 1) & (places <= tokens[:, None])).long()
+    spread = (sums / tokens)[:, None] * mask[:, 1:]
+    zeros = torch.zeros_like(spread)
+    outputs = SimpleNamespace(log_probs=spread, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
+    batch = {"input_ids": torch.ones_like(mask), "attention_mask": torch.ones_like(mask), "completion_mask": mask}
+    return batch, mock.Mock(return_value=outputs)
+
+
+@skipUnless(importlib.util.find_spec("trl"), "trl is not installed (requirements/development.txt)")
+class FormulasTest(parameterized.TestCase):
+    """The losses beside TRL's own methods, on the same log-probabilities."""
+
+    def setUp(self):
+        super().setUp()
+        draw = torch.Generator().manual_seed(3)
+        self.tokens = torch.randint(1, 12, (6, 2), generator=draw)
+        self.log_probabilities, self.reference = -30 * torch.rand(2, 6, 2, generator=draw, dtype=torch.float64)
+
+    @parameterized.product(kind=("dpo", "ipo"), beta=(0.1, 0.7))
+    def test_pairs_with_a_reference(self, kind, beta):
+        from trl.trainer.dpo_trainer import DPOTrainer
+
+        sides = torch.cat([self.log_probabilities[:, 0], self.log_probabilities[:, 1]])  # chosen, then rejected
+        batch, model = read_by_trl(sides, torch.cat([self.tokens[:, 0], self.tokens[:, 1]]))
+        batch |= {"ref_chosen_logps": self.reference[:, 0], "ref_rejected_logps": self.reference[:, 1]}
+        trainer = trl_trainer(beta=beta, loss_types=[{"dpo": "sigmoid"}.get(kind, kind)])
+        wanted = DPOTrainer._compute_loss(trainer, model, batch, False)
+        preference = Preference(kind, beta)
+        scores = preference.scores(self.log_probabilities, self.tokens, self.reference)
+        self.assertAlmostEqual(float(preference.losses(scores).mean()), float(wanted), delta=1e-6)
+        if kind == "dpo":
+            every = torch.ones(6, dtype=torch.bool)
+            found = preference_metrics(preference.sums(self.log_probabilities, scores, every))
+            theirs = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+            names = ("rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected")
+            for ours, name in zip(PREFERENCE_METRICS, names, strict=False):
+                self.assertAlmostEqual(found[ours], theirs[name], delta=1e-6, msg=name)
+
+    @parameterized.parameters((2.0, 0.5), (2.5, 0.0))
+    def test_pairs_without_one(self, beta, gamma):
+        from trl.experimental.cpo.cpo_trainer import CPOTrainer
+
+        trainer = trl_trainer(beta=beta, loss_type="simpo", simpo_gamma=gamma, alpha=0.0, label_smoothing=0.0)
+        means = (self.log_probabilities / self.tokens).T
+        wanted, *_ = CPOTrainer.cpo_loss(trainer, *means)
+        preference = Preference("simpo", beta, gamma)
+        found = preference.losses(preference.scores(self.log_probabilities, self.tokens, None))
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+
+    @parameterized.parameters(0.9, -2.0)
+    def test_single_answers(self, divergence):
+        from trl.trainer.kto_trainer import KTOTrainer
+
+        desirable = torch.tensor([1, 0, 0, 1, 1, 0])
+        batch, model = read_by_trl(self.log_probabilities[:, 0], self.tokens[:, 0])
+        batch |= {"label": desirable, "ref_logps": self.reference[:, 0], "ref_KL_logps": torch.zeros(6)}
+        others = divergence + torch.tensor([0.5, -0.5, 0.1, -0.1, 0.2, -0.2])
+        trainer = trl_trainer(beta=0.1, loss_type="kto", calculate_KL=True, desirable_weight=1, undesirable_weight=1)
+        trainer._compute_kl_logps = lambda *_: others
+        wanted = KTOTrainer._compute_loss(trainer, model, batch, False)
+        preference = Preference("kto", 0.1)
+        scores = preference.scores(self.log_probabilities[:, :1], self.tokens[:, :1], self.reference[:, :1])
+        found = preference.losses(scores, desirable, others.mean().clamp(min=0)).mean()
+        self.assertAlmostEqual(float(found), float(wanted), delta=1e-6)
+
+
+class LogProbabilitiesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    @parameterized.product(kind=("dpo", "ipo", "simpo"), chunk=(0, 3))
+    def test_loss_and_gradient_are_those_of_answers_read_alone(self, kind, chunk):
+        preference, model = Preference(kind, BETAS[kind]), tiny(dropout_rate=0.0)
+        chosen, rejected = (one_by_one(model, SOURCES, answers) for answers in (CHOSEN, REJECTED))
+        tokens = torch.tensor([[len(a), len(b)] for a, b in zip(CHOSEN, REJECTED, strict=True)])
+        alone = torch.stack([chosen, rejected], dim=1)
+        preference.losses(preference.scores(alone, tokens, REFERENCE.double())).mean().backward()
+        wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+        model.zero_grad()
+        compute_loss_in_forward(model, chunk=chunk, preference=preference)
+        batch = collated([row | {"reference": values} for row, values in zip(ROWS, REFERENCE.tolist(), strict=True)])
+        output = model(**batch)
+        torch.testing.assert_close(output.log_probabilities.double(), alone.detach(), atol=1e-4, rtol=1e-5)
+        output.loss.backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-3, msg=name)
+
+    @parameterized.parameters("t5_v1_0", "longt5_tglobal", "t5gemma", "t5gemma2")
+    def test_every_family_reads_both_answers_in_one_pass(self, name):
+        """Rotary positions, a merged attention, an attention in blocks."""
+        write_checkpoint(self.folder / name, name)
+        model = load_model(str(self.folder / name)).eval()
+        alone = torch.stack([one_by_one(model, SOURCES, answers) for answers in (CHOSEN, REJECTED)], dim=1)
+        compute_loss_in_forward(model, preference=Preference("simpo", 2.0))
+        batch = collated(ROWS)
+        torch.testing.assert_close(model(**batch).log_probabilities.double(), alone.detach(), atol=1e-3, rtol=1e-3)
+
+    def test_rows_that_fill_a_batch_count_nothing(self):
+        preference, model = Preference("dpo", 0.1), tiny(dropout_rate=0.0)
+        compute_loss_in_forward(model, preference=preference)
+        rows = [row | {"reference": values} for row, values in zip(ROWS, REFERENCE.tolist(), strict=True)]
+        filled = FilledRows(rows, 2, torch.utils.data.SequentialSampler(rows))
+        outputs = [model(**collated(list(some))) for some in (rows, [filled[n] for n in range(5)])]
+        for name in ("loss", "sums"):
+            torch.testing.assert_close(*(output[name] for output in outputs))
+
+    @parameterized.parameters("dpo", "kto")
+    def test_accumulated_micro_batches_are_one_batch(self, kind):
+        """The rows of a step divide the loss, and its divergence is one for all micro-batches."""
+        preference, found = Preference(kind, 0.1), []
+        reference = REFERENCE - torch.tensor([0.0, 9.0])  # so that the divergence of kto is above 0
+        known = [{"reference": values, "desirable": n % 2} for n, values in enumerate(reference.tolist())]
+        rows = [row | more for row, more in zip(ROWS, known, strict=True)]
+        for parts in ([rows], [rows[:1], rows[1:]]):
+            model = tiny(dropout_rate=0.0)
+            compute_loss_in_forward(model, preference=preference)
+            trainer = SimpleNamespace(model=model, model_wrapped=model, args=SimpleNamespace(device="cpu"))
+            trainer.accelerator = SimpleNamespace(reduce=lambda values, _: values)
+            trainer.compute_loss_context_manager = contextlib.nullcontext
+            learning, batches = PreferenceCallback(trainer, preference), list(map(collated, parts))
+            total = learning.begin_step(batches)
+            losses = [model.train()(**batch, num_items_in_batch=total).loss for batch in batches]
+            sum(losses).backward()
+            divergence = batches[0].get("divergence", torch.zeros(()))
+            gradients = [p.grad.flatten() for p in model.parameters()]
+            found.append((sum(losses).detach(), divergence, learning.sums, torch.cat(gradients)))
+        self.assertEqual(bool(found[0][1] > 0), kind == "kto")
+        for whole, accumulated in zip(*found, strict=True):
+            torch.testing.assert_close(accumulated, whole, atol=1e-5, rtol=1e-4)
+
+    def test_metrics_of_an_evaluation(self):
+        """Three pairs by hand: log-probabilities -2 -5, -4 -4, -6 -3 and a reference of -3 -4 for all: rewards' margins
+        .2, -.1, -.4; and unpaired, of which the second is a bad answer, with those to other prompts behind."""
+        nats, rejected, reference = [2, 4, 6], [5, 4, 3], [-3, -4]
+        statistics = np.zeros((3, len(STATISTICS) + len(OF_PREFERENCE)))
+        statistics[:, 0], statistics[:, 1], statistics[:, 5], statistics[:, 6] = nats, 2, rejected, 4
+        statistics[:, 7:9], statistics[:, 9] = reference, 1
+        found = evaluated(Preference("dpo", 0.1), statistics)
+        log_sigmoids = [np.log1p(np.exp(-margin)) for margin in (0.2, -0.1, -0.4)]
+        wanted = dict(preference_accuracy=1 / 3, reward_margin=-0.1, preference_loss=np.mean(log_sigmoids))
+        wanted |= dict(chosen_log_probability=-4, rejected_log_probability=-4)
+        self.assertSameElements(found, PREFERENCE_METRICS)
+        for name, value in wanted.items():
+            self.assertAlmostEqual(found[name], value, msg=name)
+        statistics[1, 9] = 0
+        statistics[:, 5] = [3, 1, 4]  # ratios to the reference 1, 3, 0: a divergence of 4 / 3
+        found = evaluated(Preference("kto", 0.1), statistics)
+        ahead = [1 - 4 / 3, 4 / 3 + 1, -3 - 4 / 3]
+        losses = [1 - 1 / (1 + np.exp(-0.1 * gap)) for gap in ahead]
+        wanted = dict(preference_accuracy=1 / 3, reward_margin=0.1 * ((1 - 3) / 2 + 1), preference_loss=np.mean(losses))
+        wanted |= dict(chosen_log_probability=-4, rejected_log_probability=-4)
+        for name, value in wanted.items():
+            self.assertAlmostEqual(found[name], value, msg=name)
+        statistics[:, 7:9] = np.nan
+        self.assertSameElements(evaluated(Preference("ipo", 0.1), statistics), PREFERENCE_METRICS[2:4])
+
+
+class ReferenceTest(absltest.TestCase):
+    def test_it_is_the_starting_model_without_dropout_and_kept_for_the_same_weights(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        model, other = tiny(dropout_rate=0.5).train(), tiny(dropout_rate=0.5)
+        with torch.no_grad():
+            other.shared.weight[5] += 0.5
+        args = FineTuningArguments(folder, use_cpu=True, report_to=[], per_device_eval_batch_size=2)
+        rows, cache = Dataset.from_list(ROWS), TaskArguments(data_cache_dir=f"{folder}/cache")
+        data = SimpleNamespace(preference=Preference("dpo", 0.1), train=rows, validation=rows, args=cache)
+        collator = AnswersCollator(ByT5Tokenizer(), pad_to_multiple_of=8)
+        with contextlib.redirect_stdout(io.StringIO()):
+            for scored in (model, other):
+                train, validation = with_reference(data, scored, args, collator)
+                self.assertTrue(scored.training)
+                with torch.no_grad():
+                    sides = [one_by_one(scored.eval(), SOURCES, answers) for answers in (CHOSEN, REJECTED)]
+                wanted = torch.stack(sides, dim=1).float()
+                torch.testing.assert_close(torch.tensor(train["reference"]), wanted, atol=1e-4, rtol=1e-5)
+                self.assertEqual(train["reference"], validation["reference"])
+                scored.train()
+            with mock.patch.object(training.preferences, "_log_probabilities", side_effect=AssertionError("again")):
+                self.assertEqual(with_reference(data, other, args, collator)[0]["reference"], train["reference"])
+                torch.nn.init.zeros_(other.shared.weight.data[6])
+                with self.assertRaisesRegex(AssertionError, "again"):
+                    with_reference(data, other, args, collator)
+
+
+MESSAGES = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes. "}]
+OTHER = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "No."}]
+TALK = "\n\nHuman: Hi?\n\nAssistant: Hm.\n\nHuman: So?\n\nAssistant:"
+
+
+class RecordsTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    @parameterized.named_parameters(
+        ("texts", dict(prompt="Hi?", chosen="Yes.", rejected="No."), "Hi?"),
+        ("ultrafeedback", dict(prompt="Hi?", chosen=MESSAGES, rejected=OTHER, score_chosen=8.0), "Hi?"),
+        ("trl_explicit", dict(prompt=MESSAGES[:1], chosen=MESSAGES[1:], rejected=OTHER[1:]), "Hi?"),
+        ("trl_implicit", dict(chosen=MESSAGES, rejected=OTHER), "Hi?"),
+        (
+            "turns",
+            dict(prompt=[*MESSAGES, dict(role="user", content="So?")], chosen=MESSAGES[1:], rejected=OTHER[1:]),
+            "user: Hi?\nassistant: Yes.\nuser: So?",
+        ),
+        ("hh_rlhf", dict(chosen=f"{TALK} Yes.", rejected=f"{TALK} No."), TALK.strip()),
+    )
+    def test_pairs(self, record, source):
+        made = TRANSFORMS["preference"](record)
+        self.assertEqual((made["source"], made["target"], made["rejected"]), (source, "Yes.", "No."))
+
+    @parameterized.parameters(
+        (dict(chosen="a", rejected="b"), "share none that ends in"),
+        (dict(chosen=MESSAGES, rejected=[dict(role="user", content="Ho?"), OTHER[1]]), "different prompts"),
+    )
+    def test_what_is_no_pair(self, record, message):
+        with self.assertRaisesRegex(UserError, message):
+            TRANSFORMS["preference"](record)
+
+    def parsed(self, flags: str, records: list[dict] | None = None):
+        file = self.folder / "rows.jsonl"
+        one = [dict(prompt=f"a {n}", chosen=f"b {n}", rejected=f"c {n}", label=n % 2) for n in range(6)]
+        file.write_text("".join(json.dumps(record) + "\n" for record in records or one))
+        argv = [*f"--train_file {file} --validation_file {file} --data_cache_dir {self.folder}/cache".split()]
+        task, args = parse_arguments([TaskArguments, FineTuningArguments], [*argv, *flags.split(), "--use_cpu", "true"])
+        with contextlib.redirect_stdout(io.StringIO()):
+            tasks = Tasks.of_flags(task)
+            return tasks, args.replaced(**tasks.flags(args))
+
+    @parameterized.parameters(
+        ("--preference dpo", "dpo, beta 0.1: target is better than rejected; .* starting weights"),
+        ("--preference ipo --preference_beta 0.3", "ipo, beta 0.3"),
+        (
+            "--preference simpo --source_column prompt --target_column rejected --rejected_column chosen",
+            "simpo, beta 2: rejected is better than chosen; .* without a reference, gamma 0.5",
+        ),
+        (
+            "--preference kto --source_column prompt --target_column chosen --desirable_column label",
+            "kto, beta 0.1: chosen is good or bad, as label says",
+        ),
+    )
+    def test_rows_and_plan(self, flags, plan):
+        tasks, args = self.parsed(flags)
+        with contextlib.redirect_stdout(io.StringIO()):
+            data = TaskData(tasks, ByT5Tokenizer(), args)
+        self.assertRegex(data.plan(1)["preference"], plan)
+        self.assertFalse(tasks.packable)
+        text, tokenizer = [], ByT5Tokenizer()
+        for row in data.train:
+            sides = (row[name] for name in ("input_ids", "labels", "rejected"))
+            text.append(tuple(tokenizer.decode(ids, skip_special_tokens=True) for ids in sides))
+        orders = {"simpo": "a {0},c {0},b {0}", "kto": "a {0},b {0},b {1}"}
+        order = orders.get(tasks.preference.kind, "a {0},b {0},c {0}")
+        wanted = [tuple(order.format(n, (n + 1) % 6).split(",")) for n in range(6)]  # kto: the next row's answer
+        self.assertEqual(text, wanted)
+        if tasks.preference.is_unpaired:
+            self.assertEqual(data.train["desirable"], [0, 1, 0, 1, 0, 1])
+        self.assertContainsSubset(PREFERENCE_METRICS, tasks.metric_names)
+        self.assertEqual(args.metric_for_best_model, "eval_rougeL")
+
+    @parameterized.parameters(
+        ("--rejected_column rejected", "--rejected_column rejected: needs --target_column"),
+        (
+            "--source_column prompt --target_column chosen --rejected_column rejected",
+            "--rejected_column rejected: pairs are compared by --preference dpo, ipo or simpo",
+        ),
+        ("--preference dpo --simpo_gamma 1", "--simpo_gamma 1.0: is for --preference simpo"),
+        ("--preference_beta 1", "--preference_beta 1.0: is a factor of --preference"),
+        ("--preference dpo --source_column prompt --target_column chosen", "with --rejected_column, with kto"),
+        (
+            "--preference kto --source_column prompt --target_column chosen --rejected_column rejected",
+            "--rejected_column rejected: pairs are compared",
+        ),
+        ("--preference kto", "and which answers are good with --desirable_column; available: prompt, chosen"),
+        (
+            "--preference dpo --target_type class",
+            "--preference dpo: compares free texts: leave out --target_type class",
+        ),
+        ("--preference dpo --record_shape alpaca", "--record_shape alpaca has no answers"),
+        ("--preference dop", "must be one of dpo, ipo, simpo, kto .did you mean dpo"),
+        ("--preference dpo --packing true", "--packing True: not with --preference dpo"),
+        ("--preference dpo --z_loss 0.1", "--z_loss 0.1: not with --preference dpo"),
+        ("--preference dpo --length_buckets 2", "--length_buckets 2: not with --preference dpo"),
+        ("--preference dpo --streaming --max_steps 3", "before training: leave it out, or give --preference simpo"),
+        ("--preference dpo --task glue/rte", "--preference dpo: needs one task"),
+        (
+            "--preference dpo --metric_for_best_model rejected_log_probability",
+            "nothing says which way this metric is better",
+        ),
+    )
+    def test_wrong_flags(self, flags, message):
+        with self.assertRaisesRegex(UserError, message):
+            self.parsed(flags)
+
+    @parameterized.parameters(
+        ("--rejected_column worse", "no column worse, which task pairs needs"),
+        ("--rejected_column empty", "the column empty is empty"),
+        ("--rejected_column several", "the column several has 2 labels"),
+        ("--desirable_column prompt", "row 1: the column prompt has 'a': must be true or false, 1 or 0"),
+    )
+    def test_wrong_columns(self, flag, message):
+        kind = "kto" if "desirable" in flag else "dpo"
+        flags = f"--preference {kind} --source_column prompt --target_column chosen {flag}"
+        record = dict(prompt="a", chosen="b", empty=None, several=["c", "d"])
+        tasks, _ = self.parsed(flags, [record] * 3)
+        (task,) = tasks
+        with self.assertRaisesRegex(UserError, message):
+            load_rows("pairs", task.entry, task.args, "train")
+
+    def test_without_a_preference_the_good_answers_are_ordinary_targets(self):
+        tasks, _ = self.parsed("--record_shape preference")
+        (task,) = tasks
+        rows = load_rows("pairs", task.entry, task.args, "train")
+        self.assertEqual(rows[0], {"source": "a 0", "target": "b 0"})
+
+    def test_a_model_from_scratch_has_no_preferences(self):
+        tasks, _ = self.parsed("--preference dpo")
+        self.assertEqual(tasks.job(True), "learning preferences")
+        with self.assertRaisesRegex(UserError, "--preference dpo: begins with a model that does the task already"):
+            tasks.job(False)
+
+    def test_win_rates(self):
+        entry = dict(target_type="text", metrics=["exact_match"])
+        rows = [dict(task="pairs", split="validation", index=n, source="a", target="b") for n in range(4)]
+        sides = []
+        for answers, margins in (("bbcb", [1, 2, 3, 4]), ("cbbc", [0, 3, 3, -4])):
+            more = [dict(prediction=a, chosen_log_probability=float(m)) for a, m in zip(answers, margins, strict=True)]
+            both = zip(rows, more, strict=True)
+            sides.append([row | one | {"rejected_log_probability": 0.0} for row, one in both])
+        self.assertEqual(
+            win_rates(entry, *sides), {"win_rate_exact_match": 2.5 / 4, "win_rate_log_probability": 2.5 / 4}
+        )
+        path = self.folder / "predictions.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in sides[1]))
+        self.assertEqual(read_others(str(path), sides[0]), sides[1])
+        with self.assertRaisesRegex(UserError, "Evaluate both checkpoints on the same rows"):
+            read_others(str(path), [sides[0][0] | {"target": "c"}])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,146 @@
+"""Preferences while they are learnt: the reference's log-probabilities, rows counted over the whole step, metrics.
+
+    train, validation = with_reference(data, model, args)     # before T5Trainer: the weights are the starting ones
+    learning = PreferenceCallback(trainer, preference)        # in T5Trainer
+
+Legend of shapes: B rows of a batch, N rows of a data set.
+"""
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, gather_object, send_to_device
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    Seq2SeqTrainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
+
+from arguments.training import FineTuningArguments
+from common.processes import print_once
+from common.whole_folders import cached, difference
+from constants import IGNORE_INDEX
+from corpora.examples import row_lengths
+from modeling.preferences import OF_PREFERENCE, SUMS, Preference, preference_metrics
+from modeling.rows_at_a_time import parts, rows_to_score
+from training.teacher_forcing import score_rows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from tasks.tasks import TaskData
+
+
+# ---------------------------------------------------------------- the reference
+def with_reference(
+    data: "TaskData", model: PreTrainedModel, args: FineTuningArguments, collator: DataCollatorForSeq2Seq
+) -> tuple:
+    """(training rows, validation rows) for T5Trainer: those of `data`, for a preference with a reference with a column
+    `reference`: the log-probabilities of both answers under `model`, whose weights are still those that it starts from.
+    LoRA's matrices do not change anything yet."""
+    if data.preference is None or not data.preference.has_reference:
+        return data.train, data.validation
+    mark = [_fingerprint(model) if args.process_index == 0 else None]
+    key = hashlib.sha256(f"{broadcast_object_list(mark)[0]} {args.bf16}".encode()).hexdigest()
+    add = partial(_with_column, model=model, args=args, collator=collator, key=key, cache=data.args)
+    splits = data.validation if isinstance(data.validation, dict) else {"": data.validation}
+    validation = {name: add(rows) for name, rows in splits.items()}
+    return add(data.train), validation if isinstance(data.validation, dict) else validation[""]
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """A hash of the weights, LoRA's matrices left out."""
+    found = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if ".lora_" not in name:
+            found.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, key: str, cache) -> "Dataset":
+    """The rows with the column `reference`, from the cache of prepared data where it is there on all nodes."""
+    key = hashlib.sha256(f"{rows._fingerprint} {key}".encode()).hexdigest()[:24]
+    folder = Path(cache.data_cache_dir).expanduser()
+    kept = folder / f"reference-{key}"
+    is_there = kept.is_dir() and difference(kept) is None and not cache.overwrite_cache
+    if not all(gather_object([is_there])):
+        values = _log_probabilities(rows, model, args, collator)
+        with args.main_process_first():
+            cached(folder, "reference", key, lambda aside: np.save(aside / "reference.npy", values), not is_there)
+    return rows.add_column("reference", np.load(kept / "reference.npy").tolist())
+
+
+@torch.no_grad()
+def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collator) -> np.ndarray:
+    """[N, 2] of both answers of each row, without dropout; each process scores a share of the rows."""
+    print_once(f"reference: scoring {len(rows):,} rows with the starting weights, once; they are kept in the cache")
+    order = np.argsort(-row_lengths(rows), kind="stable")
+    own, found = order[args.process_index :: args.world_size], []
+    before, was_training = model.device, model.training
+    model.to(args.device).eval()
+    columns = [0, -len(OF_PREFERENCE)]
+    for start in range(0, len(own), args.eval_batch_size):
+        batch = collator([rows[int(number)] for number in own[start : start + args.eval_batch_size]])
+        batch = send_to_device(dict(batch), args.device)
+        size = rows_to_score(model.config, batch["input_ids"].shape[1], batch["labels"].shape[1] * 2)
+        with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
+            scored = [score_rows(model, model.config, part, None, None)[0] for part in parts(batch, size)]
+        found.append(-torch.cat(scored)[:, columns].cpu().numpy())
+    model.to(before).train(was_training)
+    values = np.zeros((len(rows), 2), np.float32)
+    for numbers, part in gather_object([(own, np.concatenate(found or [values[:0]]))]):
+        values[numbers] = part
+    return values
+
+
+# ---------------------------------------------------------------- the steps
+class PreferenceCallback(TrainerCallback):
+    """Counts the rows of each step, gives unpaired ones their divergence, and adds means of SUMS to the training logs.
+
+    sums: since the last log, of this rank; saved with every checkpoint, so that a resumed run logs the same means.
+    """
+
+    def __init__(self, trainer: Seq2SeqTrainer, preference: Preference):
+        self.trainer, self.preference = trainer, preference
+        self.sums = torch.zeros(len(SUMS), device=trainer.args.device)
+        trainer.model.register_forward_hook(self._count)
+
+    def _count(self, model: PreTrainedModel, _inputs: tuple, output: dict) -> None:
+        if model.training and output.get("sums") is not None:
+            self.sums += output["sums"]
+
+    def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """The rows of this optimizer step over its micro-batches and all ranks, which divide its loss. Batches of
+        unpaired rows get the step's `divergence` in place of the answers to other prompts, from which it is estimated:
+        one for all, as if they were one batch."""
+        total = torch.zeros(2, device=self.trainer.args.device)
+        for batch in batches:
+            counted = batch["labels"].ne(IGNORE_INDEX).any(1)
+            total[0] += counted.sum()
+            if self.preference.is_unpaired:
+                total[1] += (self._of_other_answers(batch) * counted).sum()
+        rows, divergence = self.trainer.accelerator.reduce(total, "sum")
+        for batch in batches if self.preference.is_unpaired else ():
+            batch["divergence"] = (divergence / rows).clamp(min=0)
+        return rows
+
+    @torch.no_grad()
+    def _of_other_answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """[B] log-probability ratios, without dropout, of the answers to other prompts, which are taken out."""
+        model, answers = self.trainer.model_wrapped.eval(), batch.pop("rejected")
+        sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        with self.trainer.compute_loss_context_manager():
+            output = model(**sources, labels=answers)
+        return output["log_probabilities"][:, 0] - batch["reference"][:, 1]
+
+    def on_log(self, _args: TrainingArguments, _state: TrainerState, *_, logs: dict, **__) -> None:
+        if "loss" in logs:
+            logs |= preference_metrics(self.trainer.accelerator.reduce(self.sums, "sum"))
+            self.sums.zero_()
