@@ -53,6 +53,7 @@ class TestCase(parameterized.TestCase):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.enterClassContext(mock.patch.object(blocks, "BLOCK_BYTES", 1_500))
         cls.enterClassContext(mock.patch.object(streams, "ENCODE_BATCH", 300))
+        cls.enterClassContext(mock.patch.multiple(streams, LANES=24, LANE_BYTES=1_000))
         cls.enterClassContext(mock.patch.object(hub, "SAVED_SHARDS", streams.LANES))  # datasets copies each for a while
         cls.enterClassContext(mock.patch.object(blocks, "FEW_SHARDS", streams.LANES))
         generator = np.random.default_rng(0)
@@ -183,8 +184,7 @@ class StreamedTextTest(TestCase):
     def test_corpora_come_by_their_weights(self, kind):
         text, _, stream = self.open(self.flags(kind, streaming=True))
         lane = MixedLane(stream.sources, stream.turns, 0)
-        taken = map(lane._turn, range(2 * len(stream.turns)))
-        turns = [(corpus, given[corpus] - 1) for corpus, given in taken]
+        turns = [lane._turn(number) for number in range(2 * len(stream.turns))]
         shares = np.bincount([corpus for corpus, _ in turns]) / len(turns)
         np.testing.assert_allclose(shares, text.found.weights, atol=1e-3)
         for corpus in range(2):  # and each corpus is read in its own order, without gaps
