@@ -170,11 +170,11 @@ class LaneSource:
         return self._pieces[lane][1]
 
     def _deal(self, number: int, lane: int) -> Iterator[Piece]:
-        hands, order, ends = self._hands(number)
+        hands, order, ends, parts = self._hands(number)
         if not self.corpus.can_be_divided:
             yield from (Piece(block) for block in hands[lane].tolist() if block >= 0)
             return
-        begin, end = (int(ends[-1]) * part // self.lanes for part in (lane, lane + 1))
+        begin, end = (int(ends[-1]) * part // self.lanes for part in (parts[lane], parts[lane] + 1))
         for which in range(np.searchsorted(ends, begin, "right"), np.searchsorted(ends, end, "left") + 1):
             block = int(order[which])
             before = int(ends[which]) - int(self.corpus.sizes[block])
@@ -182,19 +182,19 @@ class LaneSource:
             if begin < end and (piece.begin is None or piece.begin != piece.end):
                 yield piece
 
-    def _hands_of_pass(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _hands_of_pass(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
         """Deals the blocks of a pass to the lanes. Of neighbouring blocks, which are alike, each lane has one.
 
         Returns ([lanes, most blocks of a lane] blocks, -1 where a lane has no more; [blocks] the same, one lane after
-        the other; [blocks] bytes up to the end of each). Where blocks can be divided, this line of bytes is cut into
-        equal parts, so that the lanes come to the end of a pass together.
+        the other; [blocks] bytes up to the end of each; [lanes] parts). Where blocks can be divided, this line of bytes
+        is cut into equal parts, so that the lanes come to the end of a pass together; each lane reads one of them.
         """
         blocks, random = len(self.corpus), self.random(0, number)
         hands = np.full((-(-blocks // self.lanes), self.lanes), -1)
         hands.flat[:blocks] = np.arange(blocks)
         hands = random.permuted(random.permuted(hands, axis=1), axis=0).T
         order = hands[hands >= 0]
-        return hands, order, np.cumsum(self.corpus.sizes[order])
+        return hands, order, np.cumsum(self.corpus.sizes[order]), random.permutation(self.lanes).tolist()
 
     def passes_of(self, lane: int, place: Place) -> float:
         """Passes of a lane over its share of the corpus up to a place, estimated from the place alone."""

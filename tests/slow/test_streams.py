@@ -120,7 +120,7 @@ class TestCase(parameterized.TestCase):
             ]
             for p in range(number + 1)
         ]
-        before, sizes = (np.sum(in_lane[:passes], axis=0, dtype=int) for passes in (number, number + 1))
+        before, sizes = (np.sum([[0] * lanes, *in_lane[:passes]], axis=0) for passes in (number, number + 1))
         batches = -(-max(sizes) * lanes // (streams[0].batch_size * len(streams)))
         found = self.examples(streams, workers, batches)
         return {n: text for n, text in found.items() if before[n % lanes] <= n // lanes < sizes[n % lanes]}
@@ -388,8 +388,8 @@ class UnitsTest(TestCase):
     def test_a_book_on_one_line_is_cut_and_resumed_within(self):
         book = " ".join(f"Propoziția {number}." for number in range(300))
         (self.folder / "a.jsonl").write_text(json.dumps({"text": book}) + "\n")
-        with mock.patch.object(blocks, "BLOCK_BYTES", 10_000):
-            corpus = FileCorpus("--train_file", [self.folder / "a.jsonl"])
+        self.enter_context(mock.patch.object(streams, "LANE_BYTES", 10_000))
+        corpus = FileCorpus("--train_file", [self.folder / "a.jsonl"])
 
         def stream():
             units = one_by_one(lambda row: cut_sentences(row["text"], 50))
