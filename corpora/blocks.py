@@ -39,8 +39,8 @@ from corpora.reading import (
     text_line,
 )
 
-BLOCK_BYTES = 2**14  # of text, at least: even a small corpus has many blocks, which mix it well
-MOST_BLOCKS = 2**16  # of text larger than a gigabyte the blocks are larger
+BLOCK_BYTES = 2**15  # of text, at least: even a small corpus has many blocks, which mix it well
+MOST_BLOCKS = 2**14  # of text larger than half a gigabyte the blocks are larger
 READ_BYTES = 2**15  # of text read at a time; between two readings its file is closed
 HASHED_BYTES = 2**32  # hashed of a stream's files at its start, which takes seconds; of more, evenly spread pieces
 PIECE_BYTES = 2**16

@@ -360,16 +360,16 @@ class StreamDataset(torch.utils.data.IterableDataset):
 
     def __iter__(self) -> Iterator[tuple[object, dict | None]]:
         """A worker's items; at most once, and last, (what is wrong with the data, None)."""
+        worker = torch.utils.data.get_worker_info()
         try:
-            yield from self._items()
+            yield from self.items(*((worker.id, worker.num_workers) if worker else (0, 1)))
         except (ValueError, OSError) as error:
             if os.environ.get("T5_FOUNDRY_TRACEBACK"):
                 raise
             yield str(error), None
 
-    def _items(self) -> Iterator[tuple[dict, dict]]:
-        worker = torch.utils.data.get_worker_info()
-        index, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+    def items(self, index: int, workers: int) -> Iterator[tuple[dict, dict]]:
+        """({number of an example: example}, {lane: its state}) of one of several workers, a pair for each batch."""
         lanes = {
             lane: MixedLane(self.sources, self.turns, lane, self.lane_states.get(lane))
             for lane in self.own_lanes[index::workers]

@@ -545,14 +545,14 @@ class ScriptTest(parameterized.TestCase):
         flags += ["--load_best_model_at_end", "false"] * (script == "fine_tune")
         code, text = self.run_script(script, *flags, "--output_dir", str(self.folder / "whole"))
         self.assertEqual(code, 0, text)
-        items = StreamDataset._items
+        items = StreamDataset.items
 
-        def breaking_off(stream):
-            yield from itertools.islice(items(stream), 7)  # three steps, and half of the fourth
+        def breaking_off(stream, *worker):
+            yield from itertools.islice(items(stream, *worker), 7)  # three steps, and half of the fourth
             raise OSError("the network is gone")
 
         where = ["--dataloader_num_workers", workers, "--output_dir", str(self.folder / "resumed")]
-        with mock.patch.object(StreamDataset, "_items", breaking_off):
+        with mock.patch.object(StreamDataset, "items", breaking_off):
             code, text = self.run_script(script, *flags, *where)
         self.assertEqual(code, 2, text)
         kept = "resumed/checkpoint-3 holds the weights from before this step"
