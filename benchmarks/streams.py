@@ -51,8 +51,8 @@ def simulated(folder: Path, ranks: int, workers: int, files: int, megabytes: flo
     """What all data workers of all ranks read in a pass, and in which order the text comes.
 
     rows_read, characters_tokenised: over those that are used, in the second half of the pass, when all buffers are
-    full. first_repeat: share of the text that has come when the first token comes again. repeated, unseen: shares of the
-    text after as many examples as it has.
+    full. first_repeat: share of the text that has come when the first token comes again. repeated, unseen: shares of
+    the text after as many examples as it has.
     """
     text = CountedText(folder, files, megabytes)
     began = time.perf_counter()
