@@ -8,15 +8,19 @@
                             a file; resuming within it reads again what comes before
     a Hub stream            a shard, or a row group if there are few shards
 
-`rows(block, start)` yields (place, row). With a place as `start` it reads from there to the end of the block.
+The first three can be divided further: a piece is the part of a block between two places. `rows(piece, start)` yields
+(place, row) of a piece. With a place as `start` it reads from there to the end of the piece.
 """
 
+import functools
 import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from common.digests import contents_digest
 from common.errors import UserError
@@ -36,17 +40,31 @@ from corpora.reading import (
     text_line,
 )
 
-BLOCK_BYTES = 2**18  # of text: small enough that even a small corpus is well mixed, large enough to read at full speed
+BLOCK_BYTES = 2**15  # of text, at least: even a small corpus has many blocks, which mix it well
+MOST_BLOCKS = 2**14  # of text larger than half a gigabyte the blocks are larger
+READ_BYTES = 2**15  # of text read at a time; between two readings its file is closed
+PARQUET_ROWS, PARQUET_BYTES = 256, 2**18  # decoded and read at a time, instead of a whole row group
 FEW_SHARDS = 96  # with fewer, a Hub stream opens its files at its start to find their row groups
 Rows = Iterator[tuple[int, dict]]
 
 
 class Block(NamedTuple):
-    """`start` and `end` are bytes, or for a row group its number."""
+    """start, end: places of the first row and after the last one, as `rows` yields them; end None: only reading finds
+    it. size: bytes, by which a corpus is divided. group: number of the row group or shard."""
 
-    path: Path
+    path: Path | None
     kind: str
     start: int = 0
+    end: int | None = None
+    size: int = 1
+    group: int = 0
+
+
+class Piece(NamedTuple):
+    """The rows of a block from place `begin` up to place `end`; None: its own."""
+
+    block: int
+    begin: int | None = None
     end: int | None = None
 
 
@@ -56,36 +74,61 @@ class Corpus:
     description: str
     fingerprint: str
 
-    def __init__(self, number_of_blocks: int):
-        self.number_of_blocks = number_of_blocks
-        self.first_block, self.first_place = 0, None  # everything before is held out
-        self.last_read = 0, 0
+    def __init__(self, blocks: list[Block]):
+        self.blocks = blocks
+        self.last_read = blocks[0], 0
 
     def __len__(self) -> int:
-        return self.number_of_blocks - self.first_block
+        return len(self.blocks)
 
-    def rows(self, block: int, start: int | None = None) -> Rows:
-        """(place, row) of a block from `start` on."""
-        if block == 0 and start is None:
-            start = self.first_place
-        for place, row in self._rows(block + self.first_block, start):
-            self.last_read = block + self.first_block, place
+    @property
+    def can_be_divided(self) -> bool:
+        """Whether each block can be read from and up to any place."""
+        return all(block.kind in ("text", "jsonl", "ids", "parquet") for block in self.blocks)
+
+    @property
+    def keeps_files_open(self) -> bool:
+        """Whether a file, or a connection, stays open between two rows."""
+        return any(block.kind not in ("text", "jsonl", "ids") for block in self.blocks)
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """[blocks] their bytes."""
+        return np.array([block.size for block in self.blocks])
+
+    def place(self, number: int, offset: int) -> int | None:
+        """The place at a byte of a block that can be divided; None at its ends."""
+        block = self.blocks[number]
+        if not 0 < offset < block.size:
+            return None
+        return block.start + offset * (block.end - block.start) // block.size
+
+    def rows(self, piece: Piece, start: int | None = None) -> Rows:
+        """(place, row) of a piece from `start` on."""
+        block = self.blocks[piece.block]
+        begin = block.start if piece.begin is None else piece.begin
+        block = block._replace(start=begin, end=block.end if piece.end is None else piece.end)
+        for place, row in self._rows(block, start):
+            self.last_read = block, place
             yield place, row
 
-    def _rows(self, block: int, start: int | None) -> Rows:
+    def _rows(self, block: Block, start: int | None) -> Rows:
         raise NotImplementedError
 
     def here(self) -> str:
         """The place of the row that was read last, as in messages: "a.csv at byte 1,024"."""
         raise NotImplementedError
 
-    def share_read(self, block: int, place: int | None) -> float:  # noqa: ARG002
-        """Share of a block before a place; 0 if only reading could show it."""
-        return 0.0
+    def share_read(self, piece: Piece, place: int | None) -> float:
+        """Share of a piece before a place; 0 if only reading could show it."""
+        block = self.blocks[piece.block]
+        begin = block.start if piece.begin is None else piece.begin
+        end = block.end if piece.end is None else piece.end
+        return min((place - begin) / (end - begin), 1.0) if place and end else 0.0
 
     def all_rows(self) -> Rows:
         """All rows in the order of the blocks."""
-        return ((place, row) for block in range(len(self)) for place, row in self.rows(block))
+        return ((place, row) for block in range(len(self)) for place, row in self.rows(Piece(block)))
 
     def hold_out(self, amount: float, measure: Callable[[dict], float]) -> list[dict]:
         """The first rows, until their measures add up to `amount`; from now on the corpus begins after them.
@@ -93,11 +136,13 @@ class Corpus:
         UserError if there is nothing after them.
         """
         held_out, total = [], 0.0
-        for block in range(len(self)):
-            for place, row in self.rows(block):
+        for number in range(len(self)):
+            for place, row in self.rows(Piece(number)):
                 if total >= amount:
-                    self.first_block += block
-                    self.first_place = place
+                    first = self.blocks[number]
+                    rest = first.size * (first.end - place) // (first.end - first.start) if first.end else first.size
+                    self.blocks = [first._replace(start=place, size=max(1, rest)), *self.blocks[number + 1 :]]
+                    self.__dict__.pop("sizes", None)
                     return held_out
                 held_out.append(row)
                 total += measure(row)
@@ -123,23 +168,25 @@ class FileCorpus(Corpus):
     ):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # column that is read of parquet; None: all
-        self.blocks, self.arrays = [], {}
+        self.arrays = {}
+        sizes = [(file.name, file.stat().st_size) for file in files]
+        total = sum(size for _, size in sizes)
+        blocks, length = [], max(BLOCK_BYTES, total // MOST_BLOCKS)
         for file in files:
             if ids and file.suffix == ".npy":
                 self.arrays[file] = ArrayDocuments(file)
-                self.blocks += _blocks_of_array(file, self.arrays[file])
+                blocks += _blocks_of_array(file, self.arrays[file], length)
                 continue
             check_file(flag, file)
-            self.blocks += _blocks_of(file, only_whole=read_whole is not None and is_plain_text(file))
-        super().__init__(len(self.blocks))
-        sizes = [(file.name, file.stat().st_size) for file in files]
-        contents = contents_digest(files, cache)
-        self.fingerprint = hashlib.sha256(repr((BLOCK_BYTES, sizes, contents)).encode()).hexdigest()
-        shown = files[0].name if len(files) == 1 else f"{len(files)} files"
-        self.description = f"{shown}, {sum(size for _, size in sizes) / 1e6:.1f} MB in {len(self.blocks):,} blocks"
+            blocks += _blocks_of(file, length, only_whole=read_whole is not None and is_plain_text(file))
+        super().__init__(blocks)
+        self.fingerprint = hashlib.sha256(
+            repr((BLOCK_BYTES, sizes, contents_digest(files, cache))).encode()
+        ).hexdigest()
+        shown = files[0].name if len(files) == 1 else f"{len(files):,} files"
+        self.description = f"{shown}, {total / 1e6:.1f} MB in {len(self.blocks):,} blocks"
 
-    def _rows(self, number: int, start: int | None) -> Rows:
-        block = self.blocks[number]
+    def _rows(self, block: Block, start: int | None) -> Rows:
         if block.kind == "text":
             for place, line in _lines(block, start):
                 yield place, {self.text_column: text_line(line, block.path, place)}
@@ -149,53 +196,56 @@ class FileCorpus(Corpus):
                     value = json_value(text, Path(f"{block.path} at byte {place:,}"))
                     yield place, json_object(value, f"{block.path} at byte {place:,}")
         elif block.kind == "csv":
-            yield from csv_rows(block.path, start or 0)
+            yield from csv_rows(block.path, block.start if start is None else start)
         elif block.kind == "ids":
             documents = self.arrays[block.path]
             for place in range(block.start if start is None else start, block.end):
                 yield place, {self.text_column: documents[place]}
         elif block.kind == "parquet":
-            yield from _row_group(block, start or 0, self.only)
+            yield from _row_group(block, block.start if start is None else start, self.only)
         else:  # whole
-            yield from itertools.islice(enumerate(self.read_whole(block.path)), start or 0, None)
+            first = block.start if start is None else start
+            yield from itertools.islice(enumerate(self.read_whole(block.path)), first, None)
 
     def here(self) -> str:
-        number, place = self.last_read
-        block = self.blocks[number]
+        block, place = self.last_read
         if block.kind in ("text", "jsonl", "csv"):
             return f"{block.path} at byte {place:,}"
-        group = f", row group {block.start:,}" if block.kind == "parquet" else ""
+        group = f", row group {block.group:,}" if block.kind == "parquet" else ""
         return f"{block.path}{group}, row {place + 1:,}"
-
-    def share_read(self, block: int, place: int | None) -> float:
-        _, _, start, end = self.blocks[block + self.first_block]
-        return min((place - start) / (end - start), 1.0) if place and end else 0.0
 
     def _rows_of(self, path: Path) -> Iterator[dict]:
         return ({self.text_column: t} for t in read_text_documents(path)) if is_plain_text(path) else read_rows(path)
 
 
-def _blocks_of(file: Path, only_whole: bool) -> list[Block]:
+def _blocks_of(file: Path, length: int, only_whole: bool) -> list[Block]:
+    """Blocks of about `length` bytes."""
     suffix = data_suffix(file)
     if suffix == ".parquet":
         with open_parquet(file) as parquet:
-            return [Block(file, "parquet", group) for group in range(parquet.num_row_groups)]
-    kind = "text" if is_plain_text(file) else suffix[1:]
+            groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+            return [
+                Block(file, "parquet", 0, group.num_rows, max(1, group.total_byte_size), number)
+                for number, group in enumerate(groups)
+            ]
+    kind, size = "text" if is_plain_text(file) else suffix[1:], file.stat().st_size
     is_compressed = file.suffix.lower() in COMPRESSIONS
     if only_whole or is_compressed or kind in ("json", "tsv"):
-        return [Block(file, "whole")]
+        return [Block(file, "whole", size=size)]
     if kind == "csv":
-        return [Block(file, "csv")]
+        return [Block(file, "csv", size=size)]
     if kind == "text" and _has_pages(file):
-        return [Block(file, "whole")]
-    size = file.stat().st_size
-    return [Block(file, kind, start, min(start + BLOCK_BYTES, size)) for start in range(0, size, BLOCK_BYTES)]
+        return [Block(file, "whole", size=size)]
+    ends = [*range(length, size, length), size]
+    return [Block(file, kind, start, end, end - start) for start, end in itertools.pairwise([0, *ends])]
 
 
-def _blocks_of_array(file: Path, documents: ArrayDocuments) -> list[Block]:
-    count = max(1, BLOCK_BYTES * len(documents) // file.stat().st_size)
-    starts = range(0, len(documents), count)
-    return [Block(file, "ids", start, min(start + count, len(documents))) for start in starts]
+def _blocks_of_array(file: Path, documents: ArrayDocuments, length: int) -> list[Block]:
+    bytes_per_row = max(1, file.stat().st_size // len(documents))
+    ends = [*range(count := max(1, length // bytes_per_row), len(documents), count), len(documents)]
+    return [
+        Block(file, "ids", start, end, (end - start) * bytes_per_row) for start, end in itertools.pairwise([0, *ends])
+    ]
 
 
 def _has_pages(file: Path) -> bool:
@@ -206,30 +256,45 @@ def _has_pages(file: Path) -> bool:
 
 def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
     """(place, line) of the lines that begin in the block, from the one at byte `start` on."""
-    with block.path.open("rb") as stream:
-        place = start or 0
-        if start is None and block.start:
+    place = block.start if start is None else start
+    if start is None and block.start:
+        with block.path.open("rb") as stream:
             stream.seek(block.start - 1)  # a line may end right before the block
             found = re.search(rb"\r\n|\n|\r", stream.read(block.end - block.start + 1))
-            place = block.start - 1 + found.end() if found else block.end
-        stream.seek(place)
-        for line in byte_lines(stream):
+        place = block.start - 1 + found.end() if found else block.end
+    while place < block.end:
+        for line in _some_lines(block.path, place):
             if place >= block.end:
                 return
             yield place, line
             place += len(line)
 
 
+def _some_lines(path: Path, place: int) -> list[bytes]:
+    """The lines from byte `place` on, up to about READ_BYTES."""
+    lines, size = [], 0
+    with path.open("rb") as stream:
+        stream.seek(place)
+        for line in byte_lines(stream):
+            lines.append(line)
+            size += len(line)
+            if size >= READ_BYTES:
+                break
+    return lines
+
+
 def _row_group(block: Block, start: int, column: str | None) -> Rows:
-    """Rows from `start` on, with this column alone if the file has it."""
+    """Rows from `start` up to the end of the block, with this column alone if the file has it."""
     place = 0
-    with open_parquet(block.path) as file:
+    with open_parquet(block.path, pre_buffer=False, buffer_size=PARQUET_BYTES) as file:
         columns = [column] if column in file.schema_arrow.names else None
-        for batch in file.iter_batches(batch_size=1024, row_groups=[block.start], columns=columns):
-            if place + len(batch) > start:
-                skipped = max(0, start - place)
-                yield from enumerate(batch.slice(skipped).to_pylist(), start=place + skipped)
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[block.group], columns=columns):
+            skipped, end = max(0, start - place), min(len(batch), block.end - place)
+            if skipped < end:
+                yield from enumerate(batch.slice(skipped, end - skipped).to_pylist(), start=place + skipped)
             place += len(batch)
+            if place >= block.end:
+                return
 
 
 # ---------------------------------------------------------------- the Hub
@@ -251,17 +316,18 @@ class HubCorpus(Corpus):
 
     def __init__(self, name: str, config: str | None, split: str, dataset: Any):
         self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
-        super().__init__(self.dataset.num_shards)
+        self.number_of_shards = self.dataset.num_shards
+        super().__init__([Block(None, "shard", group=number) for number in range(self.number_of_shards)])
         self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"
 
     def here(self) -> str:
-        shard, place = self.last_read
-        return f"{self.description}: shard {shard:,}, row {place + 1:,}"
+        block, place = self.last_read
+        return f"{self.description}: shard {block.group:,}, row {place + 1:,}"
 
-    def _rows(self, block: int, start: int | None) -> Rows:
-        place = start or 0
-        shard = self.dataset.shard(num_shards=self.number_of_blocks, index=block).skip(place)
+    def _rows(self, block: Block, start: int | None) -> Rows:
+        place = block.start if start is None else start
+        shard = self.dataset.shard(num_shards=self.number_of_shards, index=block.group).skip(place)
         # iter(shard) would divide the shard among the data workers once more.
         for batch in shard.iter(batch_size=100):
             for values in zip(*batch.values(), strict=True):

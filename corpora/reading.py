@@ -39,12 +39,13 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
 
 
 @contextlib.contextmanager
-def open_parquet(path: Path) -> Iterator[Any]:
-    """A pyarrow ParquetFile. UserError with its name if it turns out to be damaged anywhere in the `with` block."""
+def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
+    """A pyarrow ParquetFile with these options. UserError with its name if it turns out to be damaged anywhere in the
+    `with` block."""
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, **options) as file:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None

@@ -99,9 +99,8 @@ def training_stream(
     """The training examples of this rank, from where a checkpoint was written on."""
     encode, eos_id = document_encoder(found.tokenizer, found.ids), eos_between(found)
 
-    def make_batch(numbers: np.ndarray, rows: list[dict]) -> dict[str, np.ndarray]:
-        batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        return batch | {"key": example_keys(args.seed, numbers)}
+    def make_examples(numbers: np.ndarray, rows: list[dict]) -> list[dict]:
+        return [row | {"key": key} for row, key in zip(rows, example_keys(args.seed, numbers), strict=True)]
 
     corpora = [
         (corpus, packed(document_reader(found, corpus), encode, objective.window, objective.cut, eos_id))
@@ -110,7 +109,7 @@ def training_stream(
     column = found.args.input_ids_column or found.args.text_column
     described = f"{objective.identity} {column} {eos_id} {tokenizer_fingerprint(found.tokenizer)}"
     size = found.args.shuffle_buffer_size
-    stream = StreamDataset.of_run(corpora, make_batch, args, size, weights=found.weights, description=described)
+    stream = StreamDataset.of_run(corpora, make_examples, args, size, weights=found.weights, description=described)
     if checkpoint:
         stream.resume(checkpoint)
     return stream

@@ -1,21 +1,24 @@
 """Examples read on the fly: each once in a pass, in the same order for any ranks and workers, from any step on.
 
-    corpus --blocks, shuffled anew in each pass--> 24 lanes --rows--> units --a lane's buffer, shuffled--> examples
+    corpus --blocks, dealt anew in each pass--> lanes --rows--> units --a lane's buffer, shuffled--> examples
 
-A lane is one of a fixed number of small streams: in pass p, lane l reads the blocks at places l, l + 24 ... of that
-pass's order. It fills a buffer with units (the pieces of a row, or packed chunks of tokens), shuffles it, gives it out
-and fills it again. Example n of the run is number n // 24 of lane n % 24. Everything random depends on the seed, the
-pass and the place in the lane alone. So a checkpoint holds only where each lane's buffer begins, and a resumed run
-reads only the buffers again.
+A lane is one of many small streams, up to 1,728 of them. In every pass each lane is dealt an equal share of the corpus:
+blocks from all over it, and where a block lies between two lanes, a piece of it. The lane reads its share in a random
+order, fills a buffer with units (the pieces of a row, or packed chunks of tokens), shuffles it, gives it out and fills
+it again. Example n of the run is number n // lanes of lane n % lanes. Everything random depends on the seed, the pass
+and the place in the lane alone, and the number of lanes on the corpus alone. So a checkpoint holds only where each
+lane's buffer begins, and a resumed run reads only the buffers again.
 
-Rank r of R takes the examples n with n % R == r. With 1, 2, 3, 4, 6, 8, 12 or 24 ranks each has lanes of its own, which
-no other rank reads. The workers of a rank take its batches in turn: they all read its lanes, and divide the making of
-batches (tokenising, collating).
+Rank r of R takes the examples n with n % R == r. Where the number of lanes is a multiple of R, each rank has lanes of
+its own, which no other rank reads. The workers of a rank divide its lanes among them: each reads and tokenises its own
+lanes, and the rank's process puts the examples of a batch together.
 """
 
+import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 from collections import deque
@@ -28,15 +31,19 @@ import torch
 from transformers import TrainingArguments
 
 from common.errors import StreamError, UserError
-from corpora.blocks import Corpus
+from corpora.blocks import Corpus, Piece
 from corpora.examples import shares
 from corpora.own_ids import is_blank, with_eos
 from corpora.tokenizers import cut_at_spaces
 
-LANES = 24
+LANES = 2**6 * 3**3  # at most; a multiple of every number of ranks 2^a * 3^b up to 64
+OPEN_LANES = 2**6 * 3  # at most, where each keeps a file open
+ALL_LANES = 2**14  # at most, of all corpora together
+LANE_BYTES = 2**16  # of text that a lane has in a pass, at least
 TURNS = 4096  # examples of a lane in which each corpus has the share of its weight
 ENCODE_BATCH = 20_000  # characters tokenised at once for packing, so at most this many are read too early
-Place = list  # [pass, block of the lane in this pass, place of the row in the block, units of the row to skip]
+COUNTED_LANES = 24  # of which the number of passes is the mean
+Place = list  # [pass, piece of the lane in this pass, place of the row in the piece, units of the row to skip]
 Rows = Iterator[tuple[Place, dict]]
 Units = Callable[[Rows], Iterator[tuple[Place, object]]]
 
@@ -126,6 +133,19 @@ def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
 
 
 # ---------------------------------------------------------------- lanes
+def number_of_lanes(corpora: Sequence[Corpus]) -> int:
+    """A divisor of LANES, or where files cannot be divided, a number of lanes that have almost equally many blocks."""
+    most = OPEN_LANES if any(corpus.keeps_files_open for corpus in corpora) else LANES
+    most = min(most, ALL_LANES // len(corpora))
+    whole = [len(corpus) for corpus in corpora if not corpus.can_be_divided]
+    if whole:
+        blocks = min(whole)
+        numbers = [n for n in range(1, min(most, blocks) + 1) if LANES**6 % n == 0]  # 2^a * 3^b
+        return max(n for n in numbers if blocks / n > 0.9 * -(-blocks // n))
+    size = sum(int(corpus.sizes.sum()) for corpus in corpora)
+    return max(n for n in range(1, most + 1) if LANES % n == 0 and n * LANE_BYTES <= max(size, LANE_BYTES))
+
+
 class LaneSource:
     """What the lanes of a stream share of a corpus.
 
@@ -136,24 +156,52 @@ class LaneSource:
     def __init__(self, corpus: Corpus, units: Units, lanes: int, buffer: int, seed: int, number: int):
         self.corpus, self.units, self.lanes, self.buffer = corpus, units, lanes, buffer
         self.seed, self.number = seed, [number] * (number > 0)  # the first corpus has the order that it has alone
-        self._order = (None, None)
+        self._hands = functools.lru_cache(2)(self._hands_of_pass)
+        self._pieces: dict[int, tuple[int, list[Piece]]] = {}
 
     def random(self, *numbers: int) -> np.random.Generator:
         """A generator that depends on the seed, the corpus and these numbers."""
         return np.random.default_rng([self.seed, *numbers, *self.number])
 
-    def order(self, number: int) -> np.ndarray:
-        """The blocks in the order of a pass."""
-        if self._order[0] != number:
-            self._order = number, self.random(0, number).permutation(len(self.corpus))
-        return self._order[1]
+    def pieces(self, number: int, lane: int) -> list[Piece]:
+        """What a lane reads in a pass, in this order."""
+        if self._pieces.get(lane, (None,))[0] != number:
+            self._pieces[lane] = number, list(self._deal(number, lane))
+        return self._pieces[lane][1]
+
+    def _deal(self, number: int, lane: int) -> Iterator[Piece]:
+        hands, order, ends, parts = self._hands(number)
+        if not self.corpus.can_be_divided:
+            yield from (Piece(block) for block in hands[lane].tolist() if block >= 0)
+            return
+        begin, end = (int(ends[-1]) * part // self.lanes for part in (parts[lane], parts[lane] + 1))
+        for which in range(np.searchsorted(ends, begin, "right"), np.searchsorted(ends, end, "left") + 1):
+            block = int(order[which])
+            before = int(ends[which]) - int(self.corpus.sizes[block])
+            piece = Piece(block, *(self.corpus.place(block, place - before) for place in (begin, end)))
+            if begin < end and (piece.begin is None or piece.begin != piece.end):
+                yield piece
+
+    def _hands_of_pass(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
+        """Deals the blocks of a pass to the lanes. Of neighbouring blocks, which are alike, each lane has one.
+
+        Returns ([lanes, most blocks of a lane] blocks, -1 where a lane has no more; [blocks] the same, one lane after
+        the other; [blocks] bytes up to the end of each; [lanes] parts). Where blocks can be divided, this line of bytes
+        is cut into equal parts, so that the lanes come to the end of a pass together; each lane reads one of them.
+        """
+        blocks, random = len(self.corpus), self.random(0, number)
+        hands = np.full((-(-blocks // self.lanes), self.lanes), -1)
+        hands.flat[:blocks] = np.arange(blocks)
+        hands = random.permuted(random.permuted(hands, axis=1), axis=0).T
+        order = hands[hands >= 0]
+        return hands, order, np.cumsum(self.corpus.sizes[order]), random.permutation(self.lanes).tolist()
 
     def passes_of(self, lane: int, place: Place) -> float:
         """Passes of a lane over its share of the corpus up to a place, estimated from the place alone."""
-        number, block, row, _ = place
-        blocks = self.order(number)[lane :: self.lanes]
-        begun = self.corpus.share_read(int(blocks[block]), row) if block < len(blocks) else 0
-        return number + (block + begun) / len(blocks)
+        number, which, row, _ = place
+        pieces = self.pieces(number, lane)
+        begun = self.corpus.share_read(pieces[which], row) if which < len(pieces) else 0
+        return number + (which + begun) / max(1, len(pieces))
 
     def check_not_empty(self) -> None:
         """UserError if the corpus gives no example at all; a lane would search forever."""
@@ -197,16 +245,16 @@ class Lane:
         self.buffer = [unit for _, unit in read]
         self.order = source.random(1, self.lane, self.first).permutation(len(read))
 
-    def _rows(self, first_pass: int, block: int, start: int | None, skip: int) -> Iterator[tuple[Place, dict]]:
+    def _rows(self, first_pass: int, which: int, start: int | None, skip: int) -> Iterator[tuple[Place, dict]]:
         source = self.source
         for number in itertools.count(first_pass):
-            blocks = source.order(number)[self.lane :: source.lanes]
-            while block < len(blocks):
-                for place, row in source.corpus.rows(int(blocks[block]), start):
-                    yield [number, block, place, skip], row
+            pieces = source.pieces(number, self.lane)
+            while which < len(pieces):
+                for place, row in source.corpus.rows(pieces[which], start):
+                    yield [number, which, place, skip], row
                     skip = 0
-                block, start = block + 1, None
-            block = 0
+                which, start = which + 1, None
+            which = 0
 
 
 class MixedLane:
@@ -220,45 +268,45 @@ class MixedLane:
         states = states or [None] * len(sources)
         self.lanes = [Lane(source, lane, state) for source, state in zip(sources, states, strict=True)]
         self.turns, self.lane = turns, lane
-        self.counts = np.bincount(turns, minlength=len(sources))
-        self._round = (None, None, None)
+        self._round, self._rest = None, 0
 
     def state(self) -> list:
         return [lane.state() for lane in self.lanes]
 
     def take(self, number: int) -> object:
-        corpus, given = self._turn(number)
-        return self.lanes[corpus].take(given[corpus] - 1)
+        """The n-th example. The numbers must never decrease."""
+        corpus, own_number = self._turn(number)
+        return self.lanes[corpus].take(own_number)
 
-    def seek(self, number: int) -> None:
-        """Brings every corpus to its last example up to this one."""
-        for lane, given in zip(self.lanes, self._turn(number)[1], strict=True):
-            if given:
-                lane.seek(given - 1)
-
-    def _turn(self, number: int) -> tuple[int, list[int]]:
-        """(corpus of an example of this lane, how many examples each corpus has given when it is taken)."""
+    def _turn(self, number: int) -> tuple[int, int]:
+        """(corpus of the n-th example, its number among the lane's examples of this corpus)."""
         round_, rest = divmod(number, len(self.turns))
-        if self._round[0] != round_:
-            order = self.lanes[0].source.random(2, self.lane, round_).permutation(self.turns)
-            which = order[:, None] == np.arange(len(self.lanes))
-            self._round = round_, order, np.cumsum(which, axis=0, dtype=np.uint16)  # int64 of 300 corpora: 236 MB
-        _, order, given = self._round
-        return int(order[rest]), (round_ * self.counts + given[rest]).tolist()
+        if self._round != round_:
+            random = self.lanes[0].source.random(2, self.lane, round_)
+            self._round, self._rest, self._order = round_, 0, random.permutation(self.turns)
+            self._given = round_ * self._count(self.turns)  # examples that each corpus has given before this one
+        self._given = self._given + self._count(self._order[self._rest : rest])
+        self._rest = rest
+        corpus = int(self._order[rest])
+        return corpus, int(self._given[corpus])
+
+    def _count(self, turns: np.ndarray) -> np.ndarray:
+        return np.bincount(turns, minlength=len(self.lanes))
 
 
 class StreamDataset(torch.utils.data.IterableDataset):
-    """Batches of this rank's examples, without end; each is `make_batch(example numbers, units)`.
+    """This rank's share of each batch, without end. A worker's items are (its examples of the next batch, the states of
+    the lanes that have changed).
 
-    corpora: [(corpus, what is made of its rows: `one_by_one`, `packed`)]. weights: share of the examples that each
-    gives. shuffle_buffer_size: examples held in memory by all lanes together. description: what else decides the
-    examples.
+    corpora: [(corpus, what is made of its rows: `one_by_one`, `packed`)]. make_examples: (numbers of examples, units)
+    -> what the collator takes, one for each. weights: share of the examples that each corpus gives.
+    shuffle_buffer_size: examples held in memory by all lanes together. description: what else decides the examples.
     """
 
     def __init__(
         self,
         corpora: list[tuple[Corpus, Units]],
-        make_batch: Callable[[np.ndarray, list], object],
+        make_examples: Callable[[np.ndarray, list], list],
         batch_size: int,
         seed: int,
         shuffle_buffer_size: int,
@@ -267,32 +315,30 @@ class StreamDataset(torch.utils.data.IterableDataset):
         weights: Sequence[float] = (1.0,),
         description: str = "",
     ):
-        self.make_batch, self.batch_size, self.rank, self.ranks = make_batch, batch_size, rank, ranks
-        self.lanes = min(LANES, *(len(corpus) for corpus, _ in corpora))
+        self.make_examples, self.batch_size, self.rank, self.ranks = make_examples, batch_size, rank, ranks
+        self.lanes = number_of_lanes([corpus for corpus, _ in corpora])
         lane_buffer = shuffle_buffer_size // self.lanes
         self.sources = [
             LaneSource(corpus, units, self.lanes, max(1, int(lane_buffer * weight)), seed, number)
             for number, ((corpus, units), weight) in enumerate(zip(corpora, weights, strict=True))
         ]
         self.weights = list(weights)
-        self.turns = np.repeat(np.arange(len(corpora)), shares(weights, TURNS))
+        self.turns = np.repeat(np.arange(len(corpora), dtype=np.uint16), shares(weights, TURNS))
         # What decides the order. A state of another stream would be a place in another order.
-        decisive = [[c.fingerprint, c.first_block, c.first_place] for c, _ in corpora]
-        decisive += [self.weights, seed, shuffle_buffer_size, description]
+        decisive = [[c.fingerprint, len(c), c.blocks[0].start] for c, _ in corpora]
+        decisive += [self.lanes, self.weights, seed, shuffle_buffer_size, description]
         self.fingerprint = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()
-        self.next_example, self.lane_states = 0, []
+        self.next_example, self.lane_states = 0, {}
         self.loader_in_use: StreamLoader | None = None
 
     @classmethod
     def of_run(
-        cls, corpora: list, make_batch: Callable, args: TrainingArguments, shuffle_buffer_size: int, **others: Any
+        cls, corpora: list, make_examples: Callable, args: TrainingArguments, shuffle_buffer_size: int, **others: Any
     ) -> "StreamDataset":
         """The stream of this rank of a run. UserError if a corpus gives no example, or its weight leaves it none."""
         seed = args.seed if args.data_seed is None else args.data_seed
-        ranks = max(1, args.world_size)
-        stream = cls(
-            corpora, make_batch, args.train_batch_size, seed, shuffle_buffer_size, args.process_index, ranks, **others
-        )
+        batch, rank, ranks = args.train_batch_size, args.process_index, max(1, args.world_size)
+        stream = cls(corpora, make_examples, batch, seed, shuffle_buffer_size, rank, ranks, **others)
         for number, source in enumerate(stream.sources):
             if number not in stream.turns:
                 raise UserError(
@@ -307,44 +353,50 @@ class StreamDataset(torch.utils.data.IterableDataset):
         """The lanes that hold examples of this rank."""
         return sorted({(self.rank + self.ranks * i) % self.lanes for i in range(self.lanes)})
 
+    @property
+    def readers(self) -> int:
+        """How many ranks read each row."""
+        return self.ranks // math.gcd(self.ranks, self.lanes)
+
     def __iter__(self) -> Iterator[tuple[object, dict | None]]:
-        """The worker's share of the pairs (batch, state after it); or, once, (what is wrong with the data, None)."""
+        """A worker's items; at most once, and last, (what is wrong with the data, None)."""
+        worker = torch.utils.data.get_worker_info()
         try:
-            yield from self._batches()
+            yield from self.items(*((worker.id, worker.num_workers) if worker else (0, 1)))
         except (ValueError, OSError) as error:
             if os.environ.get("T5_FOUNDRY_TRACEBACK"):
                 raise
             yield str(error), None
 
-    def _batches(self) -> Iterator[tuple[object, dict]]:
-        worker = torch.utils.data.get_worker_info()
-        index, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        states = self.lane_states or [None] * self.lanes
-        lanes = [MixedLane(self.sources, self.turns, lane, states[lane]) for lane in range(self.lanes)]
-        for batch in itertools.count(index, workers):
-            first = self.next_example + batch * self.batch_size * self.ranks
-            after = first + self.batch_size * self.ranks
-            numbers = range(first + self.rank, after, self.ranks)
+    def items(self, index: int, workers: int) -> Iterator[tuple[dict, dict]]:
+        """({number of an example: example}, {lane: its state}) of one of several workers, a pair for each batch."""
+        lanes = {
+            lane: MixedLane(self.sources, self.turns, lane, self.lane_states.get(lane))
+            for lane in self.own_lanes[index::workers]
+        }
+        states = {lane: mixed.state() for lane, mixed in lanes.items()}
+        for first in itertools.count(self.next_example + self.rank, self.batch_size * self.ranks):
+            numbers = range(first, first + self.batch_size * self.ranks, self.ranks)
+            numbers = [number for number in numbers if number % self.lanes in lanes]
             units = [lanes[number % self.lanes].take(number // self.lanes) for number in numbers]
-            # Every lane reads on to this rank's last example before `after`: the state must not depend on the workers.
-            for number in range(after + self.rank - self.lanes * self.ranks, after, self.ranks):
-                if number >= 0:
-                    lanes[number % self.lanes].seek(number // self.lanes)
-            state = {"next_example": after, "lanes": [lane.state() for lane in lanes], "fingerprint": self.fingerprint}
-            yield self.make_batch(np.array(numbers), units), state
+            after = {number % self.lanes: lanes[number % self.lanes].state() for number in numbers}
+            changed = {lane: state for lane, state in after.items() if states[lane] != state}
+            states |= changed
+            examples = self.make_examples(np.array(numbers), units) if numbers else []
+            yield dict(zip(numbers, examples, strict=True)), changed
 
     def first_state(self) -> dict:
         """The state before the first batch."""
-        states = self.lane_states or [None] * self.lanes
-        lanes = [MixedLane(self.sources, self.turns, lane, states[lane]).state() for lane in range(self.lanes)]
+        unread = [[0, [0, 0, None, 0]] for _ in self.sources]
+        lanes = {lane: self.lane_states.get(lane, unread) for lane in self.own_lanes}
         return {"next_example": self.next_example, "lanes": lanes, "fingerprint": self.fingerprint}
 
     def passes_of(self, state: dict) -> float:
         """Passes over the text up to a state, by this rank's lanes; of several corpora their mean under the weights."""
+        lanes = self.own_lanes[:: -(-len(self.own_lanes) // COUNTED_LANES)]
         passes = [
-            [source.passes_of(lane, place) for source, (_, place) in zip(self.sources, lanes, strict=True)]
-            for lane, lanes in enumerate(state["lanes"])
-            if lane in self.own_lanes
+            [source.passes_of(lane, place) for source, (_, place) in zip(self.sources, places, strict=True)]
+            for lane, places in ((lane, state["lanes"][lane]) for lane in lanes)
         ]
         return float(np.average(np.mean(passes, axis=0), weights=self.weights))
 
@@ -365,12 +417,12 @@ class StreamDataset(torch.utils.data.IterableDataset):
                 f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
                 "--shuffle_buffer_size, tokenizer and lengths must stay"
             )
-        self.next_example = states[0]["next_example"]
-        # If several ranks have read a lane, the state of the one that has read furthest counts.
-        lanes = zip(*(state["lanes"] for state in states), strict=True)
-        self.lane_states = [
-            [max(of_corpus, key=lambda state: state[0]) for of_corpus in zip(*same, strict=True)] for same in lanes
-        ]
+        self.next_example, self.lane_states = states[0]["next_example"], {}
+        for lane, of_corpora in (pair for state in states for pair in state["lanes"].items()):
+            # If several ranks have read a lane, the state of the one that has read furthest counts.
+            known = self.lane_states.get(int(lane), of_corpora)
+            pairs = zip(known, of_corpora, strict=True)
+            self.lane_states[int(lane)] = [max(pair, key=lambda state: state[0]) for pair in pairs]
 
     def loader(self, collate: Callable, args: TrainingArguments, **others: Any) -> "StreamLoader":
         """The data loader of this rank, which keeps its place."""
@@ -393,26 +445,51 @@ class StreamDataset(torch.utils.data.IterableDataset):
 
 
 class StreamLoader(torch.utils.data.DataLoader):
-    """A DataLoader of a StreamDataset that keeps the state after the batch it gave last."""
+    """Batches of a StreamDataset: puts the workers' examples together, and keeps the state after the batch that it gave
+    last. collate: list of examples -> tensors of a batch."""
 
-    def __init__(self, dataset: StreamDataset, collate: Callable, workers: int, **other: Any):
+    def __init__(
+        self,
+        dataset: StreamDataset,
+        collate: Callable,
+        workers: int,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+    ):
+        workers = min(workers, len(dataset.own_lanes))
         super().__init__(
             dataset,
             batch_size=None,
-            collate_fn=lambda item: item if item[1] is None else (collate(item[0]), item[1]),
+            collate_fn=_as_is,
             num_workers=workers,
             multiprocessing_context="fork" if workers else None,
+            prefetch_factor=(prefetch_factor or 2) * workers if workers else None,
             generator=torch.Generator(),  # its own: the model's dropout must not depend on when reading began
-            **other,
         )
+        self.collate, self.pins = collate, pin_memory and torch.cuda.is_available()
         self.state = dataset.first_state()
 
     def __iter__(self):
-        for batch, state in super().__iter__():
-            if state is None:
-                raise StreamError(batch)
-            self.state = state
+        items, stream = super().__iter__(), self.dataset
+        state = self.state
+        while True:
+            examples, lanes = {}, {}
+            for found, changed in itertools.islice(items, max(1, self.num_workers)):
+                if changed is None:
+                    raise StreamError(found)
+                examples |= found
+                lanes |= changed
+            batch = self.collate([examples[number] for number in sorted(examples)])
+            if self.pins:
+                for name, tensor in batch.items():
+                    batch[name] = tensor.pin_memory()
+            after = state["next_example"] + stream.batch_size * stream.ranks
+            self.state = state = state | {"next_example": after, "lanes": state["lanes"] | lanes}
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
         """A stream has no epochs that Trainer could count."""
+
+
+def _as_is(item: tuple) -> tuple:
+    return item

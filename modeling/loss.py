@@ -202,7 +202,7 @@ def answers_nats(model, texts: list[torch.Tensor], inputs: dict, chunk: int = 0)
             logits = _at_least_float32(F.linear(hidden, weight))
             return nats_of((logits if cap is None else cap * (logits / cap).tanh())[None], labels[None])[0]
 
-        parts = (values.flatten(0, 1).split(chunk) for values in (_head_inputs(model, inputs), labels[..., None]))
+        parts = (values.flatten(0, 1).split(chunk) for values in (head_inputs(model, inputs), labels[..., None]))
         nats = [
             checkpoint(nats_of_part, h, wanted[:, 0], use_reentrant=False) for h, wanted in zip(*parts, strict=True)
         ]

@@ -215,18 +215,18 @@ class LoadedTask(Task):
         return datasets.load_from_disk(folder / "rows")
 
     def stream(self, args: T5TrainingArguments) -> StreamDataset:
-        """Batches of training rows: lists of {"input_ids", "attention_mask", "labels"}, cut and with one EOS."""
+        """Training rows {"input_ids", "attention_mask", "labels"}, cut and with one EOS."""
         lengths = examples.max_lengths(self.entry, "train")
         tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, *lengths)
 
-        def batch(_: np.ndarray, rows: list[dict]) -> list[dict]:
+        def make_examples(_: np.ndarray, rows: list[dict]) -> list[dict]:
             rows = examples.without_end_tokens(self.entry, self.tokenizer, rows)
             return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
         units = one_by_one(row_splitter(self.name, self.entry, self.args, corpus=self.corpus))
         described = f"{registry.preprocess_of(self.entry)[1]} {self.entry.get('max_piece_length')}"
         size = self.args.shuffle_buffer_size
-        return StreamDataset.of_run([(self.corpus, units)], batch, args, size, description=described)
+        return StreamDataset.of_run([(self.corpus, units)], make_examples, args, size, description=described)
 
     def judge(self, split: str, with_generate: bool) -> examples.EvaluationTask:
         """How the answers to a split are found and scored. with_generate: decode also where labels could be scored."""

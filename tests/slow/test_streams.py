@@ -28,7 +28,7 @@ from arguments.training import FineTuningArguments
 from common import digests
 from constants import DATASET_VALS
 from corpora import blocks, streams
-from corpora.blocks import FileCorpus, hub_corpora
+from corpora.blocks import FileCorpus, Piece, hub_corpora
 from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed
 from corpora.tokenizers import plain_encoder
 from corpora.word_encoder import flat
@@ -79,6 +79,7 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 1_000))
+        self.enter_context(mock.patch.multiple(streams, LANES=24, LANE_BYTES=1_000))
 
     def corpus(self, kind: str):
         folder = self.folder / kind
@@ -113,11 +114,14 @@ class TestCase(parameterized.TestCase):
     def one_pass(self, streams, workers=0, number=0) -> dict[int, int]:
         """{number of the example: its text} of a pass over the text, by all ranks; of streams that do not shuffle."""
         source, lanes = streams[0].sources[0], streams[0].lanes
-        in_block = [sum(bool(row["text"]) for _, row in source.corpus.rows(n)) for n in range(len(source.corpus))]
-        before, sizes = (
-            [sum(in_block[n] for p in range(passes) for n in source.order(p)[lane::lanes]) for lane in range(lanes)]
-            for passes in (number, number + 1)
-        )
+        in_lane = [
+            [
+                sum(bool(row["text"]) for piece in source.pieces(p, lane) for _, row in source.corpus.rows(piece))
+                for lane in range(lanes)
+            ]
+            for p in range(number + 1)
+        ]
+        before, sizes = (np.sum([[0] * lanes, *in_lane[:passes]], axis=0) for passes in (number, number + 1))
         batches = -(-max(sizes) * lanes // (streams[0].batch_size * len(streams)))
         found = self.examples(streams, workers, batches)
         return {n: text for n, text in found.items() if before[n % lanes] <= n // lanes < sizes[n % lanes]}
@@ -163,7 +167,7 @@ class OnceTest(TestCase):
         self.assertCountEqual(second.values(), range(EXAMPLES))
         self.assertGreater(min(second), EXAMPLES / 2)  # no lane is far ahead of the others
         self.assertNotEqual([*first.values()], [*second.values()])
-        self.assertNotEqual(*(self.stream().sources[0].order(number).tolist() for number in (0, 1)))
+        self.assertNotEqual(*(self.stream().sources[0].pieces(number, 5) for number in (0, 1)))
 
     def test_shuffled_and_decided_by_the_seed(self):
         def order(**options) -> list[int]:
@@ -247,7 +251,7 @@ class ResumeTest(TestCase):
         self.assertBetween(passes[-1], 1.8, 2.05)
 
     def test_another_stream_is_refused(self):
-        checkpoint = save(self.folder / "checkpoint", next(iter(self.stream()))[1])
+        checkpoint = save(self.folder / "checkpoint", self.stream().first_state())
         self.stream().resume(checkpoint)
         for changed in (self.stream(seed=4), self.stream(buffer=100), self.stream("jsonl")):
             with self.assertRaisesRegex(
@@ -296,9 +300,9 @@ class BlockTest(TestCase):
             found = [row["text"] for _, row in corpus.all_rows()]
         self.assertEqual(found, lines)
         for block in range(len(corpus)):  # every place begins with its own row
-            rows = list(corpus.rows(block))
+            rows = list(corpus.rows(Piece(block)))
             for number, (place, _) in enumerate(rows):
-                self.assertEqual(list(corpus.rows(block, place)), rows[number:])
+                self.assertEqual(list(corpus.rows(Piece(block), place)), rows[number:])
 
     def test_other_columns_of_parquet_are_not_read(self):
         when = pyarrow.array([2**62] * 3, pyarrow.timestamp("us"))  # a year that Python's dates do not reach
@@ -310,10 +314,10 @@ class BlockTest(TestCase):
     def test_places_of_all_sources(self, kind):
         corpus = self.corpus(kind)
         for block in (0, len(corpus) - 1):
-            rows = list(corpus.rows(block))
+            rows = list(corpus.rows(Piece(block)))
             for number in (0, 1, len(rows) // 2, len(rows) - 1):
                 number = min(number, len(rows) - 1)
-                self.assertEqual(list(corpus.rows(block, rows[number][0])), rows[number:])
+                self.assertEqual(list(corpus.rows(Piece(block), rows[number][0])), rows[number:])
 
     def test_csv_reads_as_the_other_reader_does(self):
         corpus = self.corpus("csv")
@@ -385,18 +389,19 @@ class UnitsTest(TestCase):
     def test_a_book_on_one_line_is_cut_and_resumed_within(self):
         book = " ".join(f"Propoziția {number}." for number in range(300))
         (self.folder / "a.jsonl").write_text(json.dumps({"text": book}) + "\n")
-        with mock.patch.object(blocks, "BLOCK_BYTES", 10_000):
-            corpus = FileCorpus("--train_file", [self.folder / "a.jsonl"])
+        self.enter_context(mock.patch.object(streams, "LANE_BYTES", 10_000))
+        corpus = FileCorpus("--train_file", [self.folder / "a.jsonl"])
 
         def stream():
             units = one_by_one(lambda row: cut_sentences(row["text"], 50))
             return StreamDataset([(corpus, units)], lambda _, units: units, 8, 0, 20)
 
-        whole = [batch for batch, _ in itertools.islice(stream(), 60)]
+        whole = list(itertools.islice(StreamLoader(stream(), list, 0), 60))
         self.assertCountEqual(set(sum(whole, [])), cut_sentences(book, 50))
-        (_, state), resumed = list(itertools.islice(stream(), 25))[-1], stream()
-        resumed.resume(save(self.folder / "checkpoint", state))
-        self.assertEqual([batch for batch, _ in itertools.islice(resumed, 35)], whole[25:])
+        loader, resumed = StreamLoader(stream(), list, 0), stream()
+        list(itertools.islice(loader, 25))
+        resumed.resume(save(self.folder / "checkpoint", loader.state))
+        self.assertEqual(list(itertools.islice(StreamLoader(resumed, list, 0), 35)), whole[25:])
 
     def test_packed_chunks_are_the_text_without_gap_or_padding(self):
         encode = lambda texts: flat([list(map(ord, text)) for text in texts])  # noqa: E731
@@ -541,14 +546,14 @@ class ScriptTest(parameterized.TestCase):
         flags += ["--load_best_model_at_end", "false"] * (script == "fine_tune")
         code, text = self.run_script(script, *flags, "--output_dir", str(self.folder / "whole"))
         self.assertEqual(code, 0, text)
-        batches = StreamDataset._batches
+        items = StreamDataset.items
 
-        def breaking_off(stream):
-            yield from itertools.islice(batches(stream), 7)  # three steps, and half of the fourth
+        def breaking_off(stream, *worker):
+            yield from itertools.islice(items(stream, *worker), 7)  # three steps, and half of the fourth
             raise OSError("the network is gone")
 
         where = ["--dataloader_num_workers", workers, "--output_dir", str(self.folder / "resumed")]
-        with mock.patch.object(StreamDataset, "_batches", breaking_off):
+        with mock.patch.object(StreamDataset, "items", breaking_off):
             code, text = self.run_script(script, *flags, *where)
         self.assertEqual(code, 2, text)
         kept = "resumed/checkpoint-3 holds the weights from before this step"

@@ -7,6 +7,7 @@ import json
 import random
 import string
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -20,7 +21,7 @@ import constants
 from arguments.text import PreTrainingDataArguments
 from corpora import blocks, hub, streams
 from corpora.own_ids import has_ids
-from corpora.streams import MixedLane
+from corpora.streams import MixedLane, StreamLoader
 from data_t5 import FoundText, Text
 from objectives import registry
 from objectives.denoisers import with_mode_tokens
@@ -53,6 +54,7 @@ class TestCase(parameterized.TestCase):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.enterClassContext(mock.patch.object(blocks, "BLOCK_BYTES", 1_500))
         cls.enterClassContext(mock.patch.object(streams, "ENCODE_BATCH", 300))
+        cls.enterClassContext(mock.patch.multiple(streams, LANES=24, LANE_BYTES=1_000))
         cls.enterClassContext(mock.patch.object(hub, "SAVED_SHARDS", streams.LANES))  # datasets copies each for a while
         cls.enterClassContext(mock.patch.object(blocks, "FEW_SHARDS", streams.LANES))
         generator = np.random.default_rng(0)
@@ -135,7 +137,14 @@ class TestCase(parameterized.TestCase):
 
 def batches(objective, stream, count: int) -> list[tuple[dict[str, torch.Tensor], dict]]:
     """(tensors, state after it) of the first batches."""
-    return [(objective(batch), json.loads(json.dumps(state))) for batch, state in itertools.islice(stream, count)]
+    loader = StreamLoader(stream, objective, 0)
+    return [(batch, json.loads(json.dumps(loader.state))) for batch in itertools.islice(loader, count)]
+
+
+def raw_rows(stream, count: int) -> Iterator[dict[str, np.ndarray]]:
+    """The first batches as the objective gets them."""
+    loader = StreamLoader(stream, lambda rows: {name: np.stack([row[name] for row in rows]) for name in rows[0]}, 0)
+    return itertools.islice(loader, count)
 
 
 class StreamedTextTest(TestCase):
@@ -174,7 +183,7 @@ class StreamedTextTest(TestCase):
         eos = [1] if flags.eos_between_documents else []
         wanted = [token for line in lines(1) for token in [*map(encode.get, line), *eos]]
         joined = "," + ",".join(map(str, wanted)) + ","
-        for batch, _ in itertools.islice(stream, 5):
+        for batch in raw_rows(stream, 5):
             for row in batch["input_ids"][:, :30]:
                 self.assertIn("," + ",".join(map(str, row)) + ",", joined)
             self.assertEqual(corrupt(batch)["input_ids"].shape, (BATCH, LENGTH))
@@ -183,8 +192,7 @@ class StreamedTextTest(TestCase):
     def test_corpora_come_by_their_weights(self, kind):
         text, _, stream = self.open(self.flags(kind, streaming=True))
         lane = MixedLane(stream.sources, stream.turns, 0)
-        taken = map(lane._turn, range(2 * len(stream.turns)))
-        turns = [(corpus, given[corpus] - 1) for corpus, given in taken]
+        turns = [lane._turn(number) for number in range(2 * len(stream.turns))]
         shares = np.bincount([corpus for corpus, _ in turns]) / len(turns)
         np.testing.assert_allclose(shares, text.found.weights, atol=1e-3)
         for corpus in range(2):  # and each corpus is read in its own order, without gaps
@@ -196,13 +204,17 @@ class StreamedTextTest(TestCase):
 
     def test_kinds_of_rows_come_by_their_shares(self):
         _, corrupt, stream = self.open(self.flags("file", streaming=True, objective="ul2"))
-        kinds = np.concatenate([batch["row"] for batch, _ in itertools.islice(stream, 150)])
+        kinds = np.concatenate([batch["row"] for batch in raw_rows(stream, 150)])
         found = np.bincount(kinds, minlength=len(corrupt.shares)) / len(kinds)
         np.testing.assert_allclose(found, corrupt.shares, atol=0.05)
 
     def test_documents_packed_on_the_fly_are_those_of_the_index(self):
         """One file, one block, no shuffling: the stream's rows are the rows that the whole file is cut into."""
-        with mock.patch.object(blocks, "BLOCK_BYTES", 10**9):
+        one_block, one_lane = (
+            mock.patch.object(blocks, "BLOCK_BYTES", 10**9),
+            mock.patch.object(streams, "LANE_BYTES", 10**9),
+        )
+        with one_block, one_lane:
             text, objective, stream = self.open(
                 self.flags(
                     "file",
@@ -212,7 +224,7 @@ class StreamedTextTest(TestCase):
                     validation_file=[str(self.folder / "b.txt")],
                 )
             )
-            found = np.concatenate([batch["input_ids"] for batch, _ in itertools.islice(stream, 20)])
+            found = np.concatenate([batch["input_ids"] for batch in raw_rows(stream, 20)])
         encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
         tokens = np.array([token for line in lines(1) for token in [*map(encode.get, line), 1]], dtype=np.uint32)
         rows = objective.rows(tokens)
@@ -301,5 +313,5 @@ class NewObjectiveTest(TestCase):
         with mock.patch.dict(registry.SPANS, last=LastTokens):
             for streaming in (False, True):
                 _, objective, train = self.open(self.flags("weighted", packing="last", streaming=streaming))
-                batch = next(iter(train))[0] if streaming else train.__getitems__(np.arange(BATCH))
+                batch = next(raw_rows(train, 1)) if streaming else train.__getitems__(np.arange(BATCH))
                 self.assertEqual(objective(batch)["input_ids"].shape, (BATCH, LENGTH))
