@@ -5,6 +5,7 @@
     python benchmark_t5.py profile                                # where the time of a step goes
     python benchmark_t5.py classifier                             # an epoch and an evaluation of a classification task
     python benchmark_t5.py collator                               # the last line's JSON has "ratio", at least 10
+    python benchmark_t5.py stream --ranks 64 --workers 8 --files 64    # rows read over used, repeats, unseen share
     python benchmark_t5.py plan --model xl --nodes 8 --gpus 8     # memory, speed, sharding, checkpoints on paper
 
 On a CPU both sides of a comparison run in one process, in the order A B A B; on a GPU each is a process of its own.
@@ -30,7 +31,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import frozen, inputs, kernels, plan, scripts, step, step_profile, trainers
+from benchmarks import frozen, inputs, kernels, plan, scripts, step, step_profile, streams, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
@@ -61,6 +62,11 @@ PARTS = {
         inputs.measure_tokenise,
         "text to chunks of tokens against datasets.map and grouping",
         dict(source_length=512),
+    ),
+    "stream": Part(
+        streams.measure_stream,
+        "what all data workers of a stream read, and in which order the text comes, simulated",
+        dict(megabytes=512.0),
     ),
     "step": Part(
         step.measure_steps,
@@ -174,6 +180,9 @@ class BenchmarkArguments:
     train_file: list[str] | None = option(None, "Text to tokenise and to pre-train on. Not set: made here.")
     nanot5: str | None = option(None, "Folder of a checkout of nanoT5: its collator, model and optimizer are peers.")
     fat5: str | None = option(None, "Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer.")
+    ranks: int = option(64, "Of stream.", at_least=1)
+    workers: int = option(8, "Of stream: data workers of a rank.", at_least=1)
+    files: int = option(64, "Of stream.", at_least=1)
     nodes: int = option(1, "Machines.", at_least=1)
     gpus: int = option(8, "GPUs of a machine.", at_least=1)
     gpu: str = option("H200", "Of the plan.", choices=tuple(HARDWARE_PEAKS))

@@ -221,6 +221,8 @@ class Text:
             "documents": f"{documents:,} {read}({empty:,} empty ones left out)",
             "tokenizer": f"{len(found.tokenizer):,} tokens{of_text}",
         }
+        if self.args.streaming:
+            rows["stream"] = self.train.described()
         if found.is_mixed:
             seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(found.names)
             parts = zip(found.names, found.weights, seen, strict=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.measure import benchmark_config, parameter_shapes, table
 from common.reports import human_count, read_json
 from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
+from corpora.streams import readers_of
 from data_collator_t5 import compute_input_and_target_lengths
 from model_t5 import flops_per_sequence
 from runs import memory
@@ -28,7 +29,7 @@ TIME |= {"sequences_per_second": "{:,.1f}"}
 COUNTS = (1, 8, 64, 512)  # GPUs that a sharding is chosen for
 SIMPLER = 0.02  # share of the speed that a simpler sharding may cost: these figures are no more exact
 _CHECKPOINT = "weights_gb optimizer_gb first_rank_gb other_ranks_gb"
-SCALE = {"gpus": "{}", "choice": "{}", "total": "{:.1f}", "sequences_per_second": "{:,.1f}"}
+SCALE = {"gpus": "{}", "stream_readers": "{}", "choice": "{}", "total": "{:.1f}", "sequences_per_second": "{:,.1f}"}
 SCALE |= {**dict.fromkeys(_CHECKPOINT.split(), "{:.1f}"), "written_in_s": "{:,.0f}"}
 HEAD = """\
 on paper, for an assumed GPU, {gpu} ({memory_gb:g} GB):
@@ -38,7 +39,7 @@ assumed: {bf16:g} TFLOP/s at {mfu:.0%} MFU on one GPU, {bandwidth:g} GB/s from G
 torch.compile saves some (states: the optimizer's; stored: activations)"""
 SCALE_HEAD = """\
 on 1 to 512 GPUs, in machines of {gpus}: the sharding to choose, and a checkpoint, which the first rank writes at an \
-assumed {disk:g} GB/s (GB: 10^9 bytes)"""
+assumed {disk:g} GB/s (GB: 10^9 bytes; stream_readers: GPUs that read and tokenise each row of a large stream)"""
 
 
 def step_seconds(
@@ -110,6 +111,7 @@ def scale_row(count: int, args: Namespace, shapes: list[tuple[int, ...]], target
     weights = 4 * sum(map(math.prod, shapes)) / 1e9
     row = {"gpus": here.nodes * gpus, "choice": chosen.get("name", "none"), "why": why}
     row |= {name: chosen.get(name) for name in ("total", "sequences_per_second")}
+    row["stream_readers"] = readers_of(row["gpus"])
     row |= dict(weights_gb=weights, optimizer_gb=states, first_rank_gb=weights + states, other_ranks_gb=0.0)
     return row | {"written_in_s": (weights + states) / args.disk}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from corpora.blocks import FileCorpus
-from corpora.streams import StreamDataset, packed
+from corpora.streams import StreamDataset, packed, readers_of
 
 WINDOW = 568  # raw tokens of an example, as span corruption to 512 and 114 tokens takes them
 CHARACTERS = 4  # of a token
@@ -83,7 +83,7 @@ def simulated(folder: Path, ranks: int, workers: int, files: int, megabytes: flo
         "files": files,
         "megabytes": megabytes,
         "lanes": streams[0].lanes,
-        "ranks_that_read_each_row": streams[0].readers,
+        "ranks_that_read_each_row": readers_of(ranks, streams[0].lanes),
         "rows_read": round(rows, 3),
         "characters_tokenised": round(characters, 3),
         "first_repeat": round(float(np.argmin(first) if not first.all() else len(order)) / whole, 4),

@@ -146,6 +146,11 @@ def number_of_lanes(corpora: Sequence[Corpus]) -> int:
     return max(n for n in range(1, most + 1) if LANES % n == 0 and n * LANE_BYTES <= max(size, LANE_BYTES))
 
 
+def readers_of(ranks: int, lanes: int = LANES) -> int:
+    """How many ranks read, and tokenise, each row."""
+    return ranks // math.gcd(ranks, lanes)
+
+
 class LaneSource:
     """What the lanes of a stream share of a corpus.
 
@@ -353,10 +358,11 @@ class StreamDataset(torch.utils.data.IterableDataset):
         """The lanes that hold examples of this rank."""
         return sorted({(self.rank + self.ranks * i) % self.lanes for i in range(self.lanes)})
 
-    @property
-    def readers(self) -> int:
-        """How many ranks read each row."""
-        return self.ranks // math.gcd(self.ranks, self.lanes)
+    def described(self) -> str:
+        """Who reads what, for the plan."""
+        readers = readers_of(self.ranks, self.lanes)
+        shared = f"{readers} of {self.ranks} ranks, as {self.ranks} do not divide {self.lanes:,}: it is read so often"
+        return f"{self.lanes:,} lanes, each read by {'one rank' if readers == 1 else shared}"
 
     def __iter__(self) -> Iterator[tuple[object, dict | None]]:
         """A worker's items; at most once, and last, (what is wrong with the data, None)."""

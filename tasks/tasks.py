@@ -516,7 +516,7 @@ class TaskData:
         ]
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
         return {
-            "stream": corpus and corpus.description,
+            "stream": corpus and f"{corpus.description}; {self.train.described()}",
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
             "known": "; ".join(known) or None,
             "empty": ", ".join(empty) or None,
