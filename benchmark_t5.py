@@ -151,6 +151,11 @@ class BenchmarkArguments:
     """Flags of all commands. A value of None is that of the part, or of DEFAULTS."""
 
     _argument_group_name = "benchmark"
+    _usual = (
+        "output part device rounds batch source_length model bf16 minutes compile apart rows steps sustained megabytes "
+        "examples train_file nanot5 fat5 ranks workers files nodes gpus gpu optim"
+    )
+    _groups = {"plan": "nodes gpus gpu link network disk accumulation attention optim mfu"}
     _usage = "command [--flag value ...]\n" + aligned(
         [["  gpu", ", ".join(SUITE)], *([f"  {name}", part.help] for name, part in PARTS.items())]
     )

@@ -28,9 +28,8 @@ TIME = {"name": "{}", "sent_gb": "{:.1f}", **dict.fromkeys(_TIMES.split(), "{:,.
 TIME |= {"sequences_per_second": "{:,.1f}"}
 COUNTS = (1, 8, 64, 512)  # GPUs that a sharding is chosen for
 SIMPLER = 0.02  # share of the speed that a simpler sharding may cost: these figures are no more exact
-_CHECKPOINT = "weights_gb optimizer_gb first_rank_gb other_ranks_gb"
-SCALE = {"gpus": "{}", "stream_readers": "{}", "choice": "{}", "total": "{:.1f}", "sequences_per_second": "{:,.1f}"}
-SCALE |= {**dict.fromkeys(_CHECKPOINT.split(), "{:.1f}"), "written_in_s": "{:,.0f}"}
+SCALE = {"gpus": "{}", "choice": "{}", "total": "{:.1f}", "sequences_per_second": "{:,.1f}"}
+SCALE |= {"weights_gb": "{:.1f}", "optimizer_gb": "{:.1f}", "written_in_s": "{:,.0f}", "read_by": "{}"}
 HEAD = """\
 on paper, for an assumed GPU, {gpu} ({memory_gb:g} GB):
 {model}, {weights} weights, on {nodes} x {gpus} {gpu}; {batch} x {accumulation} sequences per GPU \
@@ -39,7 +38,8 @@ assumed: {bf16:g} TFLOP/s at {mfu:.0%} MFU on one GPU, {bandwidth:g} GB/s from G
 torch.compile saves some (states: the optimizer's; stored: activations)"""
 SCALE_HEAD = """\
 on 1 to 512 GPUs, in machines of {gpus}: the sharding to choose, and a checkpoint, which the first rank writes at an \
-assumed {disk:g} GB/s (GB: 10^9 bytes; stream_readers: GPUs that read and tokenise each row of a large stream)"""
+assumed {disk:g} GB/s (GB: 10^9 bytes);
+read by: GPUs that read and tokenise each row of a large stream"""
 
 
 def step_seconds(
@@ -111,7 +111,7 @@ def scale_row(count: int, args: Namespace, shapes: list[tuple[int, ...]], target
     weights = 4 * sum(map(math.prod, shapes)) / 1e9
     row = {"gpus": here.nodes * gpus, "choice": chosen.get("name", "none"), "why": why}
     row |= {name: chosen.get(name) for name in ("total", "sequences_per_second")}
-    row["stream_readers"] = readers_of(row["gpus"])
+    row["read_by"] = readers_of(row["gpus"])
     row |= dict(weights_gb=weights, optimizer_gb=states, first_rank_gb=weights + states, other_ranks_gb=0.0)
     return row | {"written_in_s": (weights + states) / args.disk}
 
@@ -133,7 +133,7 @@ def choose(rows: list[dict], args: Namespace) -> tuple[dict, str]:
         elif row["fits"] == "no":
             reasons.append(f"{row['name']} needs {row['total']:.1f} GiB")
         elif row["sequences_per_second"] < fastest * (1 - SIMPLER):
-            reasons.append(f"{row['name']} is {1 - row['sequences_per_second'] / fastest:.0%} slower than the fastest")
+            reasons.append(f"{row['name']} is {1 - row['sequences_per_second'] / fastest:.0%} slower")
         else:
             break
     return row, f"{row['name']}: " + ("; ".join(reasons) or "the simplest that fits, and as fast as any")

@@ -266,7 +266,7 @@ def _columns() -> int:
 def described(help: str, default: Any, limits: dict) -> str:
     """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
     choices = limits.get("choices", ())
-    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 10 else ""  # transformers has more schedules
+    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 12 else ""  # transformers has more schedules
     default = " ".join(map(str, default)) if isinstance(default, list) else default
     # Bounds of 10,000 and more are not shown: nobody reaches them.
     bounds = [f"{_BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in _BOUNDS and limit < 10_000]

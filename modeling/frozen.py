@@ -14,7 +14,6 @@ Both are held as int8 tensors, which a cast of the whole model passes over, and 
 not cast its input.
 """
 
-import logging
 import math
 from typing import Any
 
@@ -27,7 +26,6 @@ from modeling.layers import as_autocast
 
 FORMS = ("float32", "bfloat16", "int8", "nf4")
 BLOCK, BLOCKS = 64, 256  # weights that have a scale of nf4, and scales that have a scale themselves
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels of the Hub; peft imports it too
 
 
 def form_of(args: Any) -> str:

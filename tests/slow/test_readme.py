@@ -71,6 +71,9 @@ class ReadmeTest(parameterized.TestCase):
             words = words[words.index(job) + 1 :]
             if job.endswith("sweep.slurm"):
                 words.insert(0, "sweep_t5.py")
+        if words[:2] == ["python", "-m"]:
+            self.assertTrue((ROOT / f"{words[2].replace('.', '/')}.py").is_file(), words[2])
+            return
         script = next(word for word in words if word.endswith(".py"))
         if script.startswith("tests/"):
             self.assertTrue((ROOT / script).is_file())

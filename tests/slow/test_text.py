@@ -178,6 +178,8 @@ class StreamedTextTest(TestCase):
     def test_rows_are_the_text(self, objective):
         """What a row masks and keeps together are the documents' own tokens, each as often as it stands in the text."""
         flags = self.flags("file", streaming=True, **OBJECTIVES[objective])
+        self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 10**9))  # a row goes on from one block to another
+        self.enter_context(mock.patch.object(streams, "LANE_BYTES", 10**9))
         text, corrupt, stream = self.open(flags)
         encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
         eos = [1] if flags.eos_between_documents else []

@@ -724,7 +724,7 @@ class RunTest(TrainerTest):
         checkpoint = data.pop("checkpoint", None)
         data |= dict(plan=lambda _: {"text": "made up"}, fingerprints=lambda _: {})
         data |= dict(flops_per_sequence=lambda _: 1000)
-        speed = types.SimpleNamespace(described="plain", attention="eager")
+        speed = types.SimpleNamespace(described="plain", attention="eager", forms=None)
         decision = Decision("test", ModelArguments(), TaskArguments(), trainer.args, None, speed, checkpoint)
         run = TrainingRun(decision, trainer, types.SimpleNamespace(**data), {})
         return quietly(run.start)[1]

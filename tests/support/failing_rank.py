@@ -16,7 +16,7 @@ import pre_train_t5
 from corpora.streams import StreamDataset
 from training.row_order import RowOrderTrainer
 
-plain_step, plain_batches = pre_train_t5.T5Trainer.training_step, StreamDataset._batches
+plain_step, plain_batches = pre_train_t5.T5Trainer.training_step, StreamDataset.items
 
 
 def fill_disk(owner: type, method: str) -> None:
@@ -36,8 +36,8 @@ def training_step(trainer, *args, **kwargs):
     return plain_step(trainer, *args, **kwargs)
 
 
-def batches(stream):
-    yield from itertools.islice(plain_batches(stream), 7)
+def batches(stream, *worker):
+    yield from itertools.islice(plain_batches(stream, *worker), 7)
     raise OSError("the network is gone")
 
 
@@ -45,7 +45,7 @@ what = sys.argv.pop(1)
 if os.environ["RANK"] == "1" and what == "step":
     pre_train_t5.T5Trainer.training_step = training_step
 if os.environ["RANK"] == "1" and what == "stream":
-    StreamDataset._batches = batches
+    StreamDataset.items = batches
 if os.environ["RANK"] == "0" and what == "full_disk":
     fill_disk(RowOrderTrainer, "_save")
 if os.environ["RANK"] == "1" and what == "full_disk_random":

@@ -13,7 +13,7 @@ from unittest import mock
 from absl.testing import parameterized
 
 from corpora import blocks, reading
-from corpora.blocks import FileCorpus
+from corpora.blocks import FileCorpus, Piece
 from corpora.reading import CONTROL, read_rows, read_text_documents
 
 CHOOSER = random.Random(3)
@@ -53,12 +53,12 @@ class LinesTest(parameterized.TestCase):
         self.enter_context(mock.patch.object(reading, "CHUNK_BYTES", read_at_once))
         text = odd_text(1_200)
         corpus = FileCorpus("--train_file", [self.write("a.txt", text)])
-        rows = [(block, place, row["text"]) for block in range(len(corpus)) for place, row in corpus.rows(block)]
+        rows = [(block, place, row["text"]) for block in range(len(corpus)) for place, row in corpus.rows(Piece(block))]
         self.assertEqual([text for *_, text in rows], documents_of(text))
         for number in range(0, len(rows), 7):
             block, place, _ = rows[number]
             rest = [text for other, _, text in rows[number:] if other == block]
-            self.assertEqual([row["text"] for _, row in corpus.rows(block, place)], rest)
+            self.assertEqual([row["text"] for _, row in corpus.rows(Piece(block), place)], rest)
 
     @parameterized.parameters("\r", "\n", "\r\n")
     def test_rows_at_every_line_end(self, end):
@@ -71,6 +71,6 @@ class LinesTest(parameterized.TestCase):
             corpus = FileCorpus("--train_file", [file])
             self.assertEqual([row for _, row in corpus.all_rows()], list(read_rows(file)))
             for block in range(len(corpus)):
-                rows = list(corpus.rows(block))
+                rows = list(corpus.rows(Piece(block)))
                 for number, (place, _) in enumerate(rows):
-                    self.assertEqual(list(corpus.rows(block, place)), rows[number:])
+                    self.assertEqual(list(corpus.rows(Piece(block), place)), rows[number:])

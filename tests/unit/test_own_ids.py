@@ -131,7 +131,7 @@ class TokensTest(TestCase):
         found = FoundText(args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None), make_tokenizer(1_000))
         text = Text(found, objective, training)
         self.assertEqual(text.files["validation"][0].tokens.tolist(), self.CLOSED * 8)
-        rows = np.concatenate([batch["ids"] for batch, _ in itertools.islice(text.train, 8)])
+        rows = np.array([row["ids"] for found, _ in itertools.islice(text.train, 8) for row in found.values()])
         np.testing.assert_array_equal(rows, np.reshape(self.CLOSED * 8, (16, 6)))
 
     def test_all_ids_are_in_one_split_or_the_other(self):
