@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.reports import aligned
 from corpora.blocks import FileCorpus
 from corpora.streams import StreamDataset, packed, readers_of
 
@@ -97,4 +98,5 @@ def measure_stream(args: Namespace) -> dict:
     """One row: what `simulated` returns."""
     with tempfile.TemporaryDirectory() as folder:
         found = simulated(Path(folder), args.ranks, args.workers, args.files, args.megabytes)
-    return {"rows": [found | {"name": "stream", "ours": True}]}
+    text = aligned([[name.replace("_", " "), str(value)] for name, value in found.items()])
+    return {"text": text, "rows": [found | {"name": "stream", "ours": True}]}

@@ -224,7 +224,7 @@ class Lane:
     def __init__(self, source: LaneSource, lane: int, state: list | None = None):
         self.source, self.lane = source, lane
         self.first, self.place = state or (0, [0, 0, None, 0])
-        self.buffer, self.order = [], []
+        self.buffer, self.order, self.ahead = [], [], []
         self.units = source.units(self._rows(*self.place))
 
     def state(self) -> list:
@@ -245,7 +245,12 @@ class Lane:
         self.first += len(self.buffer)
         if self.first == 0:  # shorter for earlier lanes, so that not all are filled in the same step
             size = max(1, size * (self.lane + 1) // source.lanes)
-        read = list(itertools.islice(self.units, size))
+        read = []
+        while len(read) < size:
+            self.ahead += itertools.islice(self.units, 2 - len(self.ahead))
+            if read and self.ahead[1][0][0] != read[0][0][0]:
+                break  # this unit reaches into the next pass, with which a buffer must not mix text of this one
+            read.append(self.ahead.pop(0))
         self.place = read[0][0]
         self.buffer = [unit for _, unit in read]
         self.order = source.random(1, self.lane, self.first).permutation(len(read))

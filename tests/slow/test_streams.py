@@ -25,11 +25,12 @@ import fine_tune_t5
 import pre_train_t5
 from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments
+from benchmarks.streams import simulated
 from common import digests
 from constants import DATASET_VALS
 from corpora import blocks, streams
 from corpora.blocks import FileCorpus, Piece, hub_corpora
-from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed
+from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed, readers_of
 from corpora.tokenizers import plain_encoder
 from corpora.word_encoder import flat
 from tasks.tasks import LoadedTask, Task
@@ -443,6 +444,28 @@ class UnitsTest(TestCase):
         for lane in lanes:
             lane.take(25)
         self.assertEqual({len(lane.buffer) for lane in lanes}, {20})
+
+
+class SimulationTest(TestCase):
+    @parameterized.parameters((1, 1), (1, 8), (16, 2), (6, 4), (48, 1))
+    def test_nothing_is_read_or_tokenised_twice(self, ranks, workers):
+        with mock.patch.multiple(streams, LANES=48, LANE_BYTES=2**16), mock.patch.object(blocks, "BLOCK_BYTES", 2**13):
+            found = simulated(self.folder, ranks, workers, files=5, megabytes=16)
+        self.assertEqual(found["lanes"], 48)
+        self.assertLess(found["rows_read"], 1.1)
+        self.assertLess(found["characters_tokenised"], 1.1)
+        self.assertLess(found["repeated"], 0.02)  # a lane has a third of a megabyte, and rows of up to 20 KB
+        self.assertGreater(found["first_repeat"], 0.9)
+
+    def test_ranks_that_do_not_divide_the_lanes_read_several_times(self):
+        with mock.patch.multiple(streams, LANES=48, LANE_BYTES=2**16), mock.patch.object(blocks, "BLOCK_BYTES", 2**13):
+            found = simulated(self.folder, 5, 1, files=5, megabytes=16)
+        self.assertEqual(found["ranks_that_read_each_row"], 5)
+        self.assertGreater(found["characters_tokenised"], 2)
+
+    @parameterized.parameters(*itertools.product((1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 27, 32, 36, 48, 54, 64)))
+    def test_of_a_large_text_each_rank_has_its_own_lanes(self, ranks):
+        self.assertEqual(readers_of(ranks), 1)
 
 
 # ---------------------------------------------------------------- scripts
