@@ -29,7 +29,9 @@ from search.sweep_files import read_sweep
 from tasks.registry import check_entry, plain_entry
 
 ROOT = Path(__file__).parents[2]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+PATHS = {path.name: path for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))}
+del PATHS["CHANGELOG.md"]  # it names what earlier versions had
+PAGES = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 README = PAGES["README.md"]
 DATACLASSES = {
     "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
@@ -46,6 +48,12 @@ def commands() -> list[str]:
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
     lines += re.findall(r"\| `((?:accelerate|python) [^`]*)` \|", text)
     return list(dict.fromkeys(filter(None, lines)))
+
+
+def sections(page: str) -> list[str]:
+    """The anchors that GitHub makes of a page's headings: "## Which one?" -> "which-one"."""
+    prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"(?m)^#+ (.*)", prose)]
 
 
 class ReadmeTest(parameterized.TestCase):
@@ -111,7 +119,7 @@ class ReadmeTest(parameterized.TestCase):
     def test_there_are_commands(self):
         self.assertGreater(len(commands()), 15)
 
-    @parameterized.parameters("README.md", "tasks.md")
+    @parameterized.parameters("README.md", "experiments.md")
     def test_entries_of_new_tasks_are_whole(self, page):
         registry: dict = {"mine": {}}
         for code in re.findall(r"```python\n(DATASET_VALS.*?)```", PAGES[page], flags=re.DOTALL):
@@ -121,12 +129,16 @@ class ReadmeTest(parameterized.TestCase):
             check_entry(name, plain_entry(entry))
 
     @parameterized.parameters(*PAGES)
-    def test_linked_files_are_there(self, page):
-        folder = ROOT if page == "README.md" else ROOT / "docs"
-        links = [link for link in re.findall(r"\]\(([^)#]+)", PAGES[page]) if "://" not in link]
+    def test_linked_files_and_sections_are_there(self, page):
+        path = PATHS[page]
+        links = [link for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
         self.assertTrue(links or page != "README.md")
         for link in links:
-            self.assertTrue((folder / link).exists(), link)
+            name, _, section = link.partition("#")
+            file = path.parent / name if name else path
+            self.assertTrue(file.exists(), link)
+            if section:
+                self.assertIn(section, sections(file.read_text(encoding="utf-8")), link)
 
     @parameterized.parameters(*PAGES)
     def test_files_named_are_there(self, page):

@@ -69,7 +69,7 @@ class DocsTest(parameterized.TestCase):
         whole, of_lora = (activation_bytes(*job, checkpointing=True, frozen=count).total for count in (0, weights))
         sizes = (2 * weights, 4 * weights + 16 * small + of_lora, 16 * weights + whole)
         cells = (f"`{name}`", human_count(weights), *map(human_bytes, sizes))
-        page = (ROOT / "docs/choosing_a_model.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/fine_tune.md").read_text(encoding="utf-8")
         self.assertIn(f"\n| {' | '.join(cells)} |\n", page)
 
     @parameterized.parameters(*LARGE)
@@ -92,7 +92,7 @@ class DocsTest(parameterized.TestCase):
         ]
         weights = count_parameters(model) - count_parameters(model, True)
         cells = [f"`{name}`", human_count(weights), *(f"{size / 1e9:.1f}" for size in sizes.values()), *fitting]
-        page = (ROOT / "docs/choosing_a_model.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/fine_tune.md").read_text(encoding="utf-8")
         self.assertIn(f"\n| {' | '.join(cells)} |\n", page)
 
     def test_a_folder_is_a_shape_too(self):
@@ -104,7 +104,7 @@ class DocsTest(parameterized.TestCase):
             full_name("huge")
 
     def test_messages_of_troubleshooting_are_ours(self):
-        page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/help.md").read_text(encoding="utf-8")
         parts = re.findall(r"(?m)^\| `([^`]+)` \|", page)
         self.assertGreater(len(parts), 12)
         known = re.sub(r'"\s*\n\s*f?"', "", sources())  # texts over several lines
