@@ -99,7 +99,7 @@ PARTS = {
     "mistakes": Part(
         mistakes.measure_mistakes,
         "four mistakes of transformers as it comes, beside what is right",
-        dict(model="t5-v1_1-small"),
+        dict(model="t5-v1_1-small", source_length=512, batch=2),
     ),
     "from_scratch": Part(
         mistakes.measure_from_scratch,

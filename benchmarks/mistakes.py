@@ -229,10 +229,14 @@ def measure_from_scratch(args: Namespace) -> dict:
         data = dict(train_dataset=Text(found, objective, ours).train, data_collator=objective)
         theirs = Seq2SeqTrainingArguments(folder, **SILENT, **sizes, **every, remove_unused_columns=False)
         for name, what, trainer in (
-            ("here", f"T5Trainer, {ours.optim}, {ours.learning_rate:g}", lambda: T5Trainer(model, ours, **data)),
+            (
+                "here",
+                f"T5Trainer, {ours.optim}, {ours.learning_rate:g}",
+                lambda: T5Trainer(model=model, args=ours, **data),
+            ),
             (
                 "transformers",
-                f"Seq2SeqTrainer as it comes, {theirs.optim}, {theirs.learning_rate:g}",
+                f"Seq2SeqTrainer as it comes, {theirs.optim.value}, {theirs.learning_rate:g}",
                 lambda: Seq2SeqTrainer(as_it_comes(config), theirs, **data),
             ),
         ):
