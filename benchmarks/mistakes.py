@@ -46,10 +46,8 @@ from common.reports import read_json, write_json
 from constants import BUILTIN_CORPUS
 from corpora.examples import ChunkDataset
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import FoundText, Text
 from model_t5 import build_config, create_model, set_dropout
 from modeling.new_vocabulary import embedding_rows
-from objectives.registry import get_objective
 from trainer_t5 import T5Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +82,7 @@ def first_loss(args: Namespace) -> dict:
 def tiny_model(seed: int = 0) -> PreTrainedModel:
     """A model in which targets differ much in their loss."""
     torch.manual_seed(seed)
-    shape = dict(d_model=32, d_kv=8, d_ff=64, num_heads=2, dropout_rate=0.0)
+    shape = dict(d_model=32, d_kv=8, d_ff=64, num_heads=2, num_layers=2, num_decoder_layers=2, dropout_rate=0.0)
     model = create_model(build_config("tiny", 512, shape))
     with torch.no_grad():
         model.lm_head.weight *= 8
@@ -212,6 +210,9 @@ def measure_from_scratch(args: Namespace) -> dict:
 
     The text is --train_file, or else the built-in corpus; the tokenizer of SMALL_VOCABULARY tokens is trained on it.
     """
+    from data_t5 import FoundText, Text  # needs packages that a machine for timing may lack
+    from objectives.registry import get_objective
+
     source = dict(train_file=args.train_file) if args.train_file else dict(dataset_name=BUILTIN_CORPUS)
     text = PreTrainingDataArguments(**source, input_seq_length=args.source_length)
     found = FoundText(text, ModelArguments(config_name=args.model, vocab_size=SMALL_VOCABULARY), None)
