@@ -166,11 +166,11 @@ def evaluate_rank(folder: str) -> None:
 
 def two_ranks() -> dict:
     """The evaluation loss that two ranks report of EVALUATED rows of different lengths."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--no-python"]
+    rank = "import sys; from benchmarks.mistakes import evaluate_rank; evaluate_rank(sys.argv[1])"
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*command, "-m", "benchmarks.mistakes", folder], cwd=ROOT, capture_output=True, text=True, timeout=600
-        )
+        command = [*launcher, sys.executable, "-c", rank, folder]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
         losses = read_json(Path(folder, "losses.json"))
     if done.returncode or not losses:
         raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
@@ -251,7 +251,3 @@ def measure_from_scratch(args: Namespace) -> dict:
             figure.axes[0].set_yscale("log")
             save_figure(figure, picture)
     return setting_of(args) | {"steps": args.steps, "rows": rows}
-
-
-if __name__ == "__main__":
-    evaluate_rank(sys.argv[1])

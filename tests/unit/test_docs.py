@@ -101,8 +101,8 @@ class DocsTest(parameterized.TestCase):
 
     @parameterized.parameters(1, 10, 50, 500)
     def test_hours_over_a_text_are_the_plan_s(self, gigabytes):
-        """As the text above the table of the README says: 4 bytes a token, 16-bit tokens on disk, rows of 512 tokens in,
-        DDP at the plan's rate."""
+        """As the text above the table of the README says: 4 bytes a token, 16-bit tokens on disk, rows of 512 input
+        tokens, DDP at the plan's rate."""
         tokens, cells = gigabytes / 4, [f"{gigabytes} GB", f"{gigabytes / 4:g} billion"]
         cells += ["`--streaming`", "none"] if gigabytes == 500 else ["cached", f"{2 * tokens:g} GB"]
         for gpu, count in (("RTX 4090", 1), ("H100", 1), ("H100", 8)):
