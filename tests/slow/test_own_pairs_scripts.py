@@ -206,7 +206,8 @@ class NotebooksPageTest(ScriptsTest):
         self.enterContext(mock.patch.dict(constants.DATASET_VALS))
         self.enterContext(mock.patch.dict(os.environ, WANDB_DISABLED="true"))
         self.enterContext(contextlib.redirect_stdout(io.StringIO()))
-        code, names = page.replace("google/t5-v1_1-base", str(workspace() / "base")).replace("500", "2"), {}
+        base = str(workspace() / "base")
+        code, names = re.sub(r"google/(t5-v1_1|flan-t5)-base", base, page).replace("500", "2"), {}
         blocks = re.findall(r"```python\n(.*?)```", code, re.DOTALL)
         self.assertLen(blocks, 4)
         for block in blocks:
