@@ -5,7 +5,7 @@
 
 The encoder's attention is bidirectional. Each layer of the decoder gets a cross-attention: a copy of the layer's
 self-attention, or new weights if the encoder has other sizes; train new weights alone first. Writes the model in
-T5Gemma's layout, its tokenizer, and adaptation.json, which names the source of each tensor. docs/t5gemma.md shows the
+T5Gemma's layout, its tokenizer, and adaptation.json, which names the source of each tensor. docs/models.md shows the
 benefit. Gemma 2 2B becomes a model of 5.6B parameters; source and result together take 16 GB of memory in bfloat16,
 the checkpoint's own type.
 """

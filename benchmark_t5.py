@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import frozen, inputs, kernels, plan, scripts, step, step_profile, streams, trainers
+from benchmarks import frozen, inputs, kernels, mistakes, plan, scripts, step, step_profile, streams, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
@@ -96,6 +96,16 @@ PARTS = {
     ),
     "pre_train": Part(scripts.measure_pre_train, "pre_train_t5.py, its curve beside nanoT5's"),
     "frozen": Part(frozen.measure_frozen, "LoRA with frozen weights in each form: loss, bytes, seconds of a step"),
+    "mistakes": Part(
+        mistakes.measure_mistakes,
+        "four mistakes of transformers as it comes, beside what is right",
+        dict(model="t5-v1_1-small", source_length=512, batch=2),
+    ),
+    "from_scratch": Part(
+        mistakes.measure_from_scratch,
+        "the loss of a model from scratch, here and by transformers' Trainer as it comes",
+        dict(model="t5-v1_1-small", steps=300),
+    ),
     "plan": Part(
         plan.make_plan,
         "memory per GPU, communication and speed of a large run, on paper",
@@ -120,6 +130,7 @@ SUITE_FOLDER, SUITE_MINUTES = "out/gpu", 25.0  # where nothing else is given
 DEFAULTS = {
     "cuda": dict(
         rounds=5,
+        steps=4,
         batch=128,
         source_length=512,
         model="base",
@@ -132,6 +143,7 @@ DEFAULTS = {
     ),
     "cpu": dict(
         rounds=3,
+        steps=4,
         batch=8,
         source_length=64,
         model="tiny",
@@ -176,7 +188,7 @@ class BenchmarkArguments:
         f"Of step and profile: headline, all, or some of {', '.join(step.RUNGS)}; "
         f"of trainer: all, or some of {', '.join(trainers.PRE_TRAINING)}.",
     )
-    steps: int = option(4, "Steps timed together in a turn.", at_least=1)
+    steps: int | None = option(None, "Steps timed together in a turn; of from_scratch: all.", at_least=1)
     sustained: float = option(0.0, "Seconds that a rung goes on after its turns; the second half counts.", at_least=0)
     peak_tflops: float | None = option(None, "Of a matrix product: MFU is relative to it. Not set: measured.", above=0)
     alone: bool = option(False, "Puts a rung on the lowest one, not on all below it.")

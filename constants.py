@@ -1,6 +1,6 @@
 """What the scripts share: model shapes, denoisers, default rates and the registry of tasks. Standard library only.
 
-Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/tasks.md). The fields of an entry:
+Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experiments.md). The fields of an entry:
 
     prefix              first word(s) of the source text, as T5 writes it: "cola" -> "cola sentence: ..."; a prefix that
                         ends in white space is written unchanged

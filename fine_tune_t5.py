@@ -15,7 +15,7 @@ Without flags it runs recipes/fine_tune_installed_docs.yaml; all but the built-i
 are scored by teacher forcing, which finds the label whose tokens greedy decoding would write; `--predict_with_generate`
 generates and compares texts. A mixture is evaluated task by task, and the mean of the tasks' main metrics
 (eval_average) chooses the best model. The flags of your own pairs become an entry, which is printed
-(docs/your_data.md). Writes the best model, task.json (for evaluate_t5.py to repeat the numbers), all_results.json,
+(docs/fine_tune.md). Writes the best model, task.json (for evaluate_t5.py to repeat the numbers), all_results.json,
 metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
@@ -71,7 +71,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
     if not (model.model_name_or_path or model.config_name or all("builtin" in task.entry for task in tasks)):
         raise UserError(
             f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "
-            "(docs/choosing_a_model.md), or give --config_name for one from scratch"
+            "(docs/fine_tune.md), or give --config_name for one from scratch"
         )
     args = args.replaced(**tasks.flags(args))
     model = with_source(model)

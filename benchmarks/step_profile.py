@@ -1,7 +1,7 @@
 """Where the time of a training step goes, by kind of work, beside the least that each kind can take on this machine.
 
-The model of the step (docs/speed.md): operations over the rate of a matrix product, or bytes over the rate of a copy,
-both measured here. What takes many times its least is where the next optimisation is.
+The model of the step (docs/measurements.md): operations over the rate of a matrix product, or bytes over the rate of a
+copy, both measured here. What takes many times its least is where the next optimisation is.
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary.
 """

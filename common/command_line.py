@@ -346,7 +346,7 @@ def read_flags(
     parser.set_defaults(**filled)  # as they are: a list or a text that begins with - must not be read as flags again
     found, left_over = parser.parse_known_args([*sum(words.values(), []), *argv])
     if "-f" in left_over and any(word.endswith(".json") for word in argv):
-        raise UserError("-f: is Jupyter's, not a flag: in a notebook call main([...]) with a list (docs/notebooks.md)")
+        raise UserError("-f: is Jupyter's, not a flag: in a notebook call main([...]) with a list (docs/api.md)")
     if left_over:
         raise UserError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
     values, given = vars(found), given | words.keys() | filled.keys()
@@ -477,9 +477,7 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
     if name not in parser.flags:
         near = [FORMER_NAMES[name]] if name in FORMER_NAMES else difflib.get_close_matches(name, parser.flags)
         hint = f"did you mean {' or '.join('--' + n for n in near)}? " if near else ""
-        raise UserError(
-            f"{shown}: no such flag; {hint}See --help_all, and docs/coming_from.md for other scripts' flags"
-        )
+        raise UserError(f"{shown}: no such flag; {hint}See --help_all, and docs/api.md for other scripts' flags")
     return parser.flags[name].dest
 
 

@@ -97,7 +97,7 @@ def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
         known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
         raise UserError(
             f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
-            "encoder-decoder of transformers (docs/t5gemma.md)"
+            "encoder-decoder of transformers (docs/models.md)"
         )
     with reading_weights(f"{flag} {name_or_path}"):
         return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)

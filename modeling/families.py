@@ -232,7 +232,7 @@ class T5Gemma(Family):
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
         encoder, decoder = self.configs(config)
-        # As transformers has it; an encoder of Google's code sees one place less to each side (docs/t5gemma.md).
+        # As transformers has it; an encoder of Google's code sees one place less to each side (docs/models.md).
         return (encoder.sliding_window, encoder.sliding_window), (decoder.sliding_window - 1, 0)
 
     def logit_cap(self, config: PreTrainedConfig) -> float | None:

@@ -2,7 +2,7 @@
 
 A greedy decoder writes the tokens of a label if and only if, fed with that label, its most likely token is the label's
 at every position, EOS included. So one teacher-forced pass over all labels finds the label that greedy decoding would
-write, or none (docs/tasks.md: other tokens that spell the same text).
+write, or none (docs/experiments.md: other tokens that spell the same text).
 
 Legend of shapes: B batch, T target length, C class labels.
 """

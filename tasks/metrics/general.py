@@ -116,10 +116,10 @@ def _rouge_tokenizer() -> SimpleNamespace:
 def rouge(rouge_type: str) -> Callable:
     """The metric rouge1, rouge2, rougeL or rougeLsum: mean F-measure with Porter's stemmer, 0..1.
 
-    rouge1 of ["the cats"], [["the cat sat"]] -> 2*2 / (2 + 3) = 0.8. T5 does not stem (docs/tasks.md has an example). A
-    plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum compares
-    sentence by sentence: both sides are cut where a sentence ends, as T5's tokenizers write no line breaks (T5: at
-    " . " alone, as CNN/Daily Mail is written).
+    rouge1 of ["the cats"], [["the cat sat"]] -> 2*2 / (2 + 3) = 0.8. T5 does not stem (docs/experiments.md has an
+    example). A plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum
+    compares sentence by sentence: both sides are cut where a sentence ends, as T5's tokenizers write no line breaks
+    (T5: at " . " alone, as CNN/Daily Mail is written).
     """
 
     @functools.cache

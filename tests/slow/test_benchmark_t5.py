@@ -26,7 +26,7 @@ import benchmark_t5
 from arguments.model import ModelArguments
 from arguments.text import PreTrainingDataArguments
 from arguments.training import PreTrainingArguments
-from benchmarks import inputs, measure, plan, scripts, step, trainers
+from benchmarks import inputs, measure, mistakes, plan, scripts, step, trainers
 from benchmarks.measure import bare_tokenizer, benchmark_config, full_name, random_batches
 from common import reports
 from common.command_line import parse_arguments
@@ -37,6 +37,7 @@ from data_collator_t5 import T5DataCollator
 from runs.memory import communication_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 TINY = dict(d_model=32, d_kv=8, d_ff=48, num_heads=2, num_layers=1, num_decoder_layers=1)
 # What a GPU machine without data and tracking packages lacks.
 NOT_NEEDED = "datasets wandb deepspeed absl sentencepiece evaluate optuna matplotlib sklearn sacrebleu psutil".split()
@@ -337,6 +338,37 @@ class CommandsTest(BenchmarkTest):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertIn("ratio", json.loads(done.stdout.splitlines()[-1]))
+
+
+class MistakesTest(BenchmarkTest):
+    def test_the_table_of_the_readme_is_what_the_command_measures(self):
+        """The first loss is that of T5 v1.1 small, 512 input and 114 target tokens; other shapes give others."""
+        found = {row.pop("name"): row for row in mistakes.measure_mistakes(arguments("mistakes"))["rows"]}
+        for name, transformers, here, digits in (
+            ("first_loss", 206.0, 10.8, 1),
+            ("accumulation", 4.0, 1.0, 1),
+            ("two_ranks", 24.180, 24.217, 3),
+            ("sentinels", 383, 258, 0),
+        ):
+            row = found[name]
+            self.assertAlmostEqual(row["transformers"], transformers, delta=0.6 * 0.1**digits, msg=row)
+            self.assertAlmostEqual(row["here"], here, delta=0.6 * 0.1**digits, msg=row)
+            line = next(line for line in README.splitlines() if f"| {transformers:.{digits}f}" in line)
+            self.assertIn(f"| {here:.{digits}f} |", line)
+        self.assertAlmostEqual(found["first_loss"]["right"], np.log(32_128))
+        for name, delta in (("accumulation", 1e-5), ("two_ranks", 1e-5), ("sentinels", 0)):
+            self.assertAlmostEqual(found[name]["here"], found[name]["right"], delta=delta)
+
+    def test_the_curves_from_scratch(self):
+        text, output = self.folder / "text.txt", self.folder / "curve.json"
+        text.write_text("\n".join(itertools.islice(inputs.generated_documents(), 800)), encoding="utf-8")
+        flags = ["--model", "tiny", "--steps", "3", "--source_length", "32", "--train_file", str(text)]
+        found, _ = self.run_main("from_scratch", *flags, "--output", str(output))
+        here, theirs = found["rows"]
+        self.assertEqual([len(row["curve"]) for row in found["rows"]], [3, 3])
+        self.assertAlmostEqual(here["curve"][0]["loss"], np.log(measure.SMALL_VOCABULARY), delta=1)
+        self.assertGreater(theirs["curve"][0]["loss"], 2 * here["curve"][0]["loss"])  # the tied head
+        self.assertTrue(output.with_suffix(".png").is_file())
 
 
 class FlagsTest(BenchmarkTest):

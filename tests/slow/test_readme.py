@@ -29,7 +29,9 @@ from search.sweep_files import read_sweep
 from tasks.registry import check_entry, plain_entry
 
 ROOT = Path(__file__).parents[2]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+PATHS = {path.name: path for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))}
+del PATHS["CHANGELOG.md"]  # it names what earlier versions had
+PAGES = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 README = PAGES["README.md"]
 DATACLASSES = {
     "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
@@ -43,16 +45,29 @@ def commands() -> list[str]:
     """The lines of all bash blocks, and the commands in tables; a command that several pages show once."""
     text = "\n".join(PAGES.values())
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    lines = [line.split("  #")[0] for block in blocks for line in block.splitlines()]
+    lines = [part.strip() for line in lines for part in line.split(" && ")]
     lines += re.findall(r"\| `((?:accelerate|python) [^`]*)` \|", text)
     return list(dict.fromkeys(filter(None, lines)))
 
 
+def sections(page: str) -> list[str]:
+    """The anchors that GitHub makes of a page's headings: "## Which one?" -> "which-one"."""
+    prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"(?m)^#+ (.*)", prose)]
+
+
 class ReadmeTest(parameterized.TestCase):
     @parameterized.parameters(*[(command,) for command in commands()])
-    @mock.patch.dict(DATASET_VALS, mine={"tickets": {}})  # the entry that the README adds
+    @mock.patch.dict(DATASET_VALS, mine={"tickets": {}})  # the entry that docs/experiments.md adds
     def test_command_is_understood(self, command):
         words = shlex.split(command)
+        if words[0] == "source":
+            return
+        if words[1] == "-m":  # a module of ours, or of Python or pytest
+            module = ROOT / f"{words[2].replace('.', '/')}.py"
+            self.assertTrue(words[2] in ("venv", "pytest") or module.is_file(), words[2])
+            return
         if words[0] == "make":
             self.assertRegex((ROOT / "Makefile").read_text(), rf"(?m)^{words[1]}:")
             return
@@ -103,8 +118,10 @@ class ReadmeTest(parameterized.TestCase):
         elif script == "plot_runs.py":
             self.assertTrue(plot_runs.parse(argv).runs)
         elif script == "create_tokenizer.py":
-            with mock.patch.object(create_tokenizer, "check_folder"):
-                create_tokenizer.check_tokenizer(parse_arguments([create_tokenizer.TokenizerArguments], argv)[0])
+            (flags,) = parse_arguments([create_tokenizer.TokenizerArguments], argv)
+            found = mock.patch.object(create_tokenizer, "check_pre_training_data")  # looks for the reader's text
+            with mock.patch.object(create_tokenizer, "check_folder"), found:
+                create_tokenizer.check_tokenizer(flags)
         elif script in DATACLASSES:
             self.assertLen(parse_arguments(DATACLASSES[script], argv), len(DATACLASSES[script]))
         else:
@@ -114,8 +131,8 @@ class ReadmeTest(parameterized.TestCase):
     def test_there_are_commands(self):
         self.assertGreater(len(commands()), 15)
 
-    @parameterized.parameters("README.md", "tasks.md")
-    def test_entries_of_new_tasks_are_whole(self, page):
+    def test_entries_of_new_tasks_are_whole(self):
+        page = "experiments.md"
         registry: dict = {"mine": {}}
         for code in re.findall(r"```python\n(DATASET_VALS.*?)```", PAGES[page], flags=re.DOTALL):
             exec(compile(ast.parse(code), page, "exec"), {"DATASET_VALS": registry})
@@ -124,12 +141,16 @@ class ReadmeTest(parameterized.TestCase):
             check_entry(name, plain_entry(entry))
 
     @parameterized.parameters(*PAGES)
-    def test_linked_files_are_there(self, page):
-        folder = ROOT if page == "README.md" else ROOT / "docs"
-        links = [link for link in re.findall(r"\]\(([^)#]+)", PAGES[page]) if "://" not in link]
+    def test_linked_files_and_sections_are_there(self, page):
+        path = PATHS[page]
+        links = [link for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]) if "://" not in link]
         self.assertTrue(links or page != "README.md")
         for link in links:
-            self.assertTrue((folder / link).exists(), link)
+            name, _, section = link.partition("#")
+            file = path.parent / name if name else path
+            self.assertTrue(file.exists(), link)
+            if section:
+                self.assertIn(section, sections(file.read_text(encoding="utf-8")), link)
 
     @parameterized.parameters(*PAGES)
     def test_files_named_are_there(self, page):

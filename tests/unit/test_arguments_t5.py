@@ -169,10 +169,10 @@ class FlagsTest(TestCase):
     @parameterized.named_parameters(
         ("near", ["--learning_rat", "1"], "^--learning_rat: no such flag; did you mean --learning_rate"),
         ("prefix", ["--max_step=3"], "--max_step: no such flag; did you mean --max_steps or"),  # no silent abbreviation
-        ("far", ["--qqqq"], "--qqqq: no such flag; See --help_all, and docs/coming_from.md"),
-        ("renamed", ["--group_by_length"], "did you mean --train_sampling_strategy.*docs/coming_from.md"),
-        ("share", ["--warmup_ratio", "0.1"], "did you mean --warmup_steps.*docs/coming_from.md"),
-        ("jupyter", ["-f", "/run/kernel-1.json"], "-f: is Jupyter's, .*call main.*docs/notebooks.md"),
+        ("far", ["--qqqq"], "--qqqq: no such flag; See --help_all, and docs/api.md"),
+        ("renamed", ["--group_by_length"], "did you mean --train_sampling_strategy.*docs/api.md"),
+        ("share", ["--warmup_ratio", "0.1"], "did you mean --warmup_steps.*docs/api.md"),
+        ("jupyter", ["-f", "/run/kernel-1.json"], "-f: is Jupyter's, .*call main.*docs/api.md"),
         ("twice", ["--seed", "1", "--seed", "2"], "^--seed is set twice on the command line$"),
         ("two_spellings", ["--max-steps=1", "--max_steps", "2"], "--max_steps is set twice"),
         ("left_over", ["--seed", "1", "2"], "2: belongs to no flag"),

@@ -8,11 +8,14 @@ import torch
 from absl.testing import parameterized
 from transformers import MT5Config, T5Config, T5GemmaConfig
 
+import benchmark_t5
 import constants
 from arguments.training import FineTuningArguments
 from benchmarks.measure import benchmark_config, full_name
+from benchmarks.plan import make_plan
 from common.reports import human_bytes, human_count
 from constants import MODEL_SHAPES
+from data_collator_t5 import compute_input_and_target_lengths
 from model_t5 import build_config, count_parameters, create_model
 from modeling.families import output_head
 from modeling.frozen import FORMS
@@ -21,6 +24,7 @@ from runs.memory import Launcher, activation_bytes
 from runs.speed import DROPOUT_RESERVE, Batches, job_of, needed_bytes
 
 ROOT = Path(constants.__file__).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 V1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
 _GEMMA_9B = dict(hidden_size=3584, intermediate_size=14336, num_hidden_layers=42, num_attention_heads=16, head_dim=256)
@@ -69,7 +73,7 @@ class DocsTest(parameterized.TestCase):
         whole, of_lora = (activation_bytes(*job, checkpointing=True, frozen=count).total for count in (0, weights))
         sizes = (2 * weights, 4 * weights + 16 * small + of_lora, 16 * weights + whole)
         cells = (f"`{name}`", human_count(weights), *map(human_bytes, sizes))
-        page = (ROOT / "docs/choosing_a_model.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/fine_tune.md").read_text(encoding="utf-8")
         self.assertIn(f"\n| {' | '.join(cells)} |\n", page)
 
     @parameterized.parameters(*LARGE)
@@ -92,8 +96,26 @@ class DocsTest(parameterized.TestCase):
         ]
         weights = count_parameters(model) - count_parameters(model, True)
         cells = [f"`{name}`", human_count(weights), *(f"{size / 1e9:.1f}" for size in sizes.values()), *fitting]
-        page = (ROOT / "docs/choosing_a_model.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/fine_tune.md").read_text(encoding="utf-8")
         self.assertIn(f"\n| {' | '.join(cells)} |\n", page)
+
+    @parameterized.parameters(1, 10, 50, 500)
+    def test_hours_over_a_text_are_the_plan_s(self, gigabytes):
+        """As the text above the table of the README says: 4 bytes a token, 16-bit tokens on disk, rows of 512 input
+        tokens, DDP at the plan's rate."""
+        tokens, cells = gigabytes / 4, [f"{gigabytes} GB", f"{gigabytes / 4:g} billion"]
+        cells += ["`--streaming`", "none"] if gigabytes == 500 else ["cached", f"{2 * tokens:g} GB"]
+        for gpu, count in (("RTX 4090", 1), ("H100", 1), ("H100", 8)):
+            flags = ["plan", "--device", "cpu", "--model", "base", "--gpu", gpu, "--gpus", str(count)]
+            rows = make_plan(benchmark_t5.part_of(benchmark_t5.parse(flags)))["rows"]
+            rate = next(row["sequences_per_second"] for row in rows if row["name"] == "DDP")
+            hours = tokens * 1e9 / compute_input_and_target_lengths(512, 0.15, 3.0)[0] / rate / 3600
+            cells.append(f"{float(f'{hours:.2g}'):g} h")
+        self.assertIn(f"\n| {' | '.join(cells)} |\n", README)
+
+    def test_two_minutes_to_read_and_ten_pages(self):
+        self.assertLessEqual(len(README.splitlines()), 150)
+        self.assertLen(list(ROOT.glob("docs/*.md")), 10)
 
     def test_a_folder_is_a_shape_too(self):
         benchmark_config("tiny").save_pretrained(self.folder)
@@ -104,7 +126,7 @@ class DocsTest(parameterized.TestCase):
             full_name("huge")
 
     def test_messages_of_troubleshooting_are_ours(self):
-        page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/help.md").read_text(encoding="utf-8")
         parts = re.findall(r"(?m)^\| `([^`]+)` \|", page)
         self.assertGreater(len(parts), 12)
         known = re.sub(r'"\s*\n\s*f?"', "", sources())  # texts over several lines

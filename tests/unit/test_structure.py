@@ -1,4 +1,4 @@
-"""Tests of the repository's shape (docs/architecture.md: who may import whom), derived from the sources with `ast`.
+"""Tests of the repository's shape (ARCHITECTURE.md: who may import whom), derived from the sources with `ast`.
 
 A file with a main guard is a script, above all others. A new module takes the place of its folder.
 """
@@ -134,13 +134,13 @@ def overrides() -> set[str]:
 
 class StructureTest(parameterized.TestCase):
     def test_docs_name_every_override_of_trainer(self):
-        text = (ROOT / "docs" / "architecture.md").read_text()
+        text = (ROOT / "ARCHITECTURE.md").read_text()
         table = text.split("## What T5Trainer changes in transformers' Trainer")[1].split("\n## ")[0]
         rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
         self.assertCountEqual(re.findall(r"`(\w+)`", "".join(rows)), overrides())
 
     def test_docs_name_every_private_part_of_a_library(self):
-        text = (ROOT / "docs" / "architecture.md").read_text()
+        text = (ROOT / "ARCHITECTURE.md").read_text()
         table = text.split("## Where we reach into a library's inside")[1].split("\n\nThese places")[0]
         rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
         listed = {
