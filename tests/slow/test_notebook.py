@@ -22,10 +22,10 @@ class NotebookTest(absltest.TestCase):
         self.assertEqual(notebook["nbformat"], 4)
         cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
         settings = next(place for place, cell in enumerate(cells) if "MODEL, STEPS, OUTPUT =" in cell)
-        with (ROOT / "examples" / "support_tickets.csv").open(newline="", encoding="utf-8") as file:
+        with (ROOT / "examples" / "messages.csv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        checkpoint, output = self.folder / "checkpoint", self.folder / "tickets"
-        write_tiny_model(checkpoint, [row["ticket"] for row in rows] + [row["queue"] for row in rows], 300)
+        checkpoint, output = self.folder / "checkpoint", self.folder / "messages"
+        write_tiny_model(checkpoint, [row["message"] for row in rows] + [row["queue"] for row in rows], 300)
         # The settings that a reader changes: this test's own are read after those of the notebook.
         cells.insert(settings + 1, f"MODEL, STEPS, OUTPUT = {str(checkpoint)!r}, 4, {str(output)!r}")
         names: dict = {}
@@ -46,10 +46,12 @@ class NotebookTest(absltest.TestCase):
         self.assertEqual(written["eval_loss"], names["results"]["eval_loss"])
         self.assertIn("eval_accuracy", names["results"])  # the queues are classes
         tokenizer, model, predictions = names["tokenizer"], names["model"], names["predictions"]
-        for line, found in zip((output / "inputs.txt").read_text().splitlines(), predictions, strict=True):
+        for line, found in zip(
+            (ROOT / "examples" / "new_messages.txt").read_text().splitlines(), predictions, strict=True
+        ):
             tokens = model.generate(**tokenizer(line, return_tensors="pt"))
             self.assertEqual(found["prediction"], tokenizer.decode(tokens[0], skip_special_tokens=True))
-        self.assertIn(f"T5 Foundry `{constants.VERSION}`", (self.folder / "tickets_export" / "README.md").read_text())
+        self.assertIn(f"T5 Foundry `{constants.VERSION}`", (self.folder / "messages_export" / "README.md").read_text())
 
     def test_it_clones_where_there_is_no_checkout(self):
         cell = "".join(json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"][1]["source"])

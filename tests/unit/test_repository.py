@@ -56,7 +56,8 @@ class RepositoryTest(absltest.TestCase):
         (entry,) = set(PROJECT["project"]["scripts"].values())
         self.assertEqual(entry, f"t5_foundry.common.commands:{commands.run_script.__name__}")
         self.assertEqual(PROJECT["tool"]["setuptools"]["package-dir"], {"t5_foundry": "."})
-        folders = {path.parent.relative_to(ROOT) for path in ROOT.glob("**/__init__.py") if ".venv" not in path.parts}
+        inits = [path for pattern in ("*", "*/*") for path in ROOT.glob(f"{pattern}/__init__.py")]
+        folders = {path.parent.relative_to(ROOT) for path in inits}
         packages = {".".join(("t5_foundry", *folder.parts)) for folder in folders} | {"t5_foundry"}
         self.assertCountEqual(PROJECT["tool"]["setuptools"]["packages"], packages)
 
