@@ -46,9 +46,8 @@ class NotebookTest(absltest.TestCase):
         self.assertEqual(written["eval_loss"], names["results"]["eval_loss"])
         self.assertIn("eval_accuracy", names["results"])  # the queues are classes
         tokenizer, model, predictions = names["tokenizer"], names["model"], names["predictions"]
-        for line, found in zip(
-            (ROOT / "examples" / "new_messages.txt").read_text().splitlines(), predictions, strict=True
-        ):
+        lines = (ROOT / "examples" / "new_messages.txt").read_text().splitlines()
+        for line, found in zip(lines, predictions, strict=True):
             tokens = model.generate(**tokenizer(line, return_tensors="pt"))
             self.assertEqual(found["prediction"], tokenizer.decode(tokens[0], skip_special_tokens=True))
         self.assertIn(f"T5 Foundry `{constants.VERSION}`", (self.folder / "messages_export" / "README.md").read_text())
