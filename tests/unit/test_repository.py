@@ -1,6 +1,8 @@
 """What a reader meets around the code: the version, records, commands, CI, the container."""
 
 import ast
+import csv
+import json
 import os
 import re
 import subprocess
@@ -92,6 +94,24 @@ class RepositoryTest(absltest.TestCase):
         self.assertEqual([step["run"] for step in job["steps"] if "run" in step], ["make test"])
         self.assertRegex(text("Makefile"), r"(?m)^test:")
         self.assertRegex(text("README.md"), r"(?m)^make test\b")
+
+    def test_examples_of_a_run_are_what_their_page_says(self):
+        folder, page = ROOT / "docs" / "examples", text("docs/examples/README.md")
+        for link in re.findall(r"\]\(([^)]+)\)", page):
+            self.assertTrue((folder / link).is_file(), link)
+        rows = [json.loads(line) for line in text("docs/examples/messages/predictions.jsonl").splitlines()]
+        share = sum(row["prediction"] == row["target"] for row in rows) / len(rows)
+        self.assertIn(f"{100 * share:.1f} % are equal", page)
+        with (ROOT / "examples" / "messages.csv").open(newline="", encoding="utf-8") as file:
+            pairs = {(row["message"], row["queue"]) for row in csv.DictReader(file)}
+        self.assertContainsSubset({(row["source"], row["target"]) for row in rows}, pairs)
+        answers = [json.loads(line)["source"] for line in text("docs/examples/messages/answers.jsonl").splitlines()]
+        self.assertEqual(answers, text("examples/new_messages.txt").splitlines())
+        flags = json.loads(text("docs/examples/messages/run.json"))["arguments"]
+        (command,) = (line for line in page.splitlines() if line.startswith("python fine_tune_t5.py"))
+        given = dict(re.findall(r"--(\w+) (\S+)", command))
+        recorded = {name: flags[name][0] if isinstance(flags[name], list) else str(flags[name]) for name in given}
+        self.assertEqual(recorded | {"validation_split_percentage": "20"}, given)
 
     def test_issues_ask_for_run_json(self):
         forms = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
