@@ -93,7 +93,7 @@ class RepositoryTest(absltest.TestCase):
         self.assertEqual(job["strategy"]["matrix"]["python"], ["3.11", "3.13"])
         self.assertEqual([step["run"] for step in job["steps"] if "run" in step], ["make test"])
         self.assertRegex(text("Makefile"), r"(?m)^test:")
-        self.assertRegex(text("README.md"), r"(?m)^make test\b")
+        self.assertRegex(text("CONTRIBUTING.md"), r"(?m)^make test\b.*continuous integration")
 
     def test_examples_of_a_run_are_what_their_page_says(self):
         folder, page = ROOT / "docs" / "examples", text("docs/examples/README.md")
