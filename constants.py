@@ -47,6 +47,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
     submission_file     name inside the GLUE submission zip
 """
 
+VERSION = "0.1.0"  # of T5 Foundry: run.json, model cards and pyproject.toml take it from here; CITATION.cff repeats it
+
 # ---------------------------------------------------------------- model shapes
 # `--config_name` takes these names, or a folder/Hub name with a config.json. All use v1.1's gated GELU and untied head.
 # Shapes of the published models: google/t5-v1_1-*; tiny and mini are ours, sized to be trained on a laptop's CPU.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from common.errors import UserError
 from common.processes import is_first_process
+from constants import VERSION
 
 if TYPE_CHECKING:
     import torch
@@ -271,7 +272,7 @@ def environment_record() -> dict:
     """
     import torch
 
-    versions = {"python": platform.python_version()}
+    versions = {"t5_foundry": VERSION, "python": platform.python_version()}
     for package in VERSIONS_OF:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

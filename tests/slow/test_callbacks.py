@@ -534,7 +534,7 @@ class RunRecordTest(TestCase):
 
     def test_absent_packages_are_left_out(self):
         with mock.patch.object(reports, "VERSIONS_OF", ("torch", "no-such-package-here")):
-            self.assertEqual(list(self.record({})["versions"]), ["python", "torch"])
+            self.assertEqual(list(self.record({})["versions"]), ["t5_foundry", "python", "torch"])
 
     def test_secrets_are_not_written(self):
         secret = "hf_secret"

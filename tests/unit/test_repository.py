@@ -1,0 +1,129 @@
+"""What a reader meets around the code: the version, records, commands, CI, the container."""
+
+import ast
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from unittest import mock
+
+import yaml
+from absl.testing import absltest
+
+import constants
+from common import commands
+from common.reports import environment_record
+
+ROOT = Path(constants.__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def named_in(page: str) -> str:
+    """The page with each name{a,b}.json written out as namea.json and nameb.json."""
+    while found := re.search(r"([\w./-]*)\{([\w,]+)\}((?:[\w./-]|\{[\w,]+\})*)", page):
+        every = " ".join(f"{found[1]}{part}{found[3]}" for part in found[2].split(","))
+        page = page.replace(found[0], every)
+    return page
+
+
+class RepositoryTest(absltest.TestCase):
+    def test_the_version_is_the_same_everywhere(self):
+        citation = yaml.safe_load(text("CITATION.cff"))
+        newest, date = re.search(r"(?m)^## (\d\S+) - (\S+)$", text("CHANGELOG.md")).groups()
+        self.assertEqual((citation["version"], str(citation["date-released"])), (newest, date))
+        self.assertEqual(constants.VERSION, newest)
+        self.assertEqual(environment_record()["versions"]["t5_foundry"], newest)
+        self.assertEqual(PROJECT["tool"]["setuptools"]["dynamic"]["version"], {"attr": "t5_foundry.constants.VERSION"})
+
+    def test_records_are_short_and_results_are_shown(self):
+        self.assertLessEqual(text("CHANGELOG.md").count("\n"), 60)
+        rows = [line for line in text("results/LOG.md").splitlines() if line.startswith("|")]
+        self.assertLessEqual(len(rows), 120)
+        pages = [ROOT / "README.md", ROOT / "results/LOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*.yaml")]
+        named = " ".join(named_in(page.read_text(encoding="utf-8")) for page in pages)
+        for path in (ROOT / "results").iterdir():
+            self.assertIn(path.name, f"{named} LOG.md")
+
+    def test_every_script_is_a_command_when_installed(self):
+        scripts = {path.stem for path in ROOT.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
+        self.assertEqual(set(PROJECT["project"]["scripts"]), scripts)
+        (entry,) = set(PROJECT["project"]["scripts"].values())
+        self.assertEqual(entry, f"t5_foundry.common.commands:{commands.run_script.__name__}")
+        self.assertEqual(PROJECT["tool"]["setuptools"]["package-dir"], {"t5_foundry": "."})
+        inits = [path for pattern in ("*", "*/*") for path in ROOT.glob(f"{pattern}/__init__.py")]
+        folders = {path.parent.relative_to(ROOT) for path in inits}
+        packages = {".".join(("t5_foundry", *folder.parts)) for folder in folders} | {"t5_foundry"}
+        self.assertCountEqual(PROJECT["tool"]["setuptools"]["packages"], packages)
+
+    def test_a_command_is_the_script_of_its_name(self):
+        started = mock.Mock(side_effect=SystemExit)
+        argv = ["/somewhere/bin/plot_runs", "--runs", "a b"]
+        with (
+            mock.patch.object(os, "execv", started),
+            mock.patch.object(sys, "argv", argv),
+            self.assertRaises(SystemExit),
+        ):
+            commands.run_script()
+        done = subprocess.run(
+            [*started.call_args.args[1][:2], "--help"], capture_output=True, text=True, cwd=self.folder
+        )
+        self.assertEqual(started.call_args.args[1][2:], argv[1:])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("plot_runs.py", done.stdout)
+
+    def test_files_that_the_code_reads_are_installed(self):
+        data = PROJECT["tool"]["setuptools"]["package-data"].items()
+        folders = {ROOT.joinpath(*package.split(".")[1:]): patterns for package, patterns in data}
+        paths = {path for folder, patterns in folders.items() for one in patterns for path in folder.glob(one)}
+        found = {str(path.relative_to(ROOT)) for path in paths}
+        self.assertIn("publishing/model_card.md.j2", found)
+        self.assertContainsSubset({f"recipes/{path.name}" for path in ROOT.glob("recipes/*.yaml")}, found)
+        self.assertContainsSubset({path.name for path in ROOT.glob("zero_stage*_config.json")}, found)
+
+    def test_continuous_integration_is_the_test_command(self):
+        (job,) = yaml.safe_load(text(".github/workflows/test.yml"))["jobs"].values()
+        self.assertEqual(job["strategy"]["matrix"]["python"], ["3.11", "3.13"])
+        self.assertEqual([step["run"] for step in job["steps"] if "run" in step], ["make test"])
+        self.assertRegex(text("Makefile"), r"(?m)^test:")
+        self.assertRegex(text("CONTRIBUTING.md"), r"(?m)^make test\b.*continuous integration")
+
+    def test_examples_of_a_run_are_what_their_page_says(self):
+        folder, page = ROOT / "docs" / "examples", text("docs/examples/README.md")
+        for link in re.findall(r"\]\(([^)]+)\)", page):
+            self.assertTrue((folder / link).is_file(), link)
+        rows = [json.loads(line) for line in text("docs/examples/messages/predictions.jsonl").splitlines()]
+        share = sum(row["prediction"] == row["target"] for row in rows) / len(rows)
+        self.assertIn(f"{100 * share:.1f} % are equal", page)
+        with (ROOT / "examples" / "messages.csv").open(newline="", encoding="utf-8") as file:
+            pairs = {(row["message"], row["queue"]) for row in csv.DictReader(file)}
+        self.assertContainsSubset({(row["source"], row["target"]) for row in rows}, pairs)
+        answers = [json.loads(line)["source"] for line in text("docs/examples/messages/answers.jsonl").splitlines()]
+        self.assertEqual(answers, text("examples/new_messages.txt").splitlines())
+        flags = json.loads(text("docs/examples/messages/run.json"))["arguments"]
+        (command,) = (line for line in page.splitlines() if line.startswith("python fine_tune_t5.py"))
+        given = dict(re.findall(r"--(\w+) (\S+)", command))
+        recorded = {name: flags[name][0] if isinstance(flags[name], list) else flags[name] for name in given}
+        self.assertEqual({name: str(value).removesuffix(".0") for name, value in recorded.items()}, given)
+
+    def test_issues_ask_for_run_json(self):
+        forms = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
+        self.assertLen(forms, 2)
+        for form in forms:
+            self.assertTrue(any("run.json" in part["attributes"]["label"] for part in form["body"]), form["name"])
+
+    def test_the_container_has_the_tested_environment(self):
+        lines = text("Dockerfile").splitlines()
+        self.assertLessEqual(len(lines), 10)
+        self.assertIn("COPY requirements/lock.txt /tmp/lock.txt", lines)
+        python = re.search(r"Python (3[.]\d+)", text("requirements/lock.txt"))[1]
+        self.assertStartsWith(lines[1], f"FROM python:{python}-")
+        (started,) = (ast.literal_eval(line[4:]) for line in lines if line.startswith("CMD "))
+        self.assertIn(started[0], PROJECT["project"]["scripts"])
