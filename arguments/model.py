@@ -45,7 +45,7 @@ class ModelArguments:
     lora_rank: int | None = option(None, "Train only LoRA matrices of this rank. Not set: all weights.", at_least=1)
     load_in_4bit: bool = LOAD_IN_4BIT
     load_in_8bit: bool = LOAD_IN_8BIT
-    dtype: str | None = option(None, "Type of weights that are not trained. Not set: --speed decides.", choices=DTYPES)
+    dtype: str | None = option(None, "Type of weights that are not trained.", choices=DTYPES, auto=True)
 
 
 # Also of the flags with which evaluate_t5.py and predict_t5.py load a checkpoint.

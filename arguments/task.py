@@ -77,7 +77,7 @@ class TaskArguments:
     span_corruption_share: float | None = option(None, f"Its share. Not set: {CORRUPTED_SHARE}.", above=0, below=1)
     preference: str | None = option(None, "Loss of compared pairs.", choices=BETAS)
     rejected_column: str | None = option(None, "Preference: column of the worse answers.")
-    desirable_column: str | None = option(None, "kto: column that says if a target is good.")
+    desirable_column: str | None = option(None, "Preference kto: column that says if a target is good.")
     preference_beta: float | None = option(None, "Of rewards. Not set: 0.1, of simpo 2.", above=0)
     simpo_gamma: float | None = option(None, f"Margin that simpo wants. Not set: {SIMPO_GAMMA}.", at_least=0)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)

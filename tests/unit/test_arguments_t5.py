@@ -755,7 +755,7 @@ class EveryFlagIsUsedTest(absltest.TestCase):
             *ROOT.glob("*.py"),
             *(
                 p
-                for f in ("arguments", "training", "tasks", "corpora", "objectives", "runs")
+                for f in ("arguments", "modeling", "training", "tasks", "corpora", "objectives", "runs")
                 for p in ROOT.glob(f"{f}/*.py")
             ),
         ]:
