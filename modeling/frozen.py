@@ -34,7 +34,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def form_of(args: Any) -> str:
-    """The form that the flags --load_in_4bit, --load_in_8bit and --dtype ask for: "float32" where none is given."""
+    """The form that --load_in_4bit, --load_in_8bit or --dtype asks for; "float32" if none is given."""
     return "nf4" if args.load_in_4bit else "int8" if args.load_in_8bit else args.dtype or "float32"
 
 

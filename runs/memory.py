@@ -102,30 +102,31 @@ def activation_bytes(
     rank = min(map(min, low_rank), default=0)
     copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
 
+    # Each function returns the bytes that the backward pass needs of one part of a layer.
     def norm(rows: int, width: int) -> int:  # its input and its normalised copy in float32, and a factor for each row
         return rows * (2 * 4 * width + 4)
 
     def norms(rows: int, of: Stack) -> int:  # of a sublayer: the residual stream's, and its output's if there is one
         return of.norms * norm(rows, of.width)
 
-    def inputs(rows: int, width: int, products: int) -> int:  # a norm's output: a tensor, or a copy for each product
+    def inputs(rows: int, width: int, products: int) -> int:  # a norm's output; in bfloat16 a copy for each product
         return rows * width * (2 * products if bf16 else 4)
 
-    def heads_of(rows: int, of: Stack) -> int:  # queries, keys, values, or what the output projection reads
+    def heads_of(rows: int, of: Stack) -> int:  # queries, keys, values, or the input of the output projection
         return rows * of.inner * low
 
-    def normed(queries: int, keys: int, of: Stack) -> int:  # inputs and copies of the norms of queries and keys
+    def normed(queries: int, keys: int, of: Stack) -> int:  # norms of queries and keys: inputs and float32 copies
         return of.query_norms * 2 * 4 * (queries * of.inner + keys * of.key_inner)
 
-    def scores(of: Stack, queries: int, keys: int, bias: bool = True) -> int:  # weights; or log-sums and the bias
-        if attention != "eager":
+    def scores(of: Stack, queries: int, keys: int, bias: bool = True) -> int:  # attention weights of a batch
+        if attention != "eager":  # a fused kernel keeps no weights: only their log-sums, and the bias
             return 4 * of.heads * queries * (batch + (keys if bias else 0))
         # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
         weight = 4 if not bf16 else 6 if bias or not on_cpu or of.casts_scores else 2
         return batch * of.heads * queries * keys * (weight + (low if of.caps_scores else 0))
 
     def feed_forward(rows: int, of: Stack) -> int:
-        # Gated: the GELU's input and output, the gate and their product. ReLU: its output, with a copy in bfloat16.
+        # Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy.
         wide = 4 if of.gated else 2 if bf16 else 1
         small = (3 if of.gated else 2) * rows * rank * low
         wide = wide * rows * of.feed_forward * low
