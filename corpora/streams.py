@@ -1,5 +1,4 @@
-"""Examples read on the fly: each once in a pass, in an order that is the same for any number of ranks and workers, and
-after a resume.
+"""Examples read on the fly, each once in a pass, in an order that depends on neither ranks, workers nor resumes.
 
     corpus --blocks, dealt anew in each pass--> lanes --rows--> units --a lane's buffer, shuffled--> examples
 
