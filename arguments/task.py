@@ -71,10 +71,14 @@ class TaskArguments:
         None, "Own pairs: held out where no validation rows are named. Not set: 5, of the Hub 0.", above=0, below=100
     )
     mixing: str = option("proportional", "How several tasks share the rows; proportional: to theirs.", choices=MIXING)
-    mixing_cap: int = option(65_536, "Rows beyond which a task counts as no larger (T5: 524288).", at_least=1)
-    mixing_temperature: float = option(2.0, "Root taken of each task's capped number of rows.", at_least=1)
+    mixing_cap: int = option(65_536, "Most rows that a task counts with when tasks are mixed (T5: 524288).", at_least=1)
+    mixing_temperature: float = option(
+        2.0, "T: a task's rate is its capped number of rows to the power 1/T.", at_least=1
+    )
     span_corruption_file: list[str] | None = option(None, "Plain text whose span corruption is mixed into the tasks.")
-    span_corruption_share: float | None = option(None, f"Its share. Not set: {CORRUPTED_SHARE}.", above=0, below=1)
+    span_corruption_share: float | None = option(
+        None, f"Share of its rows among all. Not set: {CORRUPTED_SHARE}.", above=0, below=1
+    )
     preference: str | None = option(None, "Loss of compared pairs.", choices=BETAS)
     rejected_column: str | None = option(None, "Preference: column of the worse answers.")
     desirable_column: str | None = option(None, "Column that says if a target is good, for kto.")

@@ -1,8 +1,7 @@
-"""LoRA on a checkpoint with its frozen weights in each form: loss, bytes of the weights, seconds of a step.
+"""LoRA on a checkpoint whose frozen weights have each of FORMS: loss, bytes of all weights, seconds of a step.
 
-Every form trains the same matrices from the same start on the same batches under bfloat16 autocast, turn about.
-
-Legend of shapes: S source length.
+With every form the same LoRA matrices are trained from the same start on the same batch under bfloat16 autocast. The
+forms are timed in turn, a step each.
 """
 
 from argparse import Namespace
@@ -22,7 +21,7 @@ RANK, TEXT = 16, "The river runs through the old city, and its bridges were buil
 
 
 def measure_frozen(args: Namespace) -> dict:
-    """{"rows": one for each form: its first and last loss, bytes, seconds of a step}, and it as "text"."""
+    """{"rows": for each form its losses, bytes and seconds of a step, "text": the same for reading}."""
     if not is_local_model(args.model):
         raise UserError(f"--model {args.model}: give the folder of a checkpoint, such as out/demo/pre_train_t5")
     tokenizer = load_tokenizer(args.model)

@@ -1,4 +1,4 @@
-"""The input pipeline: our collator and the per-example one, our tokenisation and datasets.map."""
+"""The input pipeline: our collator beside the usual per-example one, and our tokenisation beside datasets.map."""
 
 import importlib.util
 import itertools
@@ -35,14 +35,15 @@ NANOT5_COLLATOR = "nanoT5/utils/copied_utils.py"  # in a checkout of nanoT5
 def per_example_collator(tokenizer: SimpleNamespace) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
     """A stand-in for the peer: the algorithm of the widely used scripts, rewritten.
 
-    A mask per example by a random segmentation of kept and masked tokens; sentinels by a cumulative sum over the spans'
-    starts; a filter that drops the rest of each span; EOS; decoder inputs by a shift.
+    For each example it draws a mask, by cutting kept and masked tokens into random segments. For the batch it then puts
+    a sentinel at each span's start (their numbers are a cumulative sum), drops the rest of each span, adds EOS, and
+    shifts the labels into decoder inputs.
     """
     last_sentinel_plus_one = max(tokenizer.get_vocab().values()) + 1
 
     def segmentation(items: int, segments: int) -> np.ndarray:
         is_start = np.arange(items - 1) < segments - 1
-        np.random.shuffle(is_start)  # the global generator, as there
+        np.random.shuffle(is_start)  # numpy's global generator, as in those scripts
         segment_of = np.cumsum(np.pad(is_start, [[1, 0]]))
         return np.unique(segment_of, return_counts=True)[1]
 
@@ -76,15 +77,15 @@ def per_example_collator(tokenizer: SimpleNamespace) -> Callable[[list[dict]], d
 
 
 def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> tuple[Callable, str]:
-    """(collator of a checkout of nanoT5, for our collator's lengths; its name). Without a checkout, the stand-in.
-    NotAvailableError if its file fails."""
+    """(collator, its name): nanoT5's own for the lengths of our collator, from a checkout; without one, the stand-in.
+    NotAvailableError if nanoT5's file cannot be loaded."""
     tokenizer = bare_tokenizer(vocab_size)
     if nanot5 is None:
         return per_example_collator(tokenizer), "stand-in: the per-example algorithm, written anew"
     path = Path(nanot5, NANOT5_COLLATOR)
-    spec = importlib.util.spec_from_file_location(path.stem, path)  # without its package
-    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)  # where a dataclass looks up its module
-    # Names that the file imports from an older transformers.
+    spec = importlib.util.spec_from_file_location(path.stem, path)  # the file alone, not its package
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)  # its dataclasses look their module up here
+    # Names that the file expects from an older transformers.
     vars(module).update(Union=typing.Union, Optional=typing.Optional, PaddingStrategy=PaddingStrategy)
     try:
         spec.loader.exec_module(module)
@@ -96,10 +97,10 @@ def peer_collator(nanot5: str | None, ours: T5DataCollator, vocab_size: int) -> 
 
 
 def measure_collator(args: Namespace) -> dict:
-    """Ours and the peer in sequences/s on one core, in turn A B A B.
+    """Sequences/s of our collator and of the peer on one core, timed in turn A B A B.
 
-    Both get what their data set gives: the peer `datasets`' rows, lists of numbers; ours a slice of a memory-mapped
-    array.
+    Each gets what its own data set would give it: the peer rows of `datasets`, which are lists of numbers; ours a slice
+    of a memory-mapped array.
     """
     batch, generator = args.batch, np.random.default_rng(0)
     ours = T5DataCollator(bare_tokenizer(VOCABULARY), args.source_length)
@@ -111,7 +112,7 @@ def measure_collator(args: Namespace) -> dict:
     rows["peer"] = {"name": "peer", "what": name_of_peer, "ours": False}
     runs = {"ours": timed(lambda: ours(for_ours)), "peer": timed(lambda: peer(rows_of_peer))}
     interleaved(rows, runs, args.rounds, warm_up=2)
-    for row in rows.values():  # the quickest turn counts: other work on the machine only slows down
+    for row in rows.values():  # the quickest turn counts: other work on the machine can only slow it down
         if "error" not in row:
             row["seconds"] = [min(row["seconds"])]
     return compared(rows, batch) | dict(batch=batch, raw_tokens_per_sequence=ours.tokens_length)
@@ -128,7 +129,7 @@ def generated_documents() -> Iterator[str]:
 
 
 def small_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
-    """A unigram tokenizer in T5's layout, trained with the `tokenizers` library, which transformers needs anyway."""
+    """A unigram tokenizer in T5's layout, trained by the `tokenizers` library, which transformers brings along."""
     backend = Tokenizer(models.Unigram())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100))]
@@ -139,10 +140,10 @@ def small_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
 
 
 def measure_tokenise(args: Namespace) -> dict:
-    """MB/s from text to chunks of --source_length tokens: ours, and datasets.map with grouping.
+    """MB/s from text to chunks of --source_length tokens, by ours and by datasets.map with grouping.
 
-    The text is made up (20,000 words), or the lines of --train_file: natural text has many more words. Both write their
-    result to disk, on the threads that the tokenizer takes. Each turn starts without a cache.
+    The text is made up of 20,000 words, or it is the lines of --train_file; natural text has many more words. Both ways
+    write their result to disk and leave the number of threads to the tokenizer. Each turn starts without a cache.
     """
     texts = (document for file in args.train_file or [] for document in read_documents(Path(file), "text"))
     lines = (line for text in texts for line in text.split("\n") if line.strip())

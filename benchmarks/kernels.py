@@ -1,4 +1,4 @@
-"""Attention alone: every kernel compared with float64, and the time of T5's attention by ours, FlexAttention and torch.
+"""Attention alone: every kernel compared with float64, and T5's attention timed by ours, FlexAttention and torch.
 
 Legend of shapes: B batch, S source length, T target length, H heads, D d_kv. q, k, v: [B, S, H, D], bias [1, H, S, S].
 """
@@ -21,11 +21,12 @@ from data_collator_t5 import compute_input_and_target_lengths
 from modeling.kernels.attention import attention
 from modeling.kernels.bias_gradient import lower_triangle
 
-PARITY_SECONDS = 60.0  # after which the comparison with float64 begins no further case
+PARITY_SECONDS = 60.0  # after this time the comparison with float64 begins no further case
 
 
 def parity_row(device: torch.device) -> dict:
-    """The report of tests/support/check_attention.py: every attention kernel of this machine compared with float64."""
+    """A row from the report of tests/support/check_attention.py, which compares every attention kernel of this machine
+    with float64."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "parity.json")
         words = ["--device", device.type, "--output", str(file), "--seconds", str(PARITY_SECONDS)]
@@ -41,7 +42,7 @@ def ours(q, k, v, bias, causal: bool):
 
 
 def flex(q, k, v, bias, causal: bool):
-    """FlexAttention with a score_mod on the captured bias, whose gradient it adds up by atomic operations."""
+    """FlexAttention with a score_mod that reads the bias; it adds up the bias's gradient by atomic operations."""
 
     def add_bias(score, _batch, head, query, key):
         score = score + bias[0, head, query, key]
@@ -52,7 +53,7 @@ def flex(q, k, v, bias, causal: bool):
 
 
 def sdpa(q, k, v, bias, causal: bool):
-    """transformers' sdpa: the bias as a mask that needs a gradient."""
+    """transformers' sdpa, to which the bias is a mask that needs a gradient."""
     if causal:
         bias = bias.masked_fill(~lower_triangle(q, k), torch.finfo(bias.dtype).min)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -68,7 +69,7 @@ def eager(q, k, v, bias, causal: bool):
 
 
 WAYS = {"t5_fused": ours, "flex": flex, "sdpa": sdpa, "eager": eager}
-COMPILED = ("flex", "sdpa", "eager")  # with --compile; ours is one operator, which the compiler leaves as it is
+COMPILED = ("flex", "sdpa", "eager")  # compiled with --compile; ours is one operator, which a compiler leaves as it is
 
 
 def gradients(way: Callable, leaves: list[torch.Tensor], causal: bool, grad: torch.Tensor) -> list[torch.Tensor]:
@@ -84,9 +85,9 @@ def worst_error(found: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
 
 
 def measure_kernels(args: Namespace) -> dict:
-    """The parity row, then milliseconds of attention forward and backward, with the bias's gradient, by each of WAYS,
-    for the encoder's and the decoder's self-attention, and the worst error beside eager float32. `flex_ratio`: the time
-    of FlexAttention over ours."""
+    """The parity row; then, for the encoder's and the decoder's self-attention and each of WAYS, milliseconds of
+    forward and backward pass with the bias's gradient, and the largest error against eager float32. `flex_ratio` is the
+    time of FlexAttention divided by ours."""
     config = benchmark_config(args.model)
     target = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
     rows, dtype = [parity_row(args.device)], torch.bfloat16 if args.bf16 else torch.float32

@@ -1,4 +1,4 @@
-"""The harness of benchmark_t5.py: models and batches to measure, runs in turn, failures, the machine's ceiling, tables.
+"""What all parts of benchmark_t5.py use: timing in turn, failures, the machine's peak, tables, models and batches.
 
 rows = {"ours": {"name": "ours", "ours": True}, "peer": {"name": "peer", "ours": False}}
 interleaved(rows, {"ours": timed(ours), "peer": timed(peer)}, rounds=5)     # each row's "seconds" are 5 times
@@ -31,9 +31,9 @@ from data_collator_t5 import T5DataCollator
 from model_t5 import build_config, create_model, flops_per_sequence, is_local_model, set_dropout
 from training.batching import MULTIPLE
 
-MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product that MFU is relative to
-COPIED = {"cuda": 2**28, "cpu": 2**24}  # float32 numbers of the copy that memory_rate measures
-# Keys of rows that are printed, in the order of the columns, and their formats.
+MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product whose rate is the peak for MFU
+COPIED = {"cuda": 2**28, "cpu": 2**24}  # float32 numbers that memory_rate copies
+# {key of a row: its format} of the columns that are printed, in this order.
 COLUMNS = {
     "name": "{}",
     "what": "{}",
@@ -62,21 +62,21 @@ COLUMNS = {
     "stopped": "{}",
 }
 TIME_IS_UP = "the time (--minutes) was up"
-SMALL_VOCABULARY = 4096  # of the shapes that are trained with their own tokenizer
-# Tokens of a GLUE sentence or pair under T5's vocabulary, as a share of run_glue's --max_seq_length 128: log-normal.
+SMALL_VOCABULARY = 4096  # for the shapes that are trained with a tokenizer of their own
+# Lengths of GLUE's sentences and pairs in T5's tokens, as a share of run_glue's --max_seq_length 128: log-normal.
 MEDIAN_SHARE, SIGMA = 0.28, 0.5
 
 Built = TypeVar("Built")
 
 
 class NotAvailableError(Exception):
-    """The thing to measure is not installed, or not supported by this device; the text says why."""
+    """What is to be measured is not installed, or this device does not support it; the text says why."""
 
 
 # ---------------------------------------------------------------- runs
 @contextlib.contextmanager
 def recording(row: dict) -> Iterator[None]:
-    """Catches errors of the block: the error becomes row["error"], in one line for the table."""
+    """Catches an error of the `with` block and puts it into row["error"], as one line for the table."""
     try:
         yield
     except (NotAvailableError, ImportError) as error:
@@ -93,13 +93,13 @@ def interleaved(
     warm_up: int = 0,
     keep: Callable[[], object] = lambda: None,
 ) -> None:
-    """Adds the seconds that runs return to their rows' "seconds", in the order A B C A B C ..., so that a slower or
-    shared machine affects all alike.
+    """Calls the runs in the order A B C A B C ... and adds the seconds that each returns to its row's "seconds". In
+    this order, other work on the machine affects all alike.
 
-    A run that raises an error drops out, with the reason in its row's "error"; one that runs out of memory after it was
-    timed keeps its figures, and has the reason in "stopped". deadline: of time.monotonic(); nothing
-    is run for the first time after it, and no third round begins. warm_up: rounds that do not count. keep: called after
-    every run that counts.
+    A run that raises an error drops out, with the reason in its row's "error". If it runs out of memory after it was
+    timed, its figures stay and the reason is in "stopped". deadline: a time.monotonic() after which nothing is run for
+    the first time and no third round begins. warm_up: rounds that do not count. keep: called after each run that
+    counts.
     """
     for number in range(-warm_up, rounds):
         if number >= 2 and time.monotonic() > deadline:
@@ -120,7 +120,7 @@ def interleaved(
 
 
 def timed(function: Callable[[], object]) -> Callable[[], float]:
-    """A run that calls the function and returns its seconds, the GPU's work included."""
+    """A run for `interleaved`: calls the function and returns the seconds it took, the GPU's work included."""
 
     def run() -> float:
         synchronize()
@@ -135,8 +135,8 @@ def timed(function: Callable[[], object]) -> Callable[[], float]:
 def largest_that_fits(
     row: dict, device: torch.device, build: Callable[[int], Built], batch: int, smallest: int | None = None
 ) -> Built:
-    """build(batch), or where memory is short, build() of a half of it and so on, down to `smallest`, an eighth. The row
-    gets the batch, and the most memory of the GPU that building took."""
+    """build(batch); if memory is short, build() of half the batch and so on, down to `smallest` (None: an eighth). The
+    row gets the batch, and the peak of GPU memory."""
     smallest = smallest or batch // 8
     while True:
         free_memory()
@@ -152,7 +152,7 @@ def largest_that_fits(
 
 @contextlib.contextmanager
 def peak_memory(row: dict, device: torch.device) -> Iterator[None]:
-    """Writes into the row the most memory of the GPU that the block needs beside what is held."""
+    """Writes into the row the peak of GPU memory in the `with` block, without what was allocated before it."""
     if device.type != "cuda":
         yield
         return
@@ -179,10 +179,10 @@ def synchronize() -> None:
 # ---------------------------------------------------------------- the machine
 @functools.cache
 def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> float:
-    """FLOP/s of a large square matrix product, this machine's real ceiling; prints it.
+    """FLOP/s of a large square matrix product, the real peak of this machine; prints it.
 
-    The numbers are random, because a GPU computes products of zeros faster (they take less power). The fastest of
-    `rounds` groups of products counts, so that a busy machine does not lower the ceiling.
+    The numbers are random, because a GPU multiplies zeros faster (they take less power). The fastest of `rounds` groups
+    of products counts, so that other work on the machine does not lower the peak.
     """
     n, repeat = MATRIX[device.type], 10 if device.type == "cuda" else 1
     generator = torch.Generator(device).manual_seed(0)
@@ -195,7 +195,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, rounds: int = 10) -> fl
 
 
 def product_rate(args: Namespace) -> float:
-    """FLOP/s of a matrix product in the precision of args: the one peak of all parts of a run, measured once."""
+    """FLOP/s of a matrix product in the precision of args. It is measured once and serves all parts of a run."""
     if not args.peak_tflops:
         args.peak_tflops = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32) / 1e12
     return args.peak_tflops * 1e12
@@ -209,7 +209,7 @@ def memory_rate(device: torch.device) -> float:
 
 
 class Ceiling:
-    """What MFU is relative to: the rate of a matrix product on this machine. flops: of a sequence's training."""
+    """Computes rates and MFU of a training step. MFU is relative to the rate of a matrix product on this machine."""
 
     def __init__(self, config: T5Config, collator: T5DataCollator, args: Namespace):
         self.flops = flops_per_sequence(config, collator.inputs_length, collator.targets_length)
@@ -223,16 +223,18 @@ class Ceiling:
         row["mfu"] = flops / product_rate(self.args)
 
     def record(self) -> dict[str, float | None]:
-        """Its figures, for the JSON."""
+        """The figures behind the rates, for the JSON."""
         found = dict(gflops_per_sequence=self.flops / 1e9, raw_tokens_per_sequence=self.raw_tokens)
         return found | dict(matrix_product_tflops=self.args.peak_tflops)
 
 
 # ---------------------------------------------------------------- results
 def compared(rows: dict[str, dict], work: float | None = None, key: str = "sequences_per_second") -> dict:
-    """{"rows": [...], "strongest_peer": name, "ratio": of our fastest row}, of the rows that were timed; each of them
-    gets its "ratio" to the fastest peer. work: what was done in a row's seconds, from which its rate `key` follows;
-    None where rows have that."""
+    """{"rows": [...], "strongest_peer": name of the fastest peer, "ratio": that of our fastest row}. Each row that was
+    timed gets a "ratio", its rate over the fastest peer's.
+
+    work: what a run does, in the unit of the rate `key`, which is computed from it; None if rows have the rate already.
+    """
     result = {"rows": list(rows.values()), "strongest_peer": None, "ratio": None}
     measured = [row for row in rows.values() if "seconds" in row and "error" not in row]
     for row in measured if work else ():
@@ -247,7 +249,7 @@ def compared(rows: dict[str, dict], work: float | None = None, key: str = "seque
 
 
 def table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> str:
-    """Rows as text under a head, without columns that no row has. Rows with "error" follow, with that instead."""
+    """Rows as text under a line of column names, without columns that no row has; rows with "error" come last."""
     rows = list(rows)
     whole = [row for row in rows if "error" not in row]
     shown = [key for key in columns if any(row.get(key) is not None for row in whole)]
@@ -260,7 +262,7 @@ def table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> str:
 
 # ---------------------------------------------------------------- models
 def full_name(model: str) -> str:
-    """A name of MODEL_SHAPES from its short form: "xl" -> "t5-v1_1-xl"; a folder with a config.json, unchanged.
+    """The name in MODEL_SHAPES for a short form, "xl" -> "t5-v1_1-xl"; a folder with a config.json stays as it is.
     UserError if it is neither."""
     for name in (model, f"t5-v1_1-{model}"):
         if name in MODEL_SHAPES or is_local_model(name):
@@ -281,8 +283,8 @@ def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
 
 
 def new_model(config: T5Config, ours: bool, attention: str | None = None, dropout: float = 0.0) -> PreTrainedModel:
-    """A model with the initial weights of a comparison. A peer gets transformers' own GELU back, which create_model has
-    replaced (modeling/layers.py)."""
+    """A new model, with the same weights at every call. ours: False gives a peer transformers' own GELU, which
+    create_model replaces (modeling/layers.py)."""
     torch.manual_seed(0)
     model = create_model(config, attention)
     set_dropout(model, dropout)
@@ -300,7 +302,7 @@ def setting_of(args: Namespace) -> dict:
 
 # ---------------------------------------------------------------- batches
 def bare_tokenizer(vocab_size: int) -> SimpleNamespace:
-    """The parts of a tokenizer that T5DataCollator uses: 100 sentinels at the end of the vocabulary, and EOS 1."""
+    """An object with what T5DataCollator reads of a tokenizer: 100 sentinels at the vocabulary's end, and EOS 1."""
     sentinels = {f"<extra_id_{number}>": vocab_size - 1 - number for number in range(100)}
     return SimpleNamespace(get_vocab=lambda: sentinels, eos_token_id=1, name_or_path="none")
 
@@ -318,7 +320,8 @@ def random_batches(config: T5Config, batch: int, source_length: int, count: int,
 
 
 def random_sources(rows: int, longest: int, vocab_size: int) -> list[list[int]]:
-    """Token ids of 8 to `longest` tokens, log-normal with median 0.28 `longest` and sigma 0.5: GLUE's under 128."""
+    """Lists of random token ids. Their lengths are log-normal with median 0.28 `longest` and sigma 0.5, cut to 8 to
+    `longest`: with 128, the lengths of GLUE."""
     generator = np.random.default_rng(0)
     lengths = MEDIAN_SHARE * longest * np.exp(SIGMA * generator.standard_normal(rows))
     lengths = lengths.round().astype(int).clip(min(8, longest), longest)

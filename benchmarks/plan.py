@@ -1,7 +1,7 @@
-"""A large run, calculated: memory on each GPU, bytes sent and the time of a step, for each way of sharding.
+"""A large run, calculated and not measured: memory of each GPU, bytes sent and time of a step, for each sharding.
 
-Its assumptions are printed with the table: the GPU's peak and links (HARDWARE_PEAKS), and the MFU of one GPU, which
-`benchmark_t5.py step` measures. Formulas and their sources are in runs/memory.py and at `step_seconds`.
+The assumptions are printed with the tables: the GPU's peak and links (HARDWARE_PEAKS), and the MFU of one GPU, which
+`benchmark_t5.py step` measures. The formulas and their sources are in runs/memory.py and in `step_seconds`.
 """
 
 import math
@@ -17,17 +17,17 @@ from model_t5 import flops_per_sequence
 from runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
-# Optimizers that need whole tensors, which these strategies shard.
+# {strategy: optimizers that it refuses}, since they need whole tensors and it shards them.
 REFUSED = {f"zero{stage}": names for stage, names in NOT_UNDER_ZERO.items()} | {"fsdp2": NOT_UNDER_FSDP}
-UPDATE_BYTES = 28  # read and written for a weight by AdamW: weight, gradient and two moments, three of them written
+UPDATE_BYTES = 28  # AdamW reads weight, gradient and two moments of 4 bytes, and writes all but the gradient
 # Two tables, so that each fits a terminal; sizes in GiB.
 _PARTS = "weights gradients states working stored loss"
 MEMORY = {"name": "{}", **dict.fromkeys(_PARTS.split(), "{:.2f}"), "total": "{:.1f}", "fits": "{}"}
 _TIMES = "communication_ms exposed_ms step_ms"
 TIME = {"name": "{}", "sent_gb": "{:.1f}", **dict.fromkeys(_TIMES.split(), "{:,.0f}"), "mfu": "{:.1%}"}
 TIME |= {"sequences_per_second": "{:,.1f}"}
-COUNTS = (1, 8, 64, 512)  # GPUs that a sharding is chosen for
-SIMPLER = 0.02  # share of the speed that a simpler sharding may cost: these figures are no more exact
+COUNTS = (1, 8, 64, 512)  # numbers of GPUs for which a sharding is chosen
+SIMPLER = 0.02  # a simpler sharding may be slower by this share, as these figures are no more exact
 SCALE = {"gpus": "{}", "choice": "{}", "total": "{:.1f}", "sequences_per_second": "{:,.1f}"}
 SCALE |= {"weights_gb": "{:.1f}", "optimizer_gb": "{:.1f}", "written_in_s": "{:,.0f}", "read_by": "{}"}
 HEAD = """\
@@ -47,9 +47,10 @@ def step_seconds(
 ) -> dict[str, float]:
     """{"communication", "exposed", "step"} in seconds.
 
-    Computing is FLOPs at the single GPU's MFU. The forward pass is a third of it, the backward pass two thirds. What is
-    sent during a pass overlaps with it (overlap_comm, DDP's buckets, FSDP's prefetching); the excess is exposed, and so
-    is all that is sent after the update. The update moves UPDATE_BYTES per weight through memory.
+    Computing takes the time of the FLOPs at one GPU's MFU, a third of it forward and two thirds backward. What is sent
+    during a pass overlaps with computing (overlap_comm, DDP's buckets, FSDP's prefetching), and only what takes longer
+    than the pass is exposed. All that is sent after the update is exposed. The update moves UPDATE_BYTES of memory for
+    each weight.
     """
     compute = flops / (hardware["bf16"] * 1e12 * mfu)
     exposed = max(0.0, sent.forward / bandwidth - compute / 3) + max(0.0, sent.backward / bandwidth - 2 * compute / 3)
@@ -59,7 +60,8 @@ def step_seconds(
 
 
 def make_plan(args: Namespace) -> dict:
-    """{"rows": one for each strategy, without and with activation checkpointing, assumptions}, and it as "text"."""
+    """{"rows": one for each strategy, without and with activation checkpointing, "scale": one for each of COUNTS,
+    "text": both for reading}, and the assumptions."""
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
     shapes = parameter_shapes(config)
     target = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
@@ -75,8 +77,8 @@ def make_plan(args: Namespace) -> dict:
 
 
 def bandwidth_of(args: Namespace) -> float:
-    """GB/s from GPU to GPU. NCCL's rings leave a machine through all of its network cards, so these add up, to no more
-    than the links within."""
+    """GB/s from GPU to GPU. NCCL's rings leave a machine through all of its network cards, so the cards' rates add up,
+    but to no more than the links within the machine."""
     hardware = HARDWARE_PEAKS[args.gpu]
     bandwidth = args.link or hardware["link_gb_per_second"]
     if args.nodes > 1:
@@ -99,10 +101,10 @@ def rows_of(args: Namespace, shapes: list[tuple[int, ...]], target: int) -> list
 
 
 def scale_row(count: int, args: Namespace, shapes: list[tuple[int, ...]], target: int) -> dict:
-    """What `count` GPUs, in machines of --gpus, should do and write: the row of the chosen sharding, and a checkpoint.
+    """For `count` GPUs, in machines of --gpus: the sharding to choose, and what a checkpoint weighs and takes.
 
-    Of a checkpoint the first rank writes the float32 weights and the optimizer's state, whole, under any sharding
-    (training/saving.py); the others wait.
+    Under any sharding the first rank writes the whole float32 weights and optimizer states (training/saving.py), and
+    the others wait.
     """
     gpus = min(count, args.gpus)
     here = Namespace(**vars(args) | dict(nodes=math.ceil(count / gpus), gpus=gpus))
@@ -117,8 +119,9 @@ def scale_row(count: int, args: Namespace, shapes: list[tuple[int, ...]], target
 
 
 def choose(rows: list[dict], args: Namespace) -> tuple[dict, str]:
-    """The row of the simplest strategy that fits and is within SIMPLER of the fastest, and why it is not a simpler one;
-    ({}, why) if none fits. Without checkpointing is simpler than with it, and one GPU has nothing to shard."""
+    """(the row of the simplest strategy that fits into memory and is within SIMPLER of the fastest, why no simpler
+    one); ({}, why) if none fits. rows: the simplest first, those without activation checkpointing before those with
+    it."""
     if args.nodes * args.gpus == 1:
         rows = [row | {"name": row["name"].replace("DDP", "one GPU")} for row in rows if row["name"].startswith("DDP")]
     able = [row for row in rows if row.get("fits") == "yes"]
@@ -140,7 +143,7 @@ def choose(rows: list[dict], args: Namespace) -> tuple[dict, str]:
 
 
 def row_of(strategy: str, checkpointing: bool, args: Namespace, shapes: list[tuple[int, ...]], target: int) -> dict:
-    """The row of a strategy. shapes: of the weights; target: its length in tokens."""
+    """The row of a strategy. shapes: those of the weights. target: target length in tokens."""
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
     processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))
     zero = None
@@ -149,7 +152,7 @@ def row_of(strategy: str, checkpointing: bool, args: Namespace, shapes: list[tup
         zero = read_json(ROOT / f"zero_stage{stage}_config.json")["zero_optimization"]
     states = memory.state_bytes(strategy, config, shapes, args.optim, processes, True, zero)
     kept = memory.activation_bytes(config, args.batch, args.source_length, target, args.attention, True, checkpointing)
-    # ZeRO and FSDP2 hold the bfloat16 weights that autocast would make copies of.
+    # Under DDP autocast copies the weights to bfloat16; ZeRO and FSDP2 hold them in bfloat16 already.
     working = states.working + (kept.weight_copies if strategy == "ddp" else 0)
     sizes = dict(weights=states.weights, gradients=states.gradients, states=states.optimizer, working=working)
     sizes |= dict(stored=kept.total - kept.loss - kept.weight_copies, loss=kept.loss)
@@ -159,7 +162,7 @@ def row_of(strategy: str, checkpointing: bool, args: Namespace, shapes: list[tup
     flops = flops_per_sequence(config, args.source_length, target) * args.batch * args.accumulation
     sent = memory.communication_bytes(strategy, weights, processes, args.accumulation)
     updated = weights if strategy == "ddp" else weights / processes
-    done = flops * (4 / 3 if checkpointing else 1)  # recomputes the forward pass
+    done = flops * (4 / 3 if checkpointing else 1)  # checkpointing runs the forward pass, a third of all, once more
     seconds = step_seconds(done, updated, sent, hardware, 1e9 * bandwidth_of(args), args.mfu)
     row |= {f"{name}_ms": 1e3 * value for name, value in seconds.items()}
     row |= dict(sent_gb=sent.total / 1e9, mfu=flops / (hardware["bf16"] * 1e12 * seconds["step"]))

@@ -1,4 +1,4 @@
-"""Pairs of answers from the built-in data, and the time that one encoding of a prompt for both of them saves.
+"""Pairs of answers from the built-in data, and the time saved by encoding a prompt once for both answers.
 
 python -m benchmarks.preference_pairs pairs       # pairs/train.jsonl, preferences.jsonl, validation.jsonl
 python -m benchmarks.preference_pairs --time --model mini --source 256 --target 32
@@ -20,7 +20,7 @@ from model_t5 import build_config, create_model
 from modeling.loss import compute_loss_in_forward
 from modeling.preferences import Preference
 
-TRAINED = 300  # rows for the model that preferences are learnt from; the others are compared
+TRAINED = 300  # rows for fine-tuning the model that then learns preferences from the other rows
 
 
 def write_pairs(folder: Path, cache: Path) -> None:
@@ -55,7 +55,7 @@ def seconds_of_step(model, batches: list[dict], repeats: int) -> float:
 
 
 def compare(shape: str, rows: int, source: int, target: int, repeats: int = 10) -> dict:
-    """Seconds of a step with both answers behind one encoding, and with one encoding for each, as TRL had it."""
+    """Seconds of a step if a prompt is encoded once for both answers, and if it is encoded for each, as TRL did."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = create_model(build_config(shape)).to(device).train()
     ids = torch.randint(100, 30_000, (rows, source + 2 * target), device=device)

@@ -1,9 +1,9 @@
-"""A training step of a peer's published model and optimizer, in a separate environment (make peers).
+"""A training step with a peer's published model and optimizer, in an environment of its own (make peers).
 
     PYTHONPATH=out/peers python -m benchmarks.published_step '{"peer": "nanot5", "checkout": "nanoT5", ...}' found.json
 
-benchmarks/step.py starts it if --nanot5 or --fat5 names a checkout. It imports nothing of this project, since those
-models need transformers 4.
+benchmarks/step.py starts this if --nanot5 or --fat5 names a checkout. It imports nothing of this project, since the
+peers' models need transformers 4.
 """
 
 import importlib
@@ -31,8 +31,8 @@ def nanot5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torc
 
 
 def fat5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """(model, optimizer) of FAT5: the model of its configs/flan/fat5-flan-base.yaml, on a CPU without Triton, and the
-    optimizer of its scripts, which do not read that file's `optim`; foreach as in its examples/fat5-fr."""
+    """(model, optimizer) of FAT5. The model is that of its configs/flan/fat5-flan-base.yaml, on a CPU without Triton.
+    The optimizer is that of its scripts, which ignore this file's `optim`, with foreach as in its examples/fat5-fr."""
     sys.path.insert(0, folder)
     config = importlib.import_module("src.model.configuration_flash_t5").FlashT5Config(
         **shape,
@@ -52,7 +52,7 @@ def fat5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.
 
 
 def train(setting: dict) -> dict:
-    """{"seconds": of a step in every round, ...}. setting: the values that benchmarks/step.py passes."""
+    """{"batch", "seconds": seconds of a step in each round, ...}. setting: what benchmarks/step.py passes."""
     device, shape, batch = setting["device"], setting["shape"], setting["batch"]
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -77,7 +77,7 @@ def train(setting: dict) -> dict:
         loss.item()  # waits for the GPU
         return (time.perf_counter() - start) / count
 
-    steps(4)  # which compile
+    steps(4)  # compiles
     found: dict = {"batch": batch, "seconds": [steps(setting["steps"]) for _ in range(setting["rounds"])]}
     if device == "cuda":
         found["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30

@@ -1,7 +1,7 @@
 """Measurements in processes of their own: rows and parts of benchmark_t5.py, and pre-training as a user runs it.
 
-One CUDA error that stays, one pool of graphs or one limit of recompiling then spoils no other. What a process has
-measured is on the disk at once; it ends with the process that started it, however that ends.
+So a CUDA error that persists, a pool of CUDA graphs or torch's limit of recompilations in one measurement does not
+spoil the next. A process writes its results to disk at once, and ends when the process that started it ends.
 """
 
 import contextlib
@@ -25,13 +25,15 @@ from common.reports import plain_json, read_json, read_metrics
 from data_collator_t5 import compute_input_and_target_lengths
 
 ROOT = Path(__file__).resolve().parent.parent
-SEQUENCES = 128  # of a step of pre_train_t5.py where nothing else is said
-# Of the time that pre-training has, seconds for imports, text and tokenizer, and the share of steps beside evaluations.
+SEQUENCES = 128  # sequences of a step of pre_train_t5.py by default
+# Pre-training: seconds until its first step (imports, text, tokenizer), share of the remaining time that steps take
+# (the rest is for evaluations), and the fewest steps that are worth a run.
 START, SHARE_OF_TRAINING, LEAST_STEPS = 60.0, 0.9, 20
-GRACE, LEAST_MINUTES = 30.0, 0.2  # seconds after its time until a process is stopped; of a process that may still begin
-NOT_PASSED_ON = ("output", "minutes", "part", "rows", "apart", "peak_tflops")  # flags
-# Training loss by step of nanoT5's AdamW with RMS scaling and cosine, read off assets/pt_loss.png of its commit
-# 1375b38, to about 0.01; the same run ends with a held-out loss of 1.953. A step is 128 sequences of 568 tokens.
+GRACE = 30.0  # seconds after the end of its time until a process is stopped
+LEAST_MINUTES = 0.2  # with less time left, no process is started
+NOT_PASSED_ON = ("output", "minutes", "part", "rows", "apart", "peak_tflops")  # flags that a process gets separately
+# {step: training loss} of nanoT5 with RMS-scaled AdamW and a cosine schedule, read off assets/pt_loss.png of its commit
+# 1375b38, to about 0.01. That run ends with a held-out loss of 1.953. A step is 128 sequences of 568 tokens.
 NANOT5_TOKENS = 128 * 568
 NANOT5_LOSSES = {5000: 3.24, 6000: 3.07, 7000: 2.96, 8000: 2.88, 10000: 2.76, 12000: 2.67, 15000: 2.58, 20000: 2.46}
 NANOT5_LOSSES |= {25000: 2.37, 30000: 2.29, 35000: 2.21, 40000: 2.14, 45000: 2.08, 50000: 2.02, 55000: 1.99}
@@ -41,8 +43,11 @@ NANOT5_LOSSES |= {60000: 1.96, 65000: 1.96}
 def run_script(
     script: str, words: list[str], log: Path, wrong: int = 0, seconds: float | None = None, **environment: str
 ) -> int:
-    """The exit code of a script, 0 or `wrong`; its output goes to `log`. Any other code, or the end of its seconds,
-    raises a UserError with the end of its output; a missing package a NotAvailableError."""
+    """Runs a script, with its output in `log`, and returns its exit code, 0 or `wrong`.
+
+    UserError, with the end of its output, for any other code or if it takes more than `seconds`. NotAvailableError if
+    it lacks a package.
+    """
     command = [sys.executable, str(ROOT / script), *words]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
     with log.open("w") as file:
@@ -63,25 +68,25 @@ def run_script(
 
 # ---------------------------------------------------------------- rows and parts of benchmark_t5.py
 def flags_of(args: Namespace) -> dict:
-    """{flag: value} of what was given or decided, for a process that measures a part of this one."""
+    """{flag: value} of the flags that were given or decided, for a process that measures a part of this run."""
     values = {name: getattr(args, name) for name in args.names if name not in NOT_PASSED_ON}
     return {name: plain_json(value) for name, value in values.items() if value is not None}
 
 
 def is_whole(found: dict, environment: dict, flags: dict) -> bool:
-    """Whether a result is complete, and of this code, machine and flags."""
+    """Whether a result is complete, and was measured with this code, on this machine and with these flags."""
     there = found.get("arguments", {})
     same = [found.get(key) == environment[key] for key in ("git", "versions")]
     same.append(found.get("hardware", {}).get("gpu_name") == environment["hardware"]["gpu_name"])
-    of_file = {"nanot5", "fat5"}  # a result has their folder's name alone
+    of_file = {"nanot5", "fat5"}  # not compared: a result holds only the name of their folder
     return bool(found.get("whole")) and all(same) and all(there.get(f) == flags[f] for f in flags.keys() - of_file)
 
 
 def measured(args: Namespace, command: str, flags: dict, file: Path, minutes: float) -> dict:
-    """What `benchmark_t5.py command` with these flags has written to `file`, in a process of its own. "error" says how
-    it ended, if not well.
+    """The result that `benchmark_t5.py command` with these flags, in a process of its own, writes to `file`. If the
+    process failed, "error" says how.
 
-    What is there whole is taken as it is, and a line says so. What an earlier run left unfinished is kept beside it.
+    If the file already holds a whole result, that is returned and a line says so. An unfinished result is renamed.
     """
     found = read_json(file)
     if is_whole(found, args.environment, flags):
@@ -105,9 +110,12 @@ def measured(args: Namespace, command: str, flags: dict, file: Path, minutes: fl
 def measure_apart(
     args: Namespace, rows: dict[str, dict], finish: Callable[[dict], dict], alike: Collection[str] = ()
 ) -> dict:
-    """finish(rows) after each row was measured by `--rows NAME` in a process of its own; args.keep gets what it makes
-    of them so far. Rows `alike` are compared at one batch, the largest that all of them fit: those that were measured
-    with a larger one are measured again."""
+    """Measures each row by `--rows NAME` in a process of its own. Returns finish(rows); args.keep gets the same of the
+    rows so far, after each row.
+
+    alike: names of rows to compare at one batch, the largest that fits into memory for all. A row that was measured
+    with a larger batch is measured again.
+    """
     batch, waiting = args.batch, list(rows)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.output).with_suffix("") if args.output else Path(temporary)
@@ -132,19 +140,19 @@ def measure_apart(
 
 # ---------------------------------------------------------------- pre-training
 def measure_pre_train(args: Namespace) -> dict:
-    """A row of pre_train_t5.py with its own defaults, for what is left of --minutes: speed as logged, held-out loss and
-    curve, which is drawn beside nanoT5's by tokens.
+    """A row of pre_train_t5.py with its own defaults, run for the rest of --minutes: its logged speed, its held-out
+    loss, and its curve, which is drawn beside nanoT5's by tokens.
 
-    Where trainer.json lies beside --output there are as many steps as its rate allows, less what starting takes. The
-    run is written beside --output, in a folder of its name; without --output it is deleted. What fails, or has too
-    little time left, has "error", and the curve as far as it came.
+    If trainer.json is beside --output, the number of steps follows from the rate in it. The run is written beside
+    --output, into a folder of the same name; without --output it is deleted. If it fails or has too little time left,
+    the row has "error", and the curve up to there.
     """
     on_cpu, steps = args.device.type == "cpu", 20 if args.device.type == "cpu" else 400
     row: dict = {"name": args.model, "ours": True}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.output).with_suffix("") if args.output else Path(temporary, "pre_train")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics.jsonl").unlink(missing_ok=True)  # of an earlier run
+        (folder / "metrics.jsonl").unlink(missing_ok=True)  # left by an earlier run
         with recording(row):
             for trained in read_json(folder.with_name("trainer.json")).get("rows", ()):
                 if trained["name"] == "ours" and "sequences_per_second" in trained:
@@ -156,7 +164,7 @@ def measure_pre_train(args: Namespace) -> dict:
             words += ["--torch_compile", "true"] if args.compile else []
             if args.batch != SEQUENCES:
                 words += ["--per_device_train_batch_size", str(args.batch), "--gradient_accumulation_steps", "1"]
-            if args.bf16 == on_cpu:  # otherwise pre_train_t5.py chooses it
+            if args.bf16 == on_cpu:  # otherwise it is what pre_train_t5.py chooses by itself
                 words += ["--bf16", str(args.bf16).lower()]
             # About a hundred points of the curve, and five evaluations.
             every = dict(max_steps=steps, save_steps=steps, logging_steps=steps // 100, eval_steps=steps // 5)

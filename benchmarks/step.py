@@ -1,10 +1,11 @@
-"""The training step as a ladder: each rung adds one change to the rung before, and each can be measured alone.
+"""The training step as a ladder: each rung adds one change to another rung, and each change can be measured alone.
 
-Peers are transformers' own model and loss with common settings; the rungs above them are this project's. All train on
-the same batches from the same weights: on a GPU each in a process of its own, on a CPU in one process, in the order A B
-C A B C, with one untimed step after each switch. TF32 is on for all. Peers get the same as ours: compilation for one
-shape in every mode, eager attention (which can beat sdpa when compiled, pytorch issue 149857), the larger batch. A rung
-whose gradients are further from those of eager float32 than rounding explains has an error and no speed.
+The lower rungs are peers, transformers' own model and loss with common settings; the upper ones are this project's. All
+train on the same batches from the same weights. On a GPU each has a process of its own; on a CPU all share one process,
+in the order A B C A B C, with one untimed step after each switch. TF32 is on for all. Peers get what ours get:
+compilation for one shape, in every mode, eager attention (which can be faster than sdpa when compiled, pytorch issue
+149857), and the larger batch. A rung whose gradients differ from those of eager float32 by more than rounding explains
+has an error instead of a speed.
 
 Legend of shapes: B batch, S source length, T target length.
 """
@@ -36,17 +37,17 @@ from runs.speed import attention_on_a_cpu
 from trainer_t5 import set_up_step
 from training.optimizers import optimizer_class_and_kwargs
 
-# Sequences/s, lowest and highest, calculated before a GPU had run it: {GPU: {rung: ...}}, at EXPECTED_FOR.
+# {GPU: {rung: lowest and highest sequences/s}} for EXPECTED_FOR, calculated before the first run on a GPU.
 EXPECTED_FOR = ("t5-v1_1-base", 512, 128)  # --model, --source_length, --batch
 EXPECTED = {"H100": dict(eager=(700, 775), ours=(865, 985))}
 EXPECTED["H200"] = EXPECTED["H100"] | dict(plain=(255, 335), compile=(640, 775))
-# What a parameter's gradient may be off from eager float32's, relative to its norm: in bfloat16 twice what
-# transformers' eager attention is off there at its worst parameter; in float32, where that would be nothing, so much.
-# Attention whose output is 0 or random makes an error of 1 in its own matrices, while the loss moves by 1 %.
+# How far a parameter's gradient may be from eager float32's, relative to its norm. In bfloat16: GATE times the largest
+# such error of transformers' eager attention in bfloat16. In float32, where that has no error: FLOAT32_TOLERANCE.
+# Attention whose output is 0 or random makes an error of 1 in its own matrices, though the loss changes by only 1 %.
 GATE, FLOAT32_TOLERANCE = 2.0, 1e-2
 PEERS = ROOT / "out" / "peers"
-REFERENCE_ROWS = 8  # that eager float32 takes at a time
-UPDATE = "update"  # name of the clipping and of the optimizer's step in a profile
+REFERENCE_ROWS = 8  # rows that the eager float32 reference computes at a time
+UPDATE = "update"  # name that a profile gives to clipping and the optimizer's step together
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,16 @@ class Rung:
     adds: dict
 
 
-# What trainer_t5.set_up_step changes in a model, by the names of its flags.
+# {flag: value that changes nothing} of the flags that trainer_t5.set_up_step reads.
 STEP_OPTIONS = dict(bf16_residual=False, z_loss=0.0, loss_chunk_size=0)
-# Settings of the lowest rung. compile_mode: of torch.compile; batch_factor: times --batch; ours: the loss of T5Trainer
-# within the forward pass, instead of transformers' own.
+# Settings of the lowest rung. compile_mode: torch.compile's mode; batch_factor: multiplies --batch; ours: whether
+# T5Trainer's loss, inside the forward pass, replaces transformers' own.
 PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)
 PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False)
 _GRAPHS, _TUNED, _TWICE = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune"), dict(batch_factor=2)
 _OURS = dict(attention="t5_fused", ours=True)
-TOP = "batch_2x"  # the highest rung; what is on it is timed only if it is named
-# Our step and its strongest peers; then the same with twice the batch.
+TOP = "batch_2x"  # the highest rung of the ladder; rungs on top of it are measured only if --rows names them
+# Our step and its strongest peers, then both with twice the batch.
 HEADLINE = ("ours", "eager", "compile", TOP, "peer_batch_2x", "peer_sdpa_batch_2x")
 # fmt: off
 LADDER = (
@@ -100,14 +101,14 @@ PUBLISHED = {
 
 # ---------------------------------------------------------------- settings
 def settings_of(name: str, alone: bool = False) -> dict:
-    """Settings of a rung with all below it, or (alone) of the lowest rung with this one's addition only."""
+    """The settings of a rung, which include those of all rungs below it; alone: only its own change to the lowest."""
     rung = RUNGS[name]
     settings = (PLAIN if alone or rung.on is None else settings_of(rung.on)) | rung.adds
     return settings | {"ours": settings["ours"] or any(settings[option] != PLAIN[option] for option in STEP_OPTIONS)}
 
 
 def chosen_rungs(rows: str) -> list[Rung]:
-    """ "all" (the ladder, and the peers' further settings), "headline" (HEADLINE), or names with commas between."""
+    """The rungs for --rows: "all" (all but those on TOP), "headline" (HEADLINE), or names separated by commas."""
     if rows == "all":
         return [rung for rung in LADDER if rung.on != TOP]
     names = HEADLINE if rows == "headline" else rows.split(",")
@@ -127,7 +128,7 @@ class TrainingStep:
         plain = measure.new_model(config, settings["ours"], settings["attention"], settings["dropout"])
         self.plain = self.model = plain.to(device).train()
         self.parameters = list(self.plain.parameters())
-        if settings["ours"]:  # as T5Trainer does it
+        if settings["ours"]:  # prepared as T5Trainer does it
             flags = dict(torch_compile=settings["compile"], torch_compile_mode=settings["compile_mode"], bf16=bf16)
             flags |= dict(torch_compile_backend="inductor", label_smoothing_factor=0.0, deepspeed=None)
             set_up_step(self.plain, SimpleNamespace(**flags, **{name: settings[name] for name in STEP_OPTIONS}))
@@ -135,7 +136,7 @@ class TrainingStep:
             self.inputs = {} if settings["use_cache"] else {"use_cache": False}
             if settings["compile"]:
                 self.model = torch.compile(self.plain, mode=settings["compile_mode"], dynamic=False)
-        # At a learning rate so small that any number of steps stays finite.
+        # The learning rate is so small that the loss stays finite for any number of steps.
         flags = dict(optim=settings["optimizer"], deepspeed=None, learning_rate=1e-5)
         flags |= dict(adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-6)
         torchs_own = torch.optim.AdamW, dict(lr=1e-5, fused=settings["optimizer"].endswith("fused"))
@@ -152,7 +153,7 @@ class TrainingStep:
             return self.model(**self.batch(), **self.inputs)["loss"]
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """{parameter: its gradient, on the host} of the first batch, without dropout; nothing else is changed."""
+        """{parameter: its gradient, on the CPU} for the first batch, without dropout. The weights do not change."""
         set_dropout(self.plain, 0.0)
         self.loss().backward()
         parameters = self.plain.named_parameters()
@@ -173,7 +174,7 @@ class TrainingStep:
         return loss.detach()
 
     def run(self, steps: int) -> float:
-        """The last loss of `steps` steps; ArithmeticError if it is non-finite."""
+        """Makes `steps` optimizer steps and returns the last loss; ArithmeticError if it is non-finite."""
         for _ in range(steps):
             loss = self.step()
         value = loss.item()
@@ -186,8 +187,8 @@ class TrainingStep:
 def reference_gradients(
     config: T5Config, batch: dict, device: torch.device, bf16: bool = False
 ) -> dict[str, torch.Tensor]:
-    """As TrainingStep.gradients: transformers' eager attention in float32 (bf16: under autocast), a few rows at a
-    time."""
+    """{parameter: its gradient} by transformers' eager attention in float32 (bf16: under bfloat16 autocast), computed
+    for a few rows at a time."""
     model = measure.new_model(config, ours=False, attention="eager").to(device).train()
     rows, before = len(batch["labels"]), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -195,7 +196,7 @@ def reference_gradients(
         for start in range(0, rows, REFERENCE_ROWS):
             part = {name: tensor[start : start + REFERENCE_ROWS] for name, tensor in batch.items()}
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                loss = model(**part, use_cache=False)["loss"]  # no row has padding, so this is the mean of means
+                loss = model(**part, use_cache=False)["loss"]  # without padding, all rows weigh the same in the mean
             (loss * len(part["labels"]) / rows).backward()
     finally:
         torch.set_float32_matmul_precision(before)
@@ -203,14 +204,14 @@ def reference_gradients(
 
 
 def gradient_errors(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
-    """{parameter: the error of its gradient, relative to its norm}, the largest first; NaN counts as inf."""
+    """{parameter: error of its gradient, relative to the gradient's norm}, the largest first; NaN counts as inf."""
     errors = {name: float((found[name] - right).norm() / right.norm()) for name, right in expected.items()}
     errors = {name: math.inf if math.isnan(error) else error for name, error in errors.items()}
     return dict(sorted(errors.items(), key=lambda item: -item[1]))
 
 
 def check_gradients(row: dict, found: dict, expected: dict, tolerance: float) -> None:
-    """Writes the largest error of a gradient into the row; ArithmeticError where it is beyond the tolerance."""
+    """Writes the largest error of a gradient into the row; ArithmeticError if it is above the tolerance."""
     name, row["gradient_error"] = next(iter(gradient_errors(found, expected).items()))
     if row["gradient_error"] > tolerance:
         raise ArithmeticError(
@@ -223,15 +224,15 @@ def check_gradients(row: dict, found: dict, expected: dict, tolerance: float) ->
 def first_steps(
     row: dict, rung: Rung, args: Namespace, config: T5Config, reference: Callable[[int], tuple], batch: int
 ) -> TrainingStep:
-    """The rung after its first steps, which compile and reserve memory. reference: what `reference_of` returns for a
-    batch; ArithmeticError for gradients that are off by more."""
+    """The step of a rung, after its first steps, which compile and reserve memory. reference: `reference_of` as a
+    function of the batch alone. ArithmeticError if gradients differ from the reference by more than it allows."""
     settings = settings_of(rung.name, args.alone)
     settings["compile"] &= args.compile
     if settings["attention"] == "t5_fused" and args.device.type == "cpu":
         settings["attention"] = attention_on_a_cpu(args.source_length)
     batches, expected = measure.random_batches(config, batch, args.source_length, 4, args.device), reference(batch)
     if args.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(args.device)  # which is to be the rung's own
+        torch.cuda.reset_peak_memory_stats(args.device)  # without the peak of the reference's memory
     start = time.perf_counter()
     step = TrainingStep(settings, config, batches, args.device, args.bf16)
     check_gradients(row, step.gradients(), *expected)
@@ -241,7 +242,7 @@ def first_steps(
 
 
 def reference_of(config: T5Config, args: Namespace, batch: int) -> tuple[dict, float]:
-    """Gradients of the first batch by eager float32, and the error that is let pass."""
+    """(gradients of the first batch by eager float32, the largest error that passes)."""
     first = measure.random_batches(config, batch, args.source_length, 1, args.device)[0]
     expected = reference_gradients(config, first, args.device)
     if not args.bf16:
@@ -251,7 +252,7 @@ def reference_of(config: T5Config, args: Namespace, batch: int) -> tuple[dict, f
 
 
 def expected_rates(args: Namespace) -> dict[str, str]:
-    """{rung: "lowest-highest"} sequences/s that were calculated for this GPU and setting; {} for any other."""
+    """{rung: "lowest-highest"} sequences/s that were calculated for this GPU and setting; {} if none were."""
     if (args.model, args.source_length, args.batch) != EXPECTED_FOR or args.device.type != "cuda":
         return {}
     gpu = args.environment["hardware"]["gpu_name"]
@@ -297,8 +298,8 @@ def measure_steps(args: Namespace) -> dict:
 def measure_in_turn(
     args: Namespace, config: T5Config, rungs: list[Rung], rows: dict[str, dict], keep: Callable[[], None]
 ) -> None:
-    """Times the rungs in this process, in turn; where their states together would fill the GPU's memory, one after the
-    other instead. args.sustained: seconds for which each goes on afterwards."""
+    """Times the rungs in this process, in turn, or one after the other if together they would fill the GPU's memory.
+    args.sustained: seconds for which each then goes on."""
     steps: dict[str, TrainingStep] = {}
     reference = functools.cache(partial(reference_of, config, args))
 
@@ -306,7 +307,7 @@ def measure_in_turn(
         """Seconds of a step, after one untimed step."""
         if not args.compile and {"compile", "compile_mode"} & rung.adds.keys():
             raise NotAvailableError("nothing is compiled here (--compile)")
-        step = steps.pop(rung.name, None)  # what fails is freed
+        step = steps.pop(rung.name, None)  # taken out, so that its memory is freed if it fails
         if step is None:
             print(f"{rung.name}: {rung.text}", flush=True)
             factor = settings_of(rung.name, args.alone)["batch_factor"]
@@ -319,7 +320,7 @@ def measure_in_turn(
         return seconds
 
     runs = {rung.name: partial(run, rung) for rung in rungs}
-    # float32 weights and two moments; gradients are freed after each step.
+    # Weights and two moments, each of 4 bytes; gradients are freed after each step.
     states = 12 * sum(map(math.prod, measure.parameter_shapes(config))) * len(rungs)
     in_turn = args.device.type == "cpu" or states < 0.4 * torch.cuda.mem_get_info(args.device)[1]
     for together in [runs] if in_turn else [{name: run} for name, run in runs.items()]:
@@ -333,8 +334,8 @@ def measure_in_turn(
 
 
 def sustained_seconds(step: TrainingStep, args: Namespace) -> float:
-    """Seconds of a step over the last half of args.sustained seconds, or of what is left of --minutes: a GPU that has
-    become warm is slower."""
+    """Seconds of a step, over the last half of args.sustained seconds or of the rest of --minutes. A GPU is slower when
+    it has become warm."""
     ends, seconds = [time.perf_counter()], min(args.sustained, max(1.0, args.deadline - time.monotonic()))
     while ends[-1] < ends[0] + seconds:
         step.run(args.steps)
@@ -344,7 +345,7 @@ def sustained_seconds(step: TrainingStep, args: Namespace) -> float:
 
 
 def published_steps(name: str, checkout: str, config: T5Config, collator: T5DataCollator, args: Namespace) -> dict:
-    """What benchmarks/published_step.py finds, in a process with the packages of PEERS. NotAvailableError without."""
+    """The result of benchmarks/published_step.py, run with the packages in PEERS; NotAvailableError without them."""
     if not PEERS.is_dir():
         raise NotAvailableError("there is no out/peers: make peers puts transformers 4 there")
     fields = "vocab_size d_model d_kv d_ff num_heads num_layers num_decoder_layers feed_forward_proj"

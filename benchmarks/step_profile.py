@@ -1,7 +1,7 @@
 """Where the time of a training step goes, by kind of work, beside the least that each kind can take on this machine.
 
-The model of the step (docs/measurements.md): operations over the rate of a matrix product, or bytes over the rate of a
-copy, both measured here. What takes many times its least is where the next optimisation is.
+The least time (docs/measurements.md) is the number of operations over the rate of a matrix product, or of bytes over the rate
+of a copy; both rates are measured here. A kind of work that takes many times its least is worth optimising next.
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary.
 """
@@ -23,8 +23,8 @@ from model_t5 import flops_per_sequence
 from modeling.families import shape_of
 
 STEPS = 20
-# Kinds of work by the name of a GPU's kernel, or of a CPU's operation; the first that matches counts. What belongs to
-# the update counts as the optimizer's, whatever its name. Copies on a CPU change the type of numbers, too.
+# {kind of work: pattern of the names of GPU kernels or CPU operations}; the first that matches counts. All that runs
+# during the update counts as the optimizer's, whatever its name. On a CPU, casts are copies too.
 KINDS = {
     "bias gradient": r"_bias_gradient|_row_sums",
     "attention backward": r"(fmha|sdpa|flash|mha|attention).*(bprop|bwd|backward|cutlassb)|dot_do_o|convert_dq",
@@ -35,7 +35,7 @@ KINDS = {
     "norms and elementwise": "",
     "idle": "nothing runs, or Python does",
 }
-CLIPPING_BYTES = 12  # of a weight's gradient: read for the norm, then read and written
+CLIPPING_BYTES = 12  # for each weight: its gradient is read for the norm, then read and written
 
 
 def kind_of(name: str) -> str:
@@ -44,13 +44,13 @@ def kind_of(name: str) -> str:
 
 
 def seconds_by_kind(events: list[FunctionEvent], on_gpu: bool) -> dict[str, float]:
-    """{kind: seconds} of a profile: of a GPU's kernels, or of a CPU's operations without those that they call."""
+    """{kind: seconds} of the GPU kernels in a profile, or of the CPU operations without the operations they call."""
     found = dict.fromkeys(KINDS, 0.0)
     of_device = [event for event in events if (event.device_type.name == "CUDA") == on_gpu]
     updates = [event.time_range for event in of_device if event.name == step.UPDATE]
     for event in of_device:
         if event.is_user_annotation or event.name == step.UPDATE:
-            continue  # a span that holds others
+            continue  # a span around other events
         spent = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
         start = event.time_range.start
         in_update = any(span.start <= start <= span.end for span in updates)
@@ -59,13 +59,15 @@ def seconds_by_kind(events: list[FunctionEvent], on_gpu: bool) -> dict[str, floa
 
 
 def least_seconds(config: T5Config, args: Namespace, product: float, memory: float) -> dict[str, float]:
-    """{kind: the least seconds} of a step of t5_fused without dropout. product: FLOP/s, memory: bytes/s.
+    """{kind: least seconds} of a step with t5_fused and without dropout. product: FLOP/s; memory: bytes/s.
 
-    Products: all FLOPs but attention's. Attention: two products of S x S forward, five backward; d(bias) two of
-    self-attention. Elementwise: each part of a layer reads and writes the residual stream in float32, reads the part's
-    output and writes the next one's input, twice as much backward; gated feed-forward layers read two and write one
-    tensor, backward read three and write two; the logits are read, and backward read and written; autocast copies
-    weights and their gradients. The optimizer: AdamW's weight, gradient and moments, and clipping.
+    - matrix products: all FLOPs except attention's
+    - attention: two products of S x S forward and five backward; the bias's gradient takes two more in self-attention
+    - elementwise: each part of a layer reads and writes the residual stream in float32, reads the part's output and
+      writes the next part's input, and twice as much backward. A gated feed-forward layer reads two tensors and writes
+      one, and backward reads three and writes two. The logits are read, and backward read and written. Autocast casts
+      the weights and their gradients.
+    - optimizer: AdamW reads and writes weights, gradients and moments (UPDATE_BYTES), and clipping CLIPPING_BYTES
     """
     s, batch, shape = args.source_length, args.batch, shape_of(config)
     t = compute_input_and_target_lengths(s, 0.15, 3.0)[1]
@@ -92,8 +94,8 @@ def least_seconds(config: T5Config, args: Namespace, product: float, memory: flo
 
 
 def measure_profile(args: Namespace) -> dict:
-    """Milliseconds of a step by kind over STEPS steps of the rung --rows, as torch.profiler sees them, beside the
-    least; the whole step; and beside --output a trace for chrome://tracing or Perfetto."""
+    """Milliseconds of a step by kind of work, beside the least, and of the whole step, from a torch.profiler profile of
+    STEPS steps of the rung --rows. Beside --output it writes a trace for chrome://tracing or Perfetto."""
     config, (rung, *_) = measure.benchmark_config(args.model), step.chosen_rungs(args.rows)
     on_gpu, row = args.device.type == "cuda", {"name": "step", "what": rung.text, "ours": True}
     build = partial(step.first_steps, row, rung, args, config, partial(step.reference_of, config, args))

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
+from common.errors import UserError
 from common.reports import aligned
 from corpora.blocks import FileCorpus
 from corpora.streams import StreamDataset, packed, readers_of
 
-WINDOW = 568  # raw tokens of an example, as span corruption to 512 and 114 tokens takes them
-CHARACTERS = 4  # of a token
+WINDOW = 568  # raw tokens of an example, from which span corruption makes 512 input and 114 target tokens
+CHARACTERS = 4  # characters that count as a token
 BATCH = 8  # examples of a rank in a step
-MEAN_ROW = 600  # characters; lengths are log-normal, as those of paragraphs
+MEAN_ROW = 600  # mean characters of a row; lengths are log-normal, like those of paragraphs
+LEAST_STEPS = 3  # only the steps after the middle of the pass are counted, so fewer would count none
 
 
 class CountedText:
-    """Files of rows whose tokens are all different, so that each token shows whether it has come before.
+    """Text files in which no token occurs twice, so that a token which comes again shows that its text was repeated.
 
     The row "12 xxx..." has the tokens begins[12], begins[12] + 1 ...; `rows` and `characters` count what was read.
     """
@@ -42,20 +44,30 @@ class CountedText:
         return row["text"]
 
     def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(all tokens, where those of each text end)."""
+        """(the tokens of all texts, where those of each text end)."""
         numbers = [int(text[: text.index(" ")]) for text in (text + " " for text in texts)]
         ids = [np.arange(self.begins[n], self.begins[n] + self.tokens[n], dtype=np.uint32) for n in numbers]
         return np.concatenate(ids), np.cumsum([len(part) for part in ids])
 
 
 def simulated(folder: Path, ranks: int, workers: int, files: int, megabytes: float) -> dict:
-    """What all data workers of all ranks read in a pass, and in which order the text comes.
+    """What all data workers of all ranks together read in a pass, and in which order the text comes.
 
-    rows_read, characters_tokenised: over those that are used, in the second half of the pass, when all buffers are
-    full. first_repeat: share of the text that has come when the first token comes again. repeated, unseen: shares of
-    the text after as many examples as it has.
+    - rows_read, characters_tokenised: how often a row is read and a character tokenised on average, in the second half
+      of the pass, when all buffers are full
+    - first_repeat: examples given out before the first token comes again, as a share of the text
+    - repeated, unseen: shares of the text that came twice or not at all, after as many examples as the text has
+
+    UserError if the text is too small for so many ranks.
     """
     text = CountedText(folder, files, megabytes)
+    steps = int(text.tokens.sum()) // (WINDOW * BATCH * ranks)
+    if steps < LEAST_STEPS:
+        needed = LEAST_STEPS * WINDOW * BATCH * ranks * CHARACTERS / 1e6
+        raise UserError(
+            f"--megabytes {megabytes:g}: is text for {steps} steps of {ranks} ranks. Give at least {needed * 1.1:.3g}, "
+            "or fewer --ranks"
+        )
     began = time.perf_counter()
     corpus = FileCorpus("--train_file", text.files)
     units = packed(text.read, text.encode, WINDOW, lambda ids, _: (WINDOW, ids), None)
@@ -64,7 +76,6 @@ def simulated(folder: Path, ranks: int, workers: int, files: int, megabytes: flo
     ]
     next(streams[0].items(0, workers))
     start = time.perf_counter() - began
-    steps = int(text.tokens.sum()) // (WINDOW * BATCH * ranks)
     examples, read = {}, np.zeros(2)
     for stream, worker in itertools.product(streams, range(workers)):
         items = stream.items(worker, workers)
@@ -95,7 +106,7 @@ def simulated(folder: Path, ranks: int, workers: int, files: int, megabytes: flo
 
 
 def measure_stream(args: Namespace) -> dict:
-    """One row: what `simulated` returns."""
+    """{"rows": [the result of `simulated`]}."""
     with tempfile.TemporaryDirectory() as folder:
         found = simulated(Path(folder), args.ranks, args.workers, args.files, args.megabytes)
     text = aligned([[name.replace("_", " "), str(value)] for name, value in found.items()])

@@ -1,4 +1,4 @@
-"""Training through a Trainer, this project's or transformers' own, timed in turn: pre-training, and a classifier."""
+"""Training by T5Trainer and by transformers' Seq2SeqTrainer, timed in turn: pre-training, and a classifier."""
 
 import copy
 import tempfile
@@ -40,16 +40,20 @@ from runs.speed import MOST_WORKERS, PREFETCHED, Batches, decide_speed, job_of, 
 from trainer_t5 import T5Trainer
 from training.batching import BucketCollator, PackingCollator, bucket_lengths
 
-CHUNKS = 4096  # of random tokens; all ways to pre-train train on them
-LONG_RUN = 65_536  # steps of the run for which --speed chooses
-BUCKETS, CLASSES, LABEL_LENGTHS = 4, 4, (2, 3)  # of the classifier; tokens of a class label with its EOS
+CHUNKS = 4096  # chunks of random tokens, on which all ways to pre-train train
+LONG_RUN = 65_536  # --speed chooses as for a run of this many steps
+BUCKETS, CLASSES = 4, 4  # length buckets and classes of the classifier
+LABEL_LENGTHS = (2, 3)  # tokens of its class labels, EOS included
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: with T5Trainer (ours) or Seq2SeqTrainer. pads: in fine-tuning, "all" rows to --source_length,
-    those of a "batch" to its longest; of T5Trainer "buckets", to one of four lengths, and "packs", several examples
-    into a row. flags: training arguments. compiled: only with --compile."""
+    """A way to train, with T5Trainer (ours) or Seq2SeqTrainer.
+
+    pads: how fine-tuning pads its rows: "all" to --source_length, those of a "batch" to its longest; with T5Trainer
+    also "buckets" (to one of four lengths) and "packs" (several examples into a row). flags: training arguments.
+    compiled: whether the model is compiled; such a way is only measured with --compile.
+    """
 
     text: str
     pads: str = ""
@@ -60,8 +64,8 @@ class Way:
     compiled: bool = False
 
 
-# What T5Trainer has by itself, or --speed chooses: data workers that stay alive, batches copied while the GPU computes,
-# and losses that the host does not look at.
+# Flags that give Seq2SeqTrainer what T5Trainer has by itself or --speed chooses: data workers that stay alive, batches
+# copied while the GPU computes, and no check of the loss, for which the CPU would wait for the GPU.
 _WORKERS = dict(dataloader_num_workers=min(MOST_WORKERS, cores_here()), dataloader_prefetch_factor=PREFETCHED)
 _WORKERS |= dict(dataloader_persistent_workers=True, dataloader_pin_memory=True, logging_nan_inf_filter=False)
 _TUNED = dict(flags=_WORKERS | dict(accelerator_config={"non_blocking": True}))
@@ -98,14 +102,14 @@ EVALUATIONS = {
 
 
 def trainer_flags(args: Namespace, folder: str) -> dict:
-    """Training arguments of all trainers here. At this learning rate the weights hardly change."""
+    """Training arguments of all trainers here. The learning rate is so low that the weights hardly change."""
     silent = dict(report_to="none", disable_tqdm=True, eval_strategy="no", save_strategy="no", logging_strategy="no")
     return dict(output_dir=folder, use_cpu=args.device.type == "cpu", bf16=args.bf16, learning_rate=1e-7, **silent)
 
 
 class Timer(transformers.TrainerCallback):
-    """`seconds` of a training from the end of its step `untimed` (0: from its beginning) to the end of its last epoch,
-    waiting for data included."""
+    """Measures `seconds` of a training from the end of its step `untimed` (0: from its beginning) to the end of its
+    last epoch, including the wait for data."""
 
     def __init__(self, untimed: int):
         self.untimed = untimed
@@ -129,10 +133,11 @@ def train_in_turn(
     args: Namespace,
     finish: Callable[[dict], dict],
 ) -> dict[str, dict]:
-    """The rows {name: row} of the ways, after trainings in turn; args.keep gets what `finish` makes of them so far.
+    """{name: row} of the ways, each of which trains in turn. After each training args.keep gets `finish(rows)`.
 
-    make: the trainer of a way, for its row, with batches of a size. Its first training, which compiles and reserves
-    memory, does not count, nor do the first `untimed` steps of the others. A non-finite loss is an error of its row.
+    make: function (way, its row, batch size) -> its trainer. A way's first training, which compiles and reserves
+    memory, does not count, nor do the first `untimed` steps of each later one. A non-finite loss is an error of the
+    row.
     """
     taken, trainers = {name: way for name, way in ways.items() if args.compile or not way.compiled}, {}
     rows = {name: dict(name=name, what=way.text, ours=way.ours) for name, way in taken.items()}
@@ -151,7 +156,7 @@ def train_in_turn(
         return train(name, trainer)
 
     def run(name: str) -> float:
-        trainer = trainers.pop(name, None)  # what fails is freed
+        trainer = trainers.pop(name, None)  # taken out, so that its memory is freed if it fails
         if trainer is None:
             start = time.perf_counter()
             trainer = largest_that_fits(rows[name], args.device, partial(first, name), args.batch)
@@ -166,7 +171,7 @@ def train_in_turn(
 
 # ---------------------------------------------------------------- pre-training
 def chosen_ways(rows: str) -> dict[str, Way]:
-    """Those of PRE_TRAINING: "all", or names with commas between."""
+    """The ways of PRE_TRAINING for --rows: "all", or names separated by commas."""
     names = list(PRE_TRAINING) if rows == "all" else rows.split(",")
     for name in names:
         if name not in PRE_TRAINING:
@@ -175,9 +180,11 @@ def chosen_ways(rows: str) -> dict[str, Way]:
 
 
 def measure_trainer(args: Namespace) -> dict:
-    """Sequences/s of the ways of --rows. All train the same random tokens, --batch sequences per step. Peers take
-    their batches from the collator of --nanot5, else from its stand-in. What runs out of memory accumulates smaller
-    batches. args.apart: each way in a process of its own."""
+    """Sequences/s of the ways of --rows. All train on the same random tokens, with --batch sequences per step.
+
+    The collator of the peers is that of --nanot5, or its stand-in. A way that runs out of memory accumulates smaller
+    batches. args.apart: each way runs in a process of its own.
+    """
     config = benchmark_config(args.model)
     ours = T5DataCollator(bare_tokenizer(config.vocab_size), args.source_length)
     peers, peers_name = peer_collator(args.nanot5, ours, config.vocab_size)
@@ -190,7 +197,7 @@ def measure_trainer(args: Namespace) -> dict:
         model = new_model(config, way.ours, way.attention, way.dropout)
         flags = trainer_flags(args, folder) | way.flags | dict(max_steps=args.steps + 1)
         flags |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=args.batch // batch)
-        if flags["use_cpu"]:  # the cores compute
+        if flags["use_cpu"]:  # no data workers: the cores are busy with the model
             flags = {name: value for name, value in flags.items() if not name.startswith("dataloader")}
         if way.ours:
             arguments = PreTrainingArguments(**flags, warmup_steps=0)
@@ -203,7 +210,8 @@ def measure_trainer(args: Namespace) -> dict:
             arguments = arguments.replaced(**speed.flags(arguments))
             row["speed"] = speed.described
             return T5Trainer(model=model, args=arguments, train_dataset=chunks, data_collator=ours)
-        model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0  # the default has one
+        # The way with transformers' defaults, the one with dropout, keeps the cache of keys and values.
+        model.config.use_cache = model.decoder.config.use_cache = way.dropout > 0
         arguments = Seq2SeqTrainingArguments(**flags, torch_compile=way.compiled, remove_unused_columns=False)
         trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=lists, data_collator=peers)
         trainer.accelerator.state.dynamo_plugin.dynamic = False
@@ -214,7 +222,7 @@ def measure_trainer(args: Namespace) -> dict:
             if "seconds" in row:
                 ceiling.add_rates(row, args.steps * args.batch)
         result = setting_of(args) | ceiling.record() | compared(rows)
-        ratio = rows.get("ours", {}).get("ratio")  # with its default optimizer
+        ratio = rows.get("ours", {}).get("ratio")  # of the way with our default optimizer
         return result | dict(peers_collator=peers_name, steps=args.steps, ratio=ratio)
 
     ways = chosen_ways(args.rows)
@@ -227,10 +235,10 @@ def measure_trainer(args: Namespace) -> dict:
 
 # ---------------------------------------------------------------- a classifier
 def measure_classifier(args: Namespace) -> dict:
-    """Rows/s of an epoch in each of FINE_TUNING, then of an evaluation in each of EVALUATIONS.
+    """Rows/s of an epoch in each way of FINE_TUNING, then of an evaluation in each way of EVALUATIONS.
 
-    Sources are as `random_sources` makes them, labels are CLASSES texts of two or three tokens. Every way trains and
-    scores the same rows, with batches of as many rows.
+    Sources come from `random_sources`; the CLASSES labels are texts of two or three tokens. Every way trains on or
+    scores the same rows, with the same number of rows in a batch.
     """
     generator, config = np.random.default_rng(0), benchmark_config(args.model)
     labels = [
@@ -274,7 +282,7 @@ def measure_classifier(args: Namespace) -> dict:
 def evaluated_in_turn(
     config: T5Config, dataset: list[dict], labels: list[list[int]], args: Namespace, folder: str
 ) -> dict[str, dict]:
-    """{name: row} of EVALUATIONS with the seconds of each turn."""
+    """{name: row} of EVALUATIONS, each row with the seconds of each turn."""
     model, plain = (new_model(config, ours) for ours in (True, False))
     set_generation_length(model, max(LABEL_LENGTHS))
     plain.generation_config = copy.deepcopy(model.generation_config)

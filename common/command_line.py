@@ -1,8 +1,8 @@
 """The one command line of all scripts: `script.py [recipe.yaml] [--flag value ...]`.
 
-A recipe is a YAML file of flags; the command line overrides it. Unknown, doubly set and contradictory flags are refused
-by name, with exit code 2, before any long work. `--help` shows the usual flags, `--help GROUP` those of a group, and
-`--help_all` every flag.
+A recipe is a YAML file of flags; the command line overrides it. A flag that is unknown, set twice or at odds with
+another is refused by name, with exit code 2, before any long work. `--help` shows the usual flags, `--help GROUP` those
+of a group, and `--help_all` every flag.
 """
 
 import argparse
@@ -35,16 +35,16 @@ from common.reports import PROJECT, RED, introduction, is_secret, painted, write
 
 ALL = "all"  # what `--help_all` shows
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
-SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # one of a set in a recipe overrides the others
-SAYS_OF = {"learning_rate_batch": "learning_rate"}  # {flag: one of which it says something, in the same place}
+SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # spellings of one choice: the command line's replaces a recipe's
+SAYS_OF = {"learning_rate_batch": "learning_rate"}  # {flag: the flag it describes}: a recipe's goes if that is replaced
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
-# Names that transformers' training flags had in earlier versions, whose successors are spelt otherwise.
+# {name of a transformers flag in earlier versions: its name today}, where the two are too different for a near match
 FORMER_NAMES = {"group_by_length": "train_sampling_strategy", "warmup_ratio": "warmup_steps"}
 
 DEFECT = "A defect of T5 Foundry or of a library. Report it with the command and this traceback (CONTRIBUTING.md)."
-MOST = 10**9  # of every number without an upper bound of its own: more than any run can use
-# {bound of a number: (its sign in --help, whether a value keeps it)}
+MOST = 10**9  # upper bound of every number that has none of its own: more than any run can use
+# {bound of a number: (its sign in --help, function that says whether a value keeps it)}
 _BOUNDS = {
     "at_least": (">=", operator.ge),
     "above": (">", operator.gt),
@@ -57,22 +57,22 @@ _BOUNDS = {
 def option(default: Any, help: str, kw_only: bool = False, is_older: bool = False, **limits: Any) -> Any:
     """A dataclass field with its help text and limits; a list is copied for every parse.
 
-    is_older: a former spelling, which works and which no help shows. limits: `choices`, the values it may have; or the
-    bounds `at_least`, `above`, `at_most` and `below` of a number, with the `unit` that an error names; or `auto`, if
-    --speed decides where the flag is not given. `--help` shows them, `check_limits` refuses what breaks them.
+    is_older: whether this is a former spelling, which still works but is shown by no help. limits: `choices`, the
+    values it may have; the bounds `at_least`, `above`, `at_most` and `below` of a number, with the `unit` that an error
+    names; `auto`, if --speed decides when the flag is not given. `--help` shows them, `check_limits` enforces them.
     """
     how = dict(default_factory=lambda: list(default)) if isinstance(default, list) else dict(default=default)
     return field(**how, kw_only=kw_only, metadata={"help": help, "limits": limits, "is_older": is_older})
 
 
 def limits_of(dataclass: type) -> dict[str, dict]:
-    """{flag: its limits}; of flags of transformers those that `_inherited` says, which may hold their help too."""
+    """{flag: its limits}. For flags of transformers `_inherited` gives them, and may give a help text too."""
     own = {f.name: f.metadata["limits"] for f in dataclasses.fields(dataclass) if f.metadata.get("limits")}
     return getattr(dataclass, "_inherited", {}) | own
 
 
 def check_limits(flags: Any) -> None:
-    """UserError for the first flag of a dataclass whose value breaks its limits; None keeps all."""
+    """UserError for the first flag of a dataclass whose value breaks its limits. None, a flag not set, breaks none."""
     limits = limits_of(type(flags))
     for f in dataclasses.fields(flags):
         if getattr(flags, f.name) is not None:
@@ -80,7 +80,7 @@ def check_limits(flags: Any) -> None:
 
 
 def check_value(name: str, value: Any, limits: dict) -> None:
-    """UserError if the value of a flag, or an item of a list, breaks the limits; nan breaks all bounds."""
+    """UserError if a flag's value, or an item of its list, breaks the limits. NaN breaks every bound."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
     usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
     for item in value if isinstance(value, list) else [value]:
@@ -96,8 +96,8 @@ def check_value(name: str, value: Any, limits: dict) -> None:
 
 
 def refuse(flags: Any, names: str, reason: str, given: Collection[str] = ()) -> None:
-    """UserError "--flag value: reason" for the first field among `names` whose value is not its default, or that is
-    among those `given`."""
+    """UserError "--flag value: reason" for the first field of `names` that is set: its value is not the default, or it
+    is among those `given`."""
     for f in dataclasses.fields(flags):
         value = getattr(flags, f.name)
         if f.name in names.split() and (value not in (f.default, "") or f.name in given):
@@ -110,8 +110,8 @@ Rules = Sequence[tuple[str, Callable[[Any], object], str]]
 def check_rules(flags: Any, rules: Rules, given: Collection[str] = ()) -> None:
     """UserError for the first flag that does not go with the others.
 
-    rules: (names of flags, when they are refused, why and what to do); {name} stands for the value of another flag. A
-    flag with its default value is refused only if it is among those `given`.
+    rules: (names of flags, function of the flags that says when these are refused, why and what to do); {name} in the
+    text stands for the value of that flag. A flag with its default value is refused only if it is among those `given`.
     """
     for names, is_refused, reason in rules:
         if is_refused(flags):
@@ -120,16 +120,19 @@ def check_rules(flags: Any, rules: Rules, given: Collection[str] = ()) -> None:
 
 # ---------------------------------------------------------------- parsing
 def flag_table(dataclass_types: list[type]) -> dict:
-    """All that --help and the checks of single flags need, without the classes: {"usage", "flags"}, of each flag the
-    parts of argparse's add_argument, its limits, and where help shows it.
+    """{"usage", "flags"}: all that --help and the checks of single flags need, as plain data without the classes. For
+    each flag it holds the arguments of argparse's add_argument, the flag's limits, and where help shows it.
 
-    What a dataclass may say of its flags: `_groups`, {title: names}, the groups of help in their order; flags that it
-    does not name are in the group `_argument_group_name`. `_usual`, the names that `--help` shows; without it all that
-    the class itself defines. `_shown_first`: before the other classes. `_without_effect`: names that no help shows,
-    since the script ignores or refuses them. `_usage`.
+    A dataclass may say of its flags:
+    - `_groups`: {title: names}, the groups of help in their order; flags not named there go into the group
+      `_argument_group_name`
+    - `_usual`: names that `--help` shows; without it, all that the class itself defines
+    - `_shown_first`: whether help shows this class before the others
+    - `_without_effect`: names that no help shows, since the script ignores or refuses them
+    - `_usage`: the usage line of the script
     """
     classes = sorted(dataclass_types, key=lambda c: not getattr(c, "_shown_first", False))
-    own = {name for c in classes for name in c.__annotations__}  # of transformers' flags: those redefined
+    own = {name for c in classes for name in c.__annotations__}  # flags that these classes define or redefine
     hidden = {name for c in classes for name in getattr(c, "_without_effect", "").split()}
     hidden |= {f.name for c in classes for f in dataclasses.fields(c) if f.metadata.get("is_older")}
     usual = {name for c in classes for name in (c._usual.split() if hasattr(c, "_usual") else c.__annotations__)}
@@ -173,7 +176,7 @@ def _actions_of(dataclass_types: list[type]) -> list[tuple[str, argparse.Action]
     made = []
 
     class Recorder(argparse.ArgumentParser):
-        title = "options"  # of the fields of a dataclass that names no group
+        title = "options"  # the group of a dataclass that names none
 
         def add_argument(self, *names, **how):
             made.append((self.title, super().add_argument(*names, **how)))
@@ -181,7 +184,7 @@ def _actions_of(dataclass_types: list[type]) -> list[tuple[str, argparse.Action]
     class Parser(HfArgumentParser):
         @staticmethod
         def _parse_dataclass_field(parser, field):
-            field = copy.copy(field)  # argparse does not know the limits
+            field = copy.copy(field)  # without our limits, which argparse does not know
             field.metadata = {k: value for k, value in field.metadata.items() if k not in ("limits", "is_older")}
             recorder.title = getattr(parser, "title", Recorder.title)
             HfArgumentParser._parse_dataclass_field(recorder, field)
@@ -201,9 +204,9 @@ def boolean(text: str) -> bool:
 
 
 class T5ArgumentParser(argparse.ArgumentParser):
-    """The parser of a flag_table, with near matches for unknown flags, and errors of one line.
+    """The parser of a flag_table. An error is one line, which suggests a near match for an unknown flag.
 
-    asked: what --help shows, the group named behind it, ALL, or "" for the usual flags.
+    asked: what help is asked for: a word of a group's title, ALL, or "" for the usual flags.
     """
 
     def __init__(self, table: dict, asked: str, about: str = ""):
@@ -247,7 +250,7 @@ class T5ArgumentParser(argparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One entry a flag, without the spelling with hyphens, and no word in two lines."""
+    """Help with one entry for each flag, without its spelling with hyphens, and without words broken over two lines."""
 
     def __init__(self, prog):
         super().__init__(prog, max_help_position=34, width=_columns())
@@ -266,9 +269,10 @@ def _columns() -> int:
 def described(help: str, default: Any, limits: dict) -> str:
     """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
     choices = limits.get("choices", ())
-    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 12 else ""  # transformers has more schedules
+    # A longer list of choices, such as transformers' schedules, is left out.
+    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 12 else ""
     default = " ".join(map(str, default)) if isinstance(default, list) else default
-    # Bounds of 10,000 and more are not shown: nobody reaches them.
+    # A bound of 10,000 or more is not shown, since nobody reaches it.
     bounds = [f"{_BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in _BOUNDS and limit < 10_000]
     notes = [] if default in (None, argparse.SUPPRESS, False, "") else [str(default)]
     notes = [", else ".join(["auto", *notes])] if limits.get("auto") else notes
@@ -284,19 +288,19 @@ def parse_arguments(
     fill_in: Callable[[dict, set], dict] | None = None,
     about: str | None = None,
 ) -> list[Any]:
-    """Instances of `dataclass_types` from `[recipe.yaml] [--flag value ...]`; argv defaults to the command line's.
+    """Instances of `dataclass_types`, filled from `[recipe.yaml] [--flag value ...]`.
 
-    default_recipe: used, and named in the output, if there is no recipe and none of the flags `starts_anew` is given.
-    fill_in: (values of all flags, names of those given) -> {flag: value} for flags that were not given. about: the
-    script's docstring, whose beginning `--help` shows. A class may have a `fill_in` too. UserError of one line: the
-    flag or key, the value, and what would be right.
+    argv: None for the command line. default_recipe: the recipe to use, and to name in the output, if none is given and
+    none of the flags `starts_anew` either. fill_in: (values of all flags, names of those given) -> {flag: value} for
+    flags that were not given; a class may have a `fill_in` too. about: the script's docstring, whose beginning `--help`
+    shows. A UserError is one line with the flag or key, its value, and what would be right.
     """
     _hide_progress_bars()
     table = flag_table(dataclass_types)
     if argv is None:
         keep_table(table)
         argv = sys.argv[1:]
-        sys.argv[1:] = without_secrets(argv)  # W&B records it
+        sys.argv[1:] = without_secrets(argv)  # W&B records sys.argv
     argv = list(map(str, argv))  # a notebook may give numbers and paths
     fills = [fill for fill in (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types)) if fill]
     values, given, unnamed = read_flags(table, argv, about or "", default_recipe, starts_anew, fills)
@@ -319,8 +323,8 @@ def read_flags(
     starts_anew: Collection[str] = (),
     fills: Sequence[Callable[[dict, set], dict]] = (),
 ) -> tuple[dict[str, Any], set[str], set[str]]:
-    """(values of all flags, names of those given, those among them that only the default recipe gives) of a command
-    line and its recipe; ends the script after --help."""
+    """(values of all flags, names of those given, names of those that only the default recipe gives) for a command line
+    and its recipe. --help is answered here and ends the script."""
     asked = _help_asked(argv)
     parser = T5ArgumentParser(table, asked or "", about)
     if asked is not None:
@@ -343,7 +347,7 @@ def read_flags(
     filled = {}
     for fill in fills:
         filled |= fill(values, given | words.keys())
-    parser.set_defaults(**filled)  # as they are: a list or a text that begins with - must not be read as flags again
+    parser.set_defaults(**filled)  # values, not words: a list, or a text that begins with -, would be read as flags
     found, left_over = parser.parse_known_args([*sum(words.values(), []), *argv])
     if "-f" in left_over and any(word.endswith(".json") for word in argv):
         raise UserError("-f: is Jupyter's, not a flag: in a notebook call main([...]) with a list (docs/api.md)")
@@ -365,24 +369,25 @@ def _help_asked(argv: Sequence[str]) -> str | None:
 
 
 def _hide_progress_bars() -> None:
-    """Ours show the long work, not transformers' of weights; a bar in a file is thousands of lines."""
+    """Hides the progress bars of transformers, and in a file or a job's log all bars: there, one bar would become
+    thousands of lines."""
     import transformers
     from huggingface_hub.utils import disable_progress_bars
 
     transformers.logging.disable_progress_bar()
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-        disable_progress_bars()  # of downloads
-        if sys.modules.get("datasets"):  # by Trainer; it has read the variable
+        disable_progress_bars()  # the bars of downloads
+        if sys.modules.get("datasets"):  # Trainer has imported it already, so it has read the variable
             sys.modules["datasets"].disable_progress_bars()
 
 
 # ---------------------------------------------------------------- answers before torch is imported
 def answer_early(about: str) -> None:
-    """Answers --help and a wrong flag of this script, and ends it, before it imports torch and transformers.
+    """Answers --help or a wrong flag and ends the script, before it imports torch and transformers.
 
-    Which flags there are, an earlier start has written down (`keep_table`). Without that this does nothing, and the
-    script answers when it has imported them. about: its docstring.
+    The flags are read from a file that an earlier start of the script has written (`keep_table`). Without that file
+    this does nothing, and the script answers after its imports. about: the script's docstring.
     """
     file, key = _table_file()
     try:
@@ -397,7 +402,7 @@ def answer_early(about: str) -> None:
 
 
 def keep_table(table: dict) -> None:
-    """Writes the flags of this script down for the next start. A folder that cannot be written costs only time."""
+    """Writes the flags of this script into a file for its next start. If it cannot be written, only time is lost."""
     file, key = _table_file()
     with contextlib.suppress(OSError):
         write_json(file, table | {"key": key, "flags": [f | {"type": _name_of(f["type"])} for f in table["flags"]]})
@@ -408,7 +413,7 @@ def _name_of(kind: Any) -> str:
 
 
 def _table_file() -> tuple[Path, str]:
-    """Where the flags of this script are kept, and of which code and machine they are."""
+    """(the file that keeps this script's flags, a key that says for which code and machine they hold)."""
     code = [path for pattern in ("*.py", "*/*.py", "*/*/*.py") for path in PROJECT.glob(pattern)]
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(code)]
     versions = sys.version, importlib.metadata.version("transformers"), cores_here()
@@ -417,8 +422,8 @@ def _table_file() -> tuple[Path, str]:
 
 
 def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
-    """The words of a flag as W&B's agent writes null and lists: "--seed=None" -> [], "--labels=['a', 'b']" ->
-    ["--labels", "a", "b"]. Any other word stays."""
+    """A word of the command line in our spelling, if W&B's agent wrote it, which spells null and lists in its own way:
+    "--seed=None" -> [], "--labels=['a', 'b']" -> ["--labels", "a", "b"]. Any other word stays."""
     name, equals, value = word.partition("=")
     action = parser.flags.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") and equals else None
     if action is not None and value == "None":
@@ -430,9 +435,9 @@ def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
 
 
 def _check_together(values: dict, given: set[str], where: str) -> None:
-    """UserError for an empty value among the flags given in one place, or for two of them that exclude each other.
-    values: of all flags."""
-    # With a file, an empty name of a data set overrides that of a recipe.
+    """UserError if, among the flags given in one place (command line or recipe), a value is empty or two flags exclude
+    each other. values: of all flags."""
+    # Beside --train_file, an empty name of a data set may be given: it replaces the recipe's.
     may_be_empty = {"dataset_name", "dataset_config_name"} if values.get("train_file") else set()
     values = {name: value for name, value in values.items() if name in given}
     for name, value in values.items():
@@ -471,8 +476,8 @@ def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
 def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
     if name == "task" and "dataset_name" in parser.flags and name not in parser.flags:
         raise UserError(
-            f"{shown}: tasks are fine-tuned on, by fine_tune_t5.py; this script takes text, from "
-            "--train_file or a data set in --dataset_name"
+            f"{shown}: this script trains on text, from --train_file or a data set in --dataset_name. Tasks are for "
+            "fine_tune_t5.py"
         )
     if name not in parser.flags:
         near = [FORMER_NAMES[name]] if name in FORMER_NAMES else difflib.get_close_matches(name, parser.flags)
@@ -482,7 +487,7 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
 
 
 def _recipe_as_flags(parser: T5ArgumentParser, path: str) -> dict[str, list[str]]:
-    """{flag: its words on a command line} of a recipe; null does not set a flag."""
+    """{flag: the words that set it on a command line} for the flags of a recipe. A flag that is null is not set."""
     try:
         recipe = read_yaml(path)
     except OSError as error:
@@ -512,21 +517,21 @@ def _as_flag(name: str, value) -> list[str]:
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
     if value is False and name.endswith("strategy"):
-        value = "no"  # which YAML reads as false without quotes
+        value = "no"  # YAML has read an unquoted `no` as false
     if isinstance(value, dict | bool):
         value = json.dumps(value)
     return [f"--{name}={value}"]
 
 
-_NUMBERS = {  # of YAML 1.2 and JSON. PyYAML reads YAML 1.1: 1e-5 is a text there, 010 is eight and 1:30 is ninety
+_NUMBERS = {  # as in YAML 1.2 and JSON. PyYAML follows YAML 1.1: 1e-5 is a text there, 010 is eight, 1:30 is ninety
     "tag:yaml.org,2002:int": r"[-+]?[0-9][0-9_]*$",
     "tag:yaml.org,2002:float": r"([-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$",
 }
-_READ_ANEW = ("tag:yaml.org,2002:timestamp", *_NUMBERS)  # a date is a text
+_READ_ANEW = ("tag:yaml.org,2002:timestamp", *_NUMBERS)  # types that PyYAML's rules do not decide; a date is a text
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads the numbers of YAML 1.2, and refuses a key set twice, where PyYAML silently keeps the last one."""
+    """Reads numbers as YAML 1.2 does, and refuses a key that is set twice: PyYAML silently keeps the last one."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in kinds if tag not in _READ_ANEW]
@@ -547,7 +552,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value)
 
 
 def read_yaml(path: str) -> Any:
-    """The content of a YAML file. OSError if it cannot be read, UserError as of parse_yaml."""
+    """The content of a YAML file. OSError if it cannot be read, UserError as from parse_yaml."""
     return parse_yaml(Path(path).read_bytes())
 
 
@@ -560,7 +565,7 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 def home_path(path: str | Path) -> Path:
-    """The path with the home folder in place of a leading ~; the path itself where there is no such user."""
+    """The path with the home folder in place of a leading ~; unchanged if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -572,10 +577,10 @@ def check_folder(flag: str, path: str) -> None:
     if not path:
         raise UserError(f"{flag}: must name a folder")
     if "://" in path:
-        raise UserError(f"{flag} {path}: is an address, and a folder is needed. Name one, and copy it later")
+        raise UserError(f"{flag} {path}: is an address, and a folder is needed. Name a local one, and copy it later")
     wanted = there = home_path(path).absolute()
     if os.fsencode(path).decode(errors="replace") != path:
-        raise UserError(f"{flag} {path!r}: must be UTF-8 text, as the libraries want it that write there")
+        raise UserError(f"{flag} {path!r}: must be UTF-8 text: libraries that write there need it")
     if path.startswith("~") and there == Path(path).absolute():
         raise UserError(f"{flag} {path}: no such user")
     while not there.exists() and not there.is_symlink():
@@ -620,7 +625,7 @@ def quoted(name: str) -> str:
 
 
 def listed(names: Iterable) -> str:
-    """The names, separated by commas; of more than 30 the first ones, and how many there are."""
+    """The names, separated by commas. If there are more than 30: the first ones, and how many there are."""
     names = [str(name) for name in names]
     return ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:30])} ... ({len(names):,})"
 
@@ -633,8 +638,8 @@ def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns a UserError in the `with` block into one line on stderr and exit code 2. Any other exception is a defect,
-    here or in a library: it goes on, with a line on where to report it."""
+    """Turns a UserError in the `with` block into one line on stderr and exit code 2. Any other exception is a defect of
+    this project or of a library: it is raised again, with a line on where to report it."""
     try:
         yield
     except UserError as error:

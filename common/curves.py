@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Endings of what an evaluation logs besides its quality metrics.
+# Endings of the values that an evaluation logs and that are no quality metrics.
 NO_METRIC = ("loss", "_runtime", "_per_second", "_time", "gen_len", "invalid_outputs")
-# Kinds of line, one for each run in turn: a curve under another one shows through its gaps.
+# Line styles, one for each run in turn. Where two curves coincide, the gaps of the upper one let the lower one show.
 LINES = ("-", "--", ":", "-.")
 TRAINING = dict(linewidth=1, alpha=0.4, markersize=0)
 EVALUATION = dict(linewidth=1.6, marker="o", markersize=4)
@@ -28,8 +28,8 @@ def eval_metrics(lines: list[dict]) -> list[str]:
 
 
 def eval_loss_key(lines: list[dict]) -> str:
-    """Key of the evaluation loss; with several evaluation sets the first one's, such as "eval_matched_loss"; the same
-    loss as in training, where preferences are learnt."""
+    """Key of the evaluation loss; with several evaluation sets that of the first, such as "eval_matched_loss". Where
+    preferences are learnt, it is the key of the preference loss, as in training."""
     if any("eval_preference_loss" in line for line in lines):
         return "eval_preference_loss"
     keys = (key for line in lines for key in line if key.startswith("eval_") and key.endswith("_loss"))
@@ -61,7 +61,8 @@ def draw_curves(
     """
     groups = {label: seeds if seeds and isinstance(seeds[0], list) else [seeds] for label, seeds in runs.items()}
     everything = [line for seeds in groups.values() for lines in seeds for line in lines]
-    losses = {"loss", *(eval_loss_key(lines) for seeds in groups.values() for lines in seeds)}  # have the first panel
+    # The losses share the first panel.
+    losses = {"loss", *(eval_loss_key(lines) for seeds in groups.values() for lines in seeds)}
     metrics = eval_metrics(everything)[:1] if metrics is None else metrics
     metrics = [metric for metric in metrics if metric not in losses and any(metric in line for line in everything)]
     unit, unit_name = _unit(x, everything)
@@ -85,7 +86,7 @@ def draw_curves(
 
 
 def _unit(x: str, lines: list[dict]) -> tuple[int, str]:
-    """(divisor, name) of the horizontal axis: long runs are drawn over hours or minutes, not seconds."""
+    """(divisor, name) of the horizontal axis: long runs are drawn over minutes or hours instead of seconds."""
     longest = max((line.get(x) or 0 for line in lines), default=0) if x == "seconds" else 0
     if longest > 7200:
         return 3600, "hours"
@@ -95,11 +96,11 @@ def _unit(x: str, lines: list[dict]) -> tuple[int, str]:
 def _draw_run(
     panels: "list[Axes]", lines: list[dict], x: tuple[str, int], metrics: list[str], look: dict, drawn_over: int
 ) -> bool:
-    """Draws a run's losses into the first panel and each metric into one of its own, with that of training if it is
-    logged; returns whether the run has losses.
+    """Draws a run's losses into the first panel and each metric into a panel of its own, also its values in training if
+    they are logged. Returns whether the run has losses.
 
-    x: key and divisor of the horizontal axis. look: colour and kind of line. drawn_over: how many runs are drawn over
-    this one, whose lines are broader, so that they show on both sides.
+    x: key and divisor of the horizontal axis. look: colour and line style. drawn_over: how many runs are drawn on top
+    of this one. The more there are, the broader its lines, so that they show on both sides of the others.
     """
     keys = ["loss", eval_loss_key(lines), *metrics]
     points = [curve(lines, x[0], key) for key in keys]
@@ -115,7 +116,7 @@ def _draw_run(
 
 
 def _legend(labels: list[str], lines: list[dict]) -> list:
-    """Lines that explain the colours, where there are several runs, and the kinds of curves that the runs have."""
+    """The lines of the legend: for several runs their colours, and the kinds of curves that the runs have."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -138,14 +139,14 @@ def _label(panel: "Axes", name: str, unit_name: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """A text that matplotlib draws literally: a folder's name with two dollars is not a formula."""
+    """The text with its dollars escaped: matplotlib would draw what stands between two of them as a formula."""
     return text.replace("$", r"\$")
 
 
 def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> "tuple[Figure, list[Axes]]":
-    """(Figure of width x height inches, its panels row by row). Not by pyplot, which would keep global state."""
+    """(Figure of width x height inches, its panels row by row). Made without pyplot, which keeps global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", dpi=150)

@@ -1,8 +1,9 @@
-"""SHA-256 of files' contents. As in git's index, a cache keeps those of files that are still the same.
+"""SHA-256 digests of files, kept in a cache so that an unchanged file is not read again, as git's index does.
 
     digests.json   {"/data/a.txt": [size, time, inode, "SHA-256"], "2048 pieces of /data/b.txt": [...], ...}
 
-A file is read again when its size, time of change or inode differs: a second start on the same text reads none of it.
+A file counts as unchanged if its size, modification time and inode are the same. So a second start on the same text
+hashes nothing.
 """
 
 import contextlib
@@ -23,15 +24,18 @@ from common.reports import human_bytes
 DIGESTS = "digests.json"
 READ_AT_ONCE = 8  # files whose contents are hashed side by side
 READ_BYTES = 2**20
-HASHED_BYTES = 2**32  # `contents_digest` reads files of this size in all, which takes seconds; of more, pieces
+HASHED_BYTES = 2**32  # the most that `contents_digest` reads, in seconds; of larger files it reads evenly spread pieces
 PIECE_BYTES = 2**16
-TOLD_BYTES = 2**33  # hashing more takes longer than some seconds
-UNCERTAIN_SECONDS = 2  # a file changed so recently can change once more within the same tick of its file system
+TOLD_BYTES = 2**33  # before more is hashed, which takes many seconds, a line says so
+UNCERTAIN_SECONDS = 2  # resolution of a file system's times: a file changed so recently may change with no new time
 
 
 def file_digest(path: Path, pieces: int = 0, *, stopped: Event) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; of its beginning alone if it is stopped. pieces: read only so many, of
-    PIECE_BYTES each, evenly spread, the beginning and the end among them."""
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    pieces: how many evenly spread pieces of PIECE_BYTES are read, the first at the beginning and the last at the end;
+    0: all bytes. stopped: once this is set, reading stops early.
+    """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for number in range(pieces):
@@ -43,14 +47,14 @@ def file_digest(path: Path, pieces: int = 0, *, stopped: Event) -> str:
 
 
 def file_digests(paths: Iterable[Path], pieces: Iterable[int] | None = None) -> list[str]:
-    """The `file_digest` of each, of READ_AT_ONCE files at a time."""
+    """The `file_digest` of each file, computed for READ_AT_ONCE files at a time."""
     stopped = Event()
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
         try:
             read = partial(file_digest, stopped=stopped)
             return list(pool.map(read, paths) if pieces is None else pool.map(read, paths, pieces))
         finally:
-            stopped.set()  # at Ctrl-C: the pool waits for its threads, which may take minutes with a file
+            stopped.set()  # after Ctrl-C the pool still waits for its threads, and a large file takes minutes
 
 
 def stamp(path: Path) -> list[int] | None:
@@ -63,14 +67,16 @@ def stamp(path: Path) -> list[int] | None:
 
 
 def kept_digests(paths: Sequence[Path], cache: Path | None, pieces: Sequence[int] | None = None) -> list[str]:
-    """The `file_digest` of each, from the cache where the file's `stamp` is still the same; the others are read, and
-    kept there. pieces: of each file, 0 for all of it. cache: None to read every file."""
+    """The `file_digest` of each file: from the cache if its `stamp` is unchanged, else computed, and kept in the cache.
+
+    cache: the folder of the index; None: all files are read. pieces: for each file as in `file_digest`.
+    """
     began, known, pieces = time.time_ns(), _known(cache), pieces or [0] * len(paths)
     names = [
         f"{count} pieces of {path.absolute()}" if count else str(path.absolute())
         for path, count in zip(paths, pieces, strict=True)
     ]
-    stamps = [stamp(path) for path in paths]  # before they are read: what changes later has another one
+    stamps = [stamp(path) for path in paths]  # taken before reading: a file that changes meanwhile has another one
     found = {name: known[name][3] for name, now in zip(names, stamps, strict=True) if known.get(name, [])[:3] == now}
     new = [file for file in zip(names, stamps, paths, pieces, strict=True) if file[0] not in found]
     size = sum(count * PIECE_BYTES or path.stat().st_size for _, _, path, count in new)
@@ -84,15 +90,15 @@ def kept_digests(paths: Sequence[Path], cache: Path | None, pieces: Sequence[int
 
 
 def keep(cache: Path | None, entries: dict[str, list], began: int) -> None:
-    """Adds entries to the index of a cache, whose stamps were taken after the time `began`, in nanoseconds.
+    """Adds entries to a cache's index. began: a time, in nanoseconds, before their stamps were taken.
 
-    Files that had just changed by then are left out: a later change may leave them with the same time. Several runs
-    may write at once: the last one's index counts, and the others read their files once more.
+    A file that had changed just before is left out: a further change may leave it with the same time. If several runs
+    write at once, the last one's index counts, and the others' files are hashed again next time.
     """
     entries = {name: entry for name, entry in entries.items() if entry[1] < began - UNCERTAIN_SECONDS * 10**9}
     if cache is None or not entries:
         return
-    with contextlib.suppress(OSError):  # a cache that cannot be written to, or a full disk: read again next time
+    with contextlib.suppress(OSError):  # if the cache cannot be written, the files are hashed again next time
         cache.mkdir(parents=True, exist_ok=True)
         aside = cache / f".{DIGESTS}-{secrets.token_hex(4)}"
         aside.write_text(json.dumps(_known(cache) | entries, indent=0) + "\n", encoding="utf-8")
@@ -106,15 +112,16 @@ def _known(cache: Path | None) -> dict[str, list]:
 
 
 def set_back(paths: Iterable[Path]) -> None:
-    """Dates files that were just written so far back that their digests can be kept at once: a later change shows."""
+    """Sets the times of files that were just written back by more than UNCERTAIN_SECONDS, so that `keep` takes their
+    digests at once: any later change gives them another time."""
     before = time.time_ns() - 2 * UNCERTAIN_SECONDS * 10**9
     for path in paths:
         os.utime(path, ns=(before, before))
 
 
 def contents_digest(files: Sequence[Path], cache: Path | None = None) -> str:
-    """SHA-256 of the contents of several files together. Of more than HASHED_BYTES in all it reads that many in evenly
-    spread pieces, the beginning and the end of every file among them. cache: where the digests of files are kept."""
+    """SHA-256 of the contents of several files together. If they have more than HASHED_BYTES in all, evenly spread
+    pieces of about that size are read, with the beginning and the end of each file. cache: as in `kept_digests`."""
     sizes = [file.stat().st_size for file in files]
     total, counts = sum(sizes), [0] * len(files)
     if total > HASHED_BYTES:

@@ -1,4 +1,4 @@
-"""The process: its rank, its hardware, its network, and how it ends."""
+"""The process that a script runs in: its rank, hardware and network, and how it ends."""
 
 import atexit
 import contextlib
@@ -40,8 +40,8 @@ _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", 
 
 
 def processes_here() -> int:
-    """The processes of this run on this machine. Ranks that are started by hand, without any launcher's variable, are
-    on one machine if they meet at its own address."""
+    """How many processes of this run are on this machine. Ranks started by hand set no launcher's variable; they all
+    count if they meet at this machine's own address (MASTER_ADDR)."""
     for name in _LOCAL_SIZES:
         if name in os.environ:
             return int(os.environ[name])
@@ -50,7 +50,7 @@ def processes_here() -> int:
 
 
 def cores_here() -> int:
-    """CPU cores that this process may use: SLURM and containers often give it some of the machine's."""
+    """CPU cores that this process may use: SLURM and containers often give it only some of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -60,9 +60,9 @@ def cores_of_a_process() -> int:
 
 
 def check_open_files(workers: int) -> None:
-    """UserError if data workers need more open files than this process may have: pipes, and shared memory for each
-    batch that they make ahead."""
-    import resource  # which Windows lacks
+    """UserError if data workers need more open files (pipes, shared memory of the batches made ahead) than this process
+    may have."""
+    import resource  # Windows lacks it
 
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 64 + 20 * workers
@@ -74,11 +74,11 @@ def check_open_files(workers: int) -> None:
 
 
 def lonely_task() -> str:
-    """What to do if SLURM started several tasks, none of which knows its rank; "" otherwise."""
+    """The end of an error message: what to do if SLURM started several tasks and none knows its rank; else ""."""
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in os.environ:
         tasks = os.environ["SLURM_STEP_NUM_TASKS"]
         return (
-            f". srun started {tasks} tasks, and without RANK each takes itself for the only one: start them as "
+            f". srun started {tasks} tasks, and without RANK each takes itself for the only one. Start them as "
             "slurm/train.slurm does, which sets RANK, WORLD_SIZE and LOCAL_RANK"
         )
     return ""
@@ -86,14 +86,14 @@ def lonely_task() -> str:
 
 def free_memory() -> int:
     """Bytes of memory that are still available: of the machine's, or of what a container or SLURM's --mem allows."""
-    import psutil  # which a GPU machine may lack
+    import psutil  # a GPU machine may lack it
 
     return min(psutil.virtual_memory().available, *_free_of_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
 
 
 def _free_of_limits(groups: Path, root: Path) -> list[int]:
-    """Bytes left of each memory limit of this process's control groups, of version 1 or 2, and of those above them.
-    The cache of files in memory does not count as used: it makes room."""
+    """Bytes left under each memory limit of this process's control groups (version 1 or 2) and of the groups above. The
+    page cache does not count as used, since the kernel frees it when memory is needed."""
     free = [sys.maxsize]
     for line in groups.read_text().splitlines() if groups.is_file() else ():
         _, controllers, path = line.split(":", maxsplit=2)
@@ -125,8 +125,8 @@ def lacks_compiler(variable: str, *names: str) -> str | None:
 
 
 def announce_deepspeed_build() -> None:
-    """Says that DeepSpeed will compile its C++ extension for CPUs, and what a lock in the way means: torch waits for it
-    silently and forever, also if a killed build has left it."""
+    """Says that DeepSpeed will compile its C++ extension for CPUs, or that a lock is in the way: torch silently waits
+    for it, forever if a killed build has left it behind."""
     from torch.utils.cpp_extension import _get_build_directory
 
     folder = Path(_get_build_directory("deepspeed_shm_comm", verbose=False))
@@ -145,7 +145,8 @@ def is_first_process() -> bool:
 
 
 def is_first_of_its_node() -> bool:
-    """Whether this process tells a user's mistake: rank 0, and the first of each node, which alone may lack a file."""
+    """Whether this process prints errors of the user: the first of each node does, since one node alone may lack a
+    file."""
     return is_first_process() or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -156,22 +157,22 @@ def print_once(text: str) -> None:
 
 
 def end_with_parent() -> None:
-    """On Linux: makes this process get SIGTERM when its parent ends. `accelerate launch` forwards no signal to a single
-    process; stopped by one, it would leave the training running."""
+    """On Linux, lets this process get SIGTERM when its parent ends. `accelerate launch` with one process does not pass
+    on signals: if one ended it, the training would go on alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def prepare_process() -> None:
-    """What a training script changes in its process, before anything else: threads, limits and how it ends."""
-    import resource  # which Windows lacks
+    """Sets a training script's threads and limits, and how it ends; called before anything else."""
+    import resource  # Windows lacks it
 
     import torch
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if not has_accelerator():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it looks for one
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed searches for a GPU and prints warnings
         if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
             # `accelerate launch` gives a process one thread by default, but here it may use its cores.
             torch.set_num_threads(cores_of_a_process())
@@ -180,7 +181,7 @@ def prepare_process() -> None:
 
 
 def finish_process_group() -> None:
-    """Waits for all ranks and leaves the process group: gloo ranks that exit one by one can abort each other."""
+    """Waits for all ranks and leaves the process group: gloo ranks that exit one after another can abort each other."""
     import torch
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -190,8 +191,11 @@ def finish_process_group() -> None:
 
 @contextlib.contextmanager
 def first_of_node_first() -> Iterator[None]:
-    """Runs the `with` block in the first process of each node, then in the others, however long the first one takes: a
-    barrier of the run's own process group ends all ranks after --ddp_timeout (half an hour)."""
+    """Runs the `with` block first in the first process of each node, then in the others.
+
+    The others wait however long it takes. A barrier of the run's usual process group would end all ranks after
+    --ddp_timeout (half an hour).
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -209,16 +213,18 @@ def first_of_node_first() -> Iterator[None]:
 
 @functools.cache
 def _patient_group() -> Any:
-    """All ranks, which wait for each other for days; one that dies ends the wait."""
+    """A process group of all ranks whose barriers wait up to 30 days. If a rank dies, the wait ends at once."""
     import torch.distributed
 
     return torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30))
 
 
 def check_alike(found: dict[str, object], advice: str) -> None:
-    """UserError, on every process, unless all found the same values: {"--seed": 1}, {"contents of train": its hash}.
-    A node may have other files of the same name, or other flags: its processes would silently train on other rows,
-    until some wait forever for processes whose rows have ended."""
+    """UserError in every process unless `found`, such as {"--seed": 1, "contents of train": hash}, is the same in all.
+
+    A node may have been given other flags, or other files under the same names. Its processes would silently train on
+    other rows, and at the end of the shorter data the others would wait for them forever.
+    """
     from accelerate.utils import gather_object
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -232,7 +238,7 @@ def check_alike(found: dict[str, object], advice: str) -> None:
 
 
 def in_background(work: Callable[[], object]) -> Future:
-    """A Future of work(), which runs in a thread that neither Ctrl-C nor the end of the process waits for."""
+    """A Future of work(), run in a thread for which neither Ctrl-C nor the end of the process waits."""
     future: Future = Future()
 
     def run() -> None:
@@ -245,33 +251,34 @@ def in_background(work: Callable[[], object]) -> Future:
     return future
 
 
-ANSWER_SECONDS = 3.0  # to connect, and to answer
+ANSWER_SECONDS = 3.0  # time limit for connecting to a server, and for its answer
 
 
 @functools.cache
 def answers(url: str) -> bool:
-    """Whether the server of a URL answers anything within ANSWER_SECONDS (asked once per process)."""
+    """Whether a URL's server gives any answer within ANSWER_SECONDS. Each URL is asked once in a process."""
     import requests
 
     try:
         requests.head(url, timeout=ANSWER_SECONDS, allow_redirects=False)
-    except (OSError, ValueError):  # OSError: all that requests raises; ValueError: no such port, or no such name
+    except (OSError, ValueError):  # OSError: any error of requests; ValueError: an impossible port or host name
         return False
     return True
 
 
 def _follow_parent() -> None:
-    """For a process that a script forks, such as one that tokenises: Ctrl-C, which reaches it too, is the script's to
-    answer, and no signal that ends the script may leave it running."""
+    """Called in each process that a script forks, such as one that tokenises: it ignores Ctrl-C, which the script
+    answers, and ends when the script does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's main(). A process of several then ends at once, with main's exit code.
+    """Runs a script's main(). If the run has several processes, this one then ends at once, with main's exit code.
 
-    Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done,
-    so that the launcher reports a failed run, or a stop with exit code 75 becomes a crash. Exit handlers still run.
+    Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done.
+    Then the launcher would report a failed run, or a stop with exit code 75 would look like a crash. Exit handlers
+    still run.
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
     for stream in (sys.stdout, sys.stderr):

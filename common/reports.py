@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
-SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings reach no file
+SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings are written to no file
 # Keys of metrics that say nothing about the model's quality.
 PERFORMANCE = re.compile(r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)")
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 BOLD, RED = "1", "31"
-WIDTH = 100  # columns of what is printed
+WIDTH = 100  # widest block that is printed, in columns
 SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
 SHORT_NAMES |= {"padding_share": "padding", "peak_memory_gib": "GiB"}
 
@@ -47,7 +47,7 @@ def human_count(number: float) -> str:
 
 
 def human_bytes(number: float) -> str:
-    """In powers of 1024: 512 -> "512 B", 1_610_612_736 -> "1.5 GiB"."""
+    """Bytes in units of powers of 1024: 512 -> "512 B", 1_610_612_736 -> "1.5 GiB"."""
     value, unit = _in_units(number, 1024, ["B", "KiB", "MiB", "GiB", "TiB"])
     return f"{value:.4g} {unit}"
 
@@ -86,7 +86,7 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
     there = [value for value in values if value is not None]
     if not there:
         return "-"
-    # Without the statistics module, which raises an error for NaN and infinity: diverged runs have them.
+    # Not by the statistics module, which fails with NaN and infinity: diverged runs have them.
     mean = sum(there) / len(there)
     text = form.format(mean)
     if len(there) > 1:
@@ -96,8 +96,11 @@ def mean_and_deviation(values: list[float | None], form: str) -> str:
 
 
 def first_line(error: Exception, count: int = 1) -> str:
-    """The first `count` lines of an error's message that are not empty, as one; of an empty message the error's name.
-    The Hub's libraries say in the second line what to do: which configurations there are, where to ask for access."""
+    """The first `count` lines of an error's message that are not empty, joined; the error's name if all are empty.
+
+    With the Hub's libraries the second line says what to do, such as which configurations there are or where to ask for
+    access.
+    """
     return " ".join(list(filter(None, str(error).splitlines()))[:count]) or type(error).__name__
 
 
@@ -114,7 +117,7 @@ def markdown_table(columns: list[str], rows: list[list]) -> str:
 
 
 def introduction(doc: str) -> str:
-    """The first line of a script's docstring, and the first three of its examples."""
+    """The first line of a script's docstring, and the first three of its example commands."""
     summary, *rest = doc.splitlines() or [""]
     lines = "\n".join(line for line in rest if line.startswith("    "))
     examples = re.split(r"(?<!\\)\n", lines)[:3]  # a backslash continues an example in the next line
@@ -217,21 +220,21 @@ def read_metrics(path: str | Path) -> list[dict]:
 
 
 def lines_until(lines: list[dict], step: int) -> list[dict]:
-    """The lines of a metrics.jsonl that were there when a run saved at `step`."""
+    """The lines of a metrics.jsonl that a run had written when it saved its checkpoint of this step."""
     before_the_end = itertools.takewhile(lambda line: "train_loss" not in line, lines)
     return [line for line in before_the_end if line.get("step", 0) <= step]
 
 
 def was_evaluated(step: int, history: list[dict]) -> bool:
-    """Whether the lines hold an evaluation of this step. A checkpoint that owes it has none: the resumed run makes it
-    again, though a run that was killed may have written it."""
+    """Whether the lines hold an evaluation of this step. A run evaluates again if it resumes from a checkpoint that was
+    saved before its evaluation, even if the killed run had written that evaluation."""
     return any(line["step"] == step and any(name.startswith("eval_") for name in line) for line in history)
 
 
 # ---------------------------------------------------------------- run.json and the printed blocks
 def _git(*arguments: str) -> str | None:
-    """What git answers in the project folder; None without git or outside a checkout."""
-    # The ceiling keeps git from finding a repository around an unpacked copy of this project.
+    """The output of a git command in the project folder; None without git or outside a checkout."""
+    # The ceiling keeps git from finding another repository around an unpacked copy of this project.
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(PROJECT.parent)}
     command = ["git", "--no-optional-locks", *arguments]
     try:
@@ -259,7 +262,7 @@ def run_record(
 
     arguments: all flags; secrets (SECRET_ENDINGS) are left out. examples: rows of each split, {"train": 10_000}.
     """
-    # parameters() gives tied tensors once; ZeRO-3 leaves empty shells whose true size is ds_numel.
+    # parameters() lists tied tensors once; under ZeRO-3 they are empty, and ds_numel is their true size.
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     record = dict(arguments=_without_secrets(arguments), parameters=parameters, tokens_per_step=tokens_per_step)
     return plain_json(environment_record() | record | dict(fingerprints=fingerprints, examples=examples))
@@ -295,7 +298,7 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
     model       mini, 14.2M weights
     train data  76,000 rows
 
-    A terminal breaks long values at its width, at most WIDTH; in a file a row stays one line, to be searched.
+    In a terminal long values are broken at its width, at most WIDTH; in a file a row stays one line, for searching.
     """
     if not is_first_process():
         return

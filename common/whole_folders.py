@@ -2,7 +2,7 @@
 
     manifest.json   {"files": {"model.safetensors": {"bytes": 7740416, "sha256": "..."}, ...}}
 
-A folder is filled aside, described in its manifest, synced to the disk, and renamed when it is whole.
+A folder is filled under another name, described in its manifest, synced to the disk, and renamed when it is whole.
 """
 
 import contextlib
@@ -28,9 +28,10 @@ from common.reports import first_line
 MANIFEST = "manifest.json"
 FREE_SPACE = "Free some space, or name a folder on another disk."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# The libraries pass on the system's message without its number; torch only compares its place in the file.
+# Libraries pass on the text of the system's error without its number. torch says only that the file's position is
+# unexpected.
 _FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
-# What a file system without a feature says, such as CIFS, a shared folder of a virtual machine or gcsfuse.
+# Errors of file systems that lack a feature, such as CIFS, a shared folder of a virtual machine or gcsfuse.
 _LACKING = (errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENOTSUP)
 
 
@@ -49,7 +50,7 @@ def write_manifest(folder: Path) -> dict[str, str]:
 def difference(folder: Path, digests: Callable[[list[Path]], list[str]] | None = file_digests) -> str | None:
     """How a folder differs from its manifest, such as "train.bin is missing"; None if it does not.
 
-    digests: how the contents of its files are read; None: only names and sizes are compared.
+    digests: function that hashes the files; None: only names and sizes are compared.
     """
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
@@ -76,7 +77,7 @@ def difference(folder: Path, digests: Callable[[list[Path]], list[str]] | None =
 # ---------------------------------------------------------------- the disk
 @contextlib.contextmanager
 def _where_possible(loss: str) -> Iterator[None]:
-    """Passes over what a file system does not offer, and says once what is lost by it."""
+    """Ignores the error of a file system that lacks a feature, and says once what is lost without it."""
     try:
         yield
     except OSError as error:
@@ -89,17 +90,18 @@ _say = functools.cache(print_once)
 
 
 def share(paths: Iterable[Path]) -> None:
-    """Gives files and folders the permissions of the umask, which temporary files, and so safetensors', do not have."""
+    """Gives files and folders the permissions that the umask allows. Temporary files are made with fewer, and so are
+    those that safetensors writes."""
     umask = os.umask(0)
     os.umask(umask)
     for path in paths:
-        special = path.stat().st_mode & 0o7000  # setgid, which gives a folder's files its group
+        special = path.stat().st_mode & 0o7000  # keeps setgid, by which new files get the folder's group
         with _where_possible("files keep the permissions that it gives them"):
             path.chmod(special | (0o777 if path.is_dir() else 0o666) & ~umask)
 
 
 def fsync(path: Path) -> None:
-    """Syncs a file, or a folder's list of names, to the disk."""
+    """Syncs a file, or the list of names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with _where_possible("after a power cut, files that were just written may be incomplete"):
@@ -127,7 +129,8 @@ def is_disk_full(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def told_if_full(place: str, advice: str) -> Iterator[None]:
-    """Turns the error of a full disk in the `with` block into a UserError: `place` has no room, and the advice."""
+    """Turns the error of a full disk in the `with` block into a UserError that names the `place` and gives the
+    advice."""
     try:
         yield
     except Exception as error:
@@ -138,12 +141,12 @@ def told_if_full(place: str, advice: str) -> Iterator[None]:
 
 # ---------------------------------------------------------------- appearing
 def put_in_place(aside: Path, final: Path, unless_whole: bool = False) -> None:
-    """Renames a finished folder to `final`. What stands there is moved away just before, and deleted afterwards.
+    """Renames a finished folder to `final`. A folder of that name is moved away just before and deleted afterwards.
 
-    unless_whole: a whole folder with a manifest, which another process has put there, stays instead.
+    unless_whole: a folder there that is whole, since another process was faster, stays instead.
     """
     grave = aside.with_name(f"{aside.name}.replaced")
-    for _ in range(10):  # several processes may replace a damaged folder: one is first
+    for _ in range(10):  # several processes may replace a damaged folder at once, and only one rename succeeds
         if unless_whole and final.exists() and difference(final) is None:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -151,7 +154,7 @@ def put_in_place(aside: Path, final: Path, unless_whole: bool = False) -> None:
         try:
             aside.rename(final)
         except OSError:
-            if not final.exists():  # it was not another process
+            if not final.exists():  # the rename failed for another reason than a folder of another process
                 with contextlib.suppress(FileNotFoundError):
                     grave.rename(final)
                 raise
@@ -164,7 +167,7 @@ def put_in_place(aside: Path, final: Path, unless_whole: bool = False) -> None:
 
 
 def remove(path: Path, quietly: bool = False) -> None:
-    """Deletes a file, a link (not what it points to) or a folder, if there is one. quietly: what cannot be deleted
+    """Deletes a file, a link (not what it points to) or a folder, if it exists. quietly: if it cannot be deleted, it
     stays, without an error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=quietly)
@@ -174,7 +177,7 @@ def remove(path: Path, quietly: bool = False) -> None:
 
 @contextlib.contextmanager
 def _temporary(name: str, parent: Path) -> Iterator[Path]:
-    """A new folder `<parent>/.<name>-<eight characters>/new`; the one around it is deleted at the end."""
+    """A new folder `<parent>/.<name>-<eight characters>/new`; the folder around it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=parent, ignore_cleanup_errors=True) as around:
         folder = Path(around) / "new"
         folder.mkdir()
@@ -183,10 +186,10 @@ def _temporary(name: str, parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
-    """An empty folder to fill, renamed to `final` when the `with` block ends without an error, and else deleted.
+    """An empty folder to fill. It is renamed to `final` when the `with` block ends, or deleted after an error.
 
-    FileExistsError if `final` is a file, or holds files by then and `overwrite` is not set.
-    UserError if the disk is full.
+    FileExistsError if `final` is a file, or by then a folder with files and `overwrite` is not set. UserError if the
+    disk is full.
     """
     parent = final.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -202,9 +205,9 @@ def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
 def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], overwrite: bool = False) -> Path:
     """The folder `<cache>/<name>-<key>`, made by `build(folder)` if it is missing or damaged.
 
-    Its manifest is checked at every use: sizes by all processes, contents by rank 0 alone, and only of files that have
-    changed since they were last read. If several processes build it at once, all use the first one's. UserError if the
-    disk is full.
+    Its manifest is checked at every use: sizes in all processes, contents in rank 0 alone, and only of files that have
+    changed since they were last read. If several processes build it at once, all use the one that was ready first.
+    UserError if the disk is full.
     """
     final = cache / f"{name}-{key[:24]}"
     overwrite = overwrite and is_first_process()  # the other processes use what the first one made
@@ -227,23 +230,23 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
 
 
 def _remove_abandoned(cache: Path, name: str) -> None:
-    """Deletes what killed processes left half-built, a day after they wrote its last file."""
+    """Deletes half-built folders that killed processes left, a day after the last file in them was written."""
     for around in cache.glob(f".{name}-*"):
-        with contextlib.suppress(OSError):  # its owner is just finishing it
+        with contextlib.suppress(OSError):  # its process is just finishing it
             written = max(path.stat().st_mtime for path in (around, *around.rglob("*")))
             if re.fullmatch(r"[a-z0-9_]{8}", around.name.removeprefix(f".{name}-")) and time.time() - written > 86_400:
                 shutil.rmtree(around)
 
 
 # ---------------------------------------------------------------- checkpoints
-SAVING = "_saving"  # below an output folder: checkpoints that are being written or deleted
+SAVING = "_saving"  # folder in an output folder with checkpoints that are being written or deleted
 
 
 def publish(aside: Path, final: Path) -> None:
     """Makes a finished checkpoint visible: manifest, fsync of every file, one rename."""
     write_manifest(aside)
     put_in_place(aside, final)
-    with contextlib.suppress(OSError):  # another program writes there
+    with contextlib.suppress(OSError):  # not empty: another checkpoint is being written there
         aside.parent.rmdir()
 
 
@@ -270,7 +273,7 @@ def checkpoints_of(output_dir: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
-# Types of the fields of trainer_state.json that a resume uses; one that is missing is None.
+# Types that fields of trainer_state.json must have for a resume; a missing field is None.
 _NONE = type(None)
 _STATE = {
     "global_step": (int,),
@@ -282,8 +285,8 @@ _STATE |= {"epoch": (int, float, _NONE), "best_model_checkpoint": (str, _NONE), 
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder, in a few words; None if nothing is. Without a manifest little can be
-    checked."""
+    """What is wrong with a checkpoint folder, in a few words; None if nothing is. Without a manifest only a few things
+    are checked."""
     if not (checkpoint / "trainer_state.json").is_file():
         return "it has no trainer_state.json"
     try:
@@ -296,7 +299,7 @@ def damage(checkpoint: Path) -> str | None:
         return f"its trainer_state.json has a {wrong[0]} of the wrong type"
     if (checkpoint / MANIFEST).exists():
         return difference(checkpoint)
-    for path in sorted(checkpoint.glob("*.safetensors")):  # of other code: these files at least have a size
+    for path in sorted(checkpoint.glob("*.safetensors")):  # written by other code: their headers at least say a size
         try:
             safe_open(path, "pt")
         except (SafetensorError, OSError) as error:
@@ -305,8 +308,8 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def newest_whole_checkpoint(output_dir: Path, with_optimizer: bool = False) -> Path | None:
-    """The newest whole checkpoint, or None; a line names each damaged one that is newer. with_optimizer: not one of
-    --save_only_model, which cannot be resumed."""
+    """The newest whole checkpoint, or None; a line names each damaged one that is newer. with_optimizer: checkpoints of
+    --save_only_model, which cannot be resumed, are passed over."""
     for checkpoint in reversed(checkpoints_of(output_dir)):
         if with_optimizer and not any(checkpoint.glob("optimizer*")):
             continue

@@ -1,15 +1,17 @@
-"""A corpus cut into blocks, which are found without reading it and read one by one from any row on.
+"""A corpus cut into blocks, which are found without reading the corpus and can be read from any row on.
 
-    plain text, .jsonl      a block is a stretch of bytes, and has the lines that begin in it; LF, CR LF and CR end one
+    source                  a block is
+    plain text, .jsonl      a stretch of bytes: the lines that begin in it (ended by LF, CR LF or CR)
     .parquet                a row group
     .npy                    a stretch of rows of ready-made ids, or of pieces of a flat array
-    .csv                    a file, since only reading from its start finds the rows; resuming within it seeks the row
+    .csv                    a file, since rows are only found by reading from its start; a resumed run seeks its row
     .json, .tsv, anything compressed, WikiExtractor's <doc> format
-                            a file; resuming within it reads again what comes before
+                            a file; a resumed run reads again what comes before its row
     a Hub stream            a shard, or a row group if there are few shards
 
-The first three can be divided further: a piece is the part of a block between two places. `rows(piece, start)` yields
-(place, row) of a piece. With a place as `start` it reads from there to the end of the piece.
+A row's place is a byte (text, .jsonl, .csv) or a row's number in the block. The first three kinds of blocks can be
+divided further: a piece is the part of a block between two places. `rows(piece, start)` yields (place, row) for the
+rows of a piece, from the place `start` on.
 """
 
 import functools
@@ -40,17 +42,17 @@ from corpora.reading import (
     text_line,
 )
 
-BLOCK_BYTES = 2**15  # of text, at least: even a small corpus has many blocks, which mix it well
-MOST_BLOCKS = 2**14  # of text larger than half a gigabyte the blocks are larger
-READ_BYTES = 2**15  # of text read at a time; between two readings its file is closed
-PARQUET_ROWS, PARQUET_BYTES = 256, 2**18  # decoded and read at a time, instead of a whole row group
-FEW_SHARDS = 96  # with fewer, a Hub stream opens its files at its start to find their row groups
+BLOCK_BYTES = 2**15  # smallest block of text: small, so that a small corpus has many blocks and is mixed well
+MOST_BLOCKS = 2**14  # text of more than half a gigabyte gets this many, larger blocks
+READ_BYTES = 2**15  # bytes of text read at a time; its file is closed in between
+PARQUET_ROWS, PARQUET_BYTES = 256, 2**18  # rows decoded and bytes read at a time, instead of a whole row group
+FEW_SHARDS = 96  # a Hub stream with fewer shards opens its files at the start to find their row groups
 Rows = Iterator[tuple[int, dict]]
 
 
 class Block(NamedTuple):
-    """start, end: places of the first row and after the last one, as `rows` yields them; end None: only reading finds
-    it. size: bytes, by which a corpus is divided. group: number of the row group or shard."""
+    """start, end: the places of the first row and after the last one; end None: only reading finds it. size: bytes, by
+    which a corpus is divided evenly. group: number of the row group or shard."""
 
     path: Path | None
     kind: str
@@ -61,7 +63,7 @@ class Block(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The rows of a block from place `begin` up to place `end`; None: its own."""
+    """The rows of a block from place `begin` up to place `end`; None: the block's own beginning or end."""
 
     block: int
     begin: int | None = None
@@ -83,7 +85,7 @@ class Corpus:
 
     @property
     def can_be_divided(self) -> bool:
-        """Whether each block can be read from and up to any place."""
+        """Whether a piece of any block can be read, from one place to another."""
         return all(block.kind in ("text", "jsonl", "ids", "parquet") for block in self.blocks)
 
     @property
@@ -93,18 +95,18 @@ class Corpus:
 
     @functools.cached_property
     def sizes(self) -> np.ndarray:
-        """[blocks] their bytes."""
+        """[blocks] bytes of each block."""
         return np.array([block.size for block in self.blocks])
 
     def place(self, number: int, offset: int) -> int | None:
-        """The place at a byte of a block that can be divided; None at its ends."""
+        """The place at byte `offset` of a block that can be divided; None at the block's beginning and end."""
         block = self.blocks[number]
         if not 0 < offset < block.size:
             return None
         return block.start + offset * (block.end - block.start) // block.size
 
     def rows(self, piece: Piece, start: int | None = None) -> Rows:
-        """(place, row) of a piece from `start` on."""
+        """(place, row) for the rows of a piece, from the place `start` on."""
         block = self.blocks[piece.block]
         begin = block.start if piece.begin is None else piece.begin
         block = block._replace(start=begin, end=block.end if piece.end is None else piece.end)
@@ -116,11 +118,11 @@ class Corpus:
         raise NotImplementedError
 
     def here(self) -> str:
-        """The place of the row that was read last, as in messages: "a.csv at byte 1,024"."""
+        """The place of the row that was read last, for messages: "a.csv at byte 1,024"."""
         raise NotImplementedError
 
     def share_read(self, piece: Piece, place: int | None) -> float:
-        """Share of a piece before a place; 0 if only reading could show it."""
+        """Share of a piece that lies before a place; 0 if only reading the piece could tell."""
         block = self.blocks[piece.block]
         begin = block.start if piece.begin is None else piece.begin
         end = block.end if piece.end is None else piece.end
@@ -131,7 +133,7 @@ class Corpus:
         return ((place, row) for block in range(len(self)) for place, row in self.rows(Piece(block)))
 
     def hold_out(self, amount: float, measure: Callable[[dict], float]) -> list[dict]:
-        """The first rows, until their measures add up to `amount`; from now on the corpus begins after them.
+        """The first rows, until their measures add up to `amount`. The corpus then begins after them.
 
         UserError if there is nothing after them.
         """
@@ -151,10 +153,10 @@ class Corpus:
 
 # ---------------------------------------------------------------- files
 class FileCorpus(Corpus):
-    """Local files. Plain text gives rows {text_column: line}.
+    """Local files. The rows of plain text are {text_column: line}.
 
-    read_whole: path -> rows, used for blocks that are whole files in place of the usual reader. ids: .npy files hold
-    ready-made ids; their rows are {text_column: IdDocument}. cache: where the digests of the files are kept.
+    read_whole: path -> rows, a reader for blocks that are whole files; None: the usual one. ids: whether .npy files
+    hold ready-made ids, whose rows are {text_column: IdDocument}. cache: where the digests of the files are kept.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class FileCorpus(Corpus):
         cache: Path | None = None,
     ):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
-        self.only = None if read_whole else text_column  # column that is read of parquet; None: all
+        self.only = None if read_whole else text_column  # the one column of parquet that is read; None: all
         self.arrays = {}
         sizes = [(file.name, file.stat().st_size) for file in files]
         total = sum(size for _, size in sizes)
@@ -219,7 +221,7 @@ class FileCorpus(Corpus):
 
 
 def _blocks_of(file: Path, length: int, only_whole: bool) -> list[Block]:
-    """Blocks of about `length` bytes."""
+    """The blocks of a file, of about `length` bytes where it can be divided. only_whole: as one block."""
     suffix = data_suffix(file)
     if suffix == ".parquet":
         with open_parquet(file) as parquet:
@@ -249,7 +251,7 @@ def _blocks_of_array(file: Path, documents: ArrayDocuments, length: int) -> list
 
 
 def _has_pages(file: Path) -> bool:
-    """Whether a text is in WikiExtractor's format, whose pages are several lines."""
+    """Whether a text is in WikiExtractor's format, where a document is a page of several lines."""
     with open_text(file) as stream:
         return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
 
@@ -259,7 +261,7 @@ def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
     place = block.start if start is None else start
     if start is None and block.start:
         with block.path.open("rb") as stream:
-            stream.seek(block.start - 1)  # a line may end right before the block
+            stream.seek(block.start - 1)  # if a line ends right before the block, the block's first line counts
             found = re.search(rb"\r\n|\n|\r", stream.read(block.end - block.start + 1))
         place = block.start - 1 + found.end() if found else block.end
     while place < block.end:
@@ -284,7 +286,7 @@ def _some_lines(path: Path, place: int) -> list[bytes]:
 
 
 def _row_group(block: Block, start: int, column: str | None) -> Rows:
-    """Rows from `start` up to the end of the block, with this column alone if the file has it."""
+    """(place, row) of a row group from `start` to the block's end. If the file has the `column`, rows hold it alone."""
     place = 0
     with open_parquet(block.path, pre_buffer=False, buffer_size=PARQUET_BYTES) as file:
         columns = [column] if column in file.schema_arrow.names else None
@@ -302,9 +304,9 @@ def hub_corpora(
     name: str, config: str | None, flag: str, splits: tuple[str, ...], only: str | None = None
 ) -> dict[str, "HubCorpus"]:
     """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
-    UserError if there is no train."""
+    UserError without a split "train"."""
     found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
-    if only:  # leaves out pictures, for example, which would be decoded
+    if only:  # other columns, such as pictures, would be decoded for nothing
         found = {
             s: rows.select_columns([only]) if only in (rows.column_names or ()) else rows for s, rows in found.items()
         }
@@ -312,7 +314,7 @@ def hub_corpora(
 
 
 class HubCorpus(Corpus):
-    """A split, a datasets.IterableDataset, that is read over the network when it is needed."""
+    """A split that is read over the network as it is needed. dataset: a datasets.IterableDataset."""
 
     def __init__(self, name: str, config: str | None, split: str, dataset: Any):
         self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
@@ -328,7 +330,7 @@ class HubCorpus(Corpus):
     def _rows(self, block: Block, start: int | None) -> Rows:
         place = block.start if start is None else start
         shard = self.dataset.shard(num_shards=self.number_of_shards, index=block.group).skip(place)
-        # iter(shard) would divide the shard among the data workers once more.
+        # iter(shard) would divide the shard once more, among the data workers.
         for batch in shard.iter(batch_size=100):
             for values in zip(*batch.values(), strict=True):
                 yield place, dict(zip(batch, values, strict=True))

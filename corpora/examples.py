@@ -25,8 +25,9 @@ def shares(rates: Sequence[float], total: int) -> list[int]:
 
 
 def evaluation_shares(weights: Sequence[float], total: int) -> list[int]:
-    """How many of `total` validation examples each corpus gives: in proportion to the weights, at least one while there
-    are enough. ([0.7, 0.3], 10) -> [7, 3]; ([0.98, 0.01, 0.01], 10) -> [8, 1, 1]; ([0.5, 0.3, 0.2], 2) -> [1, 1, 0]."""
+    """How many of `total` validation examples each corpus gives, in proportion to the weights. Each gives at least one,
+    if there are enough: ([0.7, 0.3], 10) -> [7, 3]; ([0.98, 0.01, 0.01], 10) -> [8, 1, 1]; ([0.5, 0.3, 0.2], 2) ->
+    [1, 1, 0]."""
     counts = shares(weights, total)
     while 0 in counts and max(counts) > 1:
         counts[counts.index(max(counts))] -= 1
@@ -35,10 +36,11 @@ def evaluation_shares(weights: Sequence[float], total: int) -> list[int]:
 
 
 def row_lengths(rows: torch.utils.data.Dataset | list[dict], column: str = "input_ids") -> np.ndarray:
-    """[rows] tokens that each row has in `column`. rows: a list, or a table of `datasets`, which knows them unread."""
+    """[rows] number of tokens in each row's `column`. rows: a list, or a table of `datasets`, whose rows are not
+    read."""
     if isinstance(rows, list):
         return np.array([len(row[column]) for row in rows])
-    from pyarrow import compute  # of `datasets`, which a GPU machine may lack
+    from pyarrow import compute  # comes with `datasets`, which a GPU machine may lack
 
     return compute.list_value_length(rows.with_format("arrow")[column]).to_numpy()
 
@@ -62,7 +64,7 @@ class Examples(torch.utils.data.Dataset):
 
 
 class ChunkDataset(Examples):
-    """Chunks of exactly `length` tokens of a flat array; a shorter rest is not used."""
+    """A flat array cut into chunks of exactly `length` tokens; a shorter rest is not used."""
 
     def __init__(self, tokens: np.ndarray, length: int, seed: int = 0):
         chunks = len(tokens) // length
@@ -78,8 +80,8 @@ class ChunkDataset(Examples):
 
 
 class SomeExamples(Examples):
-    """`count` of the examples in their order, one from each of `count` equal parts. Its place in the part changes,
-    so that a period in the examples, such as that of a mixture's kinds of rows, does no harm."""
+    """`count` of the examples in their order, one from each of `count` equal parts. Its place differs from part to
+    part, so that a period in the examples, such as the kinds of rows of a mixture, is sampled evenly."""
 
     def __init__(self, examples: Examples, count: int):
         self.examples, self.tokens_length = examples, examples.tokens_length
@@ -104,7 +106,7 @@ class WeightedExamples(Examples):
     def __init__(self, corpora: Sequence[Examples], weights: Sequence[float], seed: int = 0):
         self.corpora, self.seed = list(corpora), seed
         self.total = sum(map(len, corpora))
-        self.draws = np.array(shares(weights, self.total), dtype=np.int64)  # of each corpus in an epoch
+        self.draws = np.array(shares(weights, self.total), dtype=np.int64)  # examples of each corpus in an epoch
         self.ends = np.cumsum(self.draws)
         self.strides = [_stride(len(corpus)) for corpus in corpora]
         self.tokens_length = float(np.average([corpus.tokens_length for corpus in corpora], weights=self.draws))
@@ -125,7 +127,7 @@ class WeightedExamples(Examples):
         for corpus in np.unique(which):
             chosen = np.flatnonzero(which == corpus)
             size, first = len(self.corpora[corpus]), self.ends[corpus] - self.draws[corpus]
-            drawn = epochs[chosen] * self.draws[corpus] + rows[chosen] - first  # examples drawn before, of all epochs
+            drawn = epochs[chosen] * self.draws[corpus] + rows[chosen] - first  # examples drawn before, in all epochs
             passes, places = np.divmod(drawn, size)
             places = places * self.strides[corpus] % size
             for name, values in self.corpora[corpus].__getitems__(passes * size + places).items():
@@ -135,7 +137,7 @@ class WeightedExamples(Examples):
 
 
 def _stride(size: int) -> int:
-    """A step near the golden section of `size` that visits every place of a ring of that size once."""
+    """A step near the golden section of `size`, with which a walk around `size` places visits each of them once."""
     step = max(1, round(size * GOLDEN))
     return next(n for n in range(step, step + size + 1) if np.gcd(n, size) == 1)
 
@@ -144,7 +146,7 @@ def _stride(size: int) -> int:
 class EpochSampler(torch.utils.data.Sampler):
     """A new order of all examples in every epoch, a function of (seed, epoch) alone; all ranks draw the same.
 
-    group: size of a global batch; an epoch has whole ones, and each epoch leaves out other examples.
+    group: size of a global batch. An epoch has only whole ones, and leaves out a rest, other examples in each epoch.
     count_epochs: yield epoch * N + example (as `ChunkDataset` takes it) instead of the example.
     buckets: [N] bucket of each example; each batch of `batch` examples then comes from one bucket.
     in_order: the examples in their own order in every epoch.

@@ -24,7 +24,7 @@ TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ROW_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 SYNONYMS = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".pq": ".parquet", ".tab": ".tsv"}
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")  # in a folder of `save_to_disk`
+SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")  # files in a folder that `save_to_disk` wrote
 SNIFFED = 65_536  # bytes read at the beginning of a file to see whether it is text
 
 
@@ -41,7 +41,9 @@ def expand_files(flag: str, paths: list[str], suffixes: tuple[str, ...] = TEXT_S
         if "\0" in text:
             found = []
         elif any((path / name).is_file() for name in SAVED_BY_DATASETS):
-            raise UserError(f"{flag} {text}: a saved data set. Pairs of it: --hub_dataset; text of it: --dataset_name")
+            raise UserError(
+                f"{flag} {text}: a saved data set. Name it with --hub_dataset (pairs) or --dataset_name (text)"
+            )
         elif path.is_dir():
             found = sorted(p for p in path.rglob("*") if _is_wanted(p, path, suffixes))
         elif path.is_file():
@@ -214,7 +216,7 @@ def open_binary(path: Path) -> Iterator[BinaryIO]:
     openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
     try:
         with openers.get(path.suffix.lower(), io.open)(path, "rb") as stream:
-            if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # otherwise they ignore what follows the archive
+            if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # by themselves they ignore what follows the archive
                 stream._buffer.raw._trailing_error = ()
             yield stream
     except _UNREADABLE as error:

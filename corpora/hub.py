@@ -12,7 +12,7 @@ from common.reports import first_line
 from constants import DATASET_VALS
 from corpora.files import SAVED_BY_DATASETS
 
-SAVED_SHARDS = 96  # into which a saved data set is cut when it is streamed
+SAVED_SHARDS = 96  # shards into which a saved data set is cut when it is streamed
 
 
 def load_dataset_splits(
@@ -46,8 +46,8 @@ def load_dataset_splits(
 
 
 def _published(name: str, config: str | None, streaming: bool) -> dict[str, Any]:
-    """The splits of a data set of the Hub. In place of one with a loading script, which `datasets` no longer runs, the
-    Hub's own conversion to parquet."""
+    """The splits of a data set of the Hub. If it has a loading script, which `datasets` no longer runs, the Hub's own
+    conversion to parquet is read instead."""
     import datasets
 
     try:
@@ -80,8 +80,9 @@ def classes_of(rows: Any) -> dict[str, list[str]]:
 
 
 def do_not_wait_for_the_hub(name: str) -> None:
-    """Makes Hugging Face's libraries use only their caches if `name` is no path and the Hub is out of reach: they would
-    retry for 20 to 50 seconds. They read the variables once, so both places are set."""
+    """Makes Hugging Face's libraries use only their caches if `name` is no path and the Hub cannot be reached, where
+    they would retry for 20 to 50 seconds. They read the environment variable only once, so their constants are set
+    too."""
     if not Path(name).exists() and not hub_is_reachable():
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
         huggingface_hub.constants.HF_HUB_OFFLINE = True

@@ -251,11 +251,11 @@ def _rows_of_files(modules: list[dict]) -> dict[str, list[dict]]:
 
 
 def _start_worker() -> None:
-    """Makes a process that parses end with its parent, also if that is killed. Syntax trees are many objects without
-    circles: looking for these would take a quarter of the parsing time."""
+    """Prepares a process that parses: it ends with its parent, even if that is killed. Python's cycle collector is off,
+    since syntax trees have no reference cycles and the search for them takes a quarter of the parsing time."""
     gc.disable()
     end_with_parent()
-    if os.getppid() != multiprocessing.parent_process().pid:  # it had ended before
+    if os.getppid() != multiprocessing.parent_process().pid:  # the parent ended before `end_with_parent`
         os._exit(1)
 
 

@@ -22,7 +22,7 @@ from data_collator_t5 import SENTINEL_NAME
 
 ID_OFFSET = 3  # <pad>, </s>, <unk>
 ID_SUFFIXES = (".npy", ".parquet", ".json", ".jsonl")
-PIECE = (500, 65_536)  # shortest and longest piece of a flat array
+PIECE = (500, 65_536)  # fewest and most ids of a piece of a flat array
 
 
 @dataclass

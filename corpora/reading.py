@@ -17,7 +17,7 @@ from common.command_line import listed
 from common.errors import UserError
 from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
 
-CHUNK_BYTES = 2**16  # read at once; within a longer line, as much as there is of it
+CHUNK_BYTES = 2**16  # bytes read at once; within a longer line, as many as have been read of it
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
 
 

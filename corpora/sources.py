@@ -36,7 +36,7 @@ TOKENIZER_FORMAT = 4  # part of its key in the cache: raise it when the same tex
 
 @dataclass
 class Source:
-    """Text of one split, not yet read: `documents()` starts anew at each call."""
+    """The text of one split, not yet read; each call of `documents()` reads it from the beginning."""
 
     description: str  # for the summary
     fingerprint: str  # of the contents
@@ -45,7 +45,7 @@ class Source:
     dataset: Any = None
     size: int | None = None  # bytes, if known
     ids: bool = False  # the column holds ready-made ids, not text
-    stamps: Sequence[tuple] = ()  # of the files, when their fingerprint was taken
+    stamps: Sequence[tuple] = ()  # the files' stamps at the time of their fingerprint
 
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
         if self.dataset is not None:
@@ -188,7 +188,8 @@ def tokenizer_for(
 def tokenizer_for_pairs(
     texts: Sequence[str], vocab_size: int, cache: Path, byte_fallback: bool | None = None
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer trained on sources and targets, cached in the same way. It is smaller where they are too few."""
+    """A tokenizer trained on sources and targets, cached like `tokenizer_for`'s. With little text it gets fewer tokens
+    than `vocab_size`."""
 
     def train(folder: Path) -> None:
         train_tokenizer(texts, folder, vocab_size, byte_fallback, **SAMPLE, is_exact=False)

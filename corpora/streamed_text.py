@@ -59,13 +59,13 @@ def document_reader(found: Any, corpus: Corpus) -> Callable[[dict], str | IdDocu
 
 
 def eos_between(found: Any) -> int | None:
-    """The id that ends each document; None: as in T5, nothing does."""
+    """The id that ends each document; None if nothing does, as in T5."""
     return found.tokenizer.eos_token_id if found.args.eos_between_documents else None
 
 
 def held_out_files(found: Any, objective: Any, rows: list[int]) -> dict[str, list[TokenFile]]:
-    """{"validation": [a file of each corpus]}: its validation text, or the first documents of its training text, which
-    are then held out. rows: how many examples are wanted of each."""
+    """{"validation": [a token file of each corpus]}, from its validation text, or else from the first documents of its
+    training text, which are then held out. rows: how many examples are wanted of each corpus."""
     encode = document_encoder(found.tokenizer, found.ids)
     wanted = [math.ceil(count * objective.tokens_length) for count in rows]
     splits = zip(found.sources.values(), wanted, strict=True)
@@ -96,7 +96,7 @@ def _first_tokens(found: Any, sources: dict[str, Corpus], wanted: int, encode: C
 def training_stream(
     found: Any, objective: Any, args: TrainingArguments, checkpoint: str | None = None
 ) -> StreamDataset:
-    """The training examples of this rank, from where a checkpoint was written on."""
+    """The stream of this rank's training examples. It begins where the checkpoint, if there is one, was written."""
     encode, eos_id = document_encoder(found.tokenizer, found.ids), eos_between(found)
 
     def make_examples(numbers: np.ndarray, rows: list[dict]) -> list[dict]:

@@ -1,17 +1,19 @@
-"""Examples read on the fly: each once in a pass, in the same order for any ranks and workers, from any step on.
+"""Examples read on the fly, each once in a pass, in an order that depends on neither ranks, workers nor resumes.
 
     corpus --blocks, dealt anew in each pass--> lanes --rows--> units --a lane's buffer, shuffled--> examples
 
-A lane is one of many small streams, up to 1,728 of them. In every pass each lane is dealt an equal share of the corpus:
-blocks from all over it, and where a block lies between two lanes, a piece of it. The lane reads its share in a random
-order, fills a buffer with units (the pieces of a row, or packed chunks of tokens), shuffles it, gives it out and fills
-it again. Example n of the run is number n // lanes of lane n % lanes. Everything random depends on the seed, the pass
-and the place in the lane alone, and the number of lanes on the corpus alone. So a checkpoint holds only where each
-lane's buffer begins, and a resumed run reads only the buffers again.
+A stream consists of up to 1,728 lanes, small streams that are read side by side. In every pass each lane is dealt an
+equal share of the corpus: blocks from all over it, and a piece of a block that is divided between two lanes. A lane
+reads its share in a random order, fills a buffer with units (the parts of a row, or packed chunks of tokens), shuffles
+it, gives it out, and fills it again. Example n of the run is example n // lanes of lane n % lanes.
 
-Rank r of R takes the examples n with n % R == r. Where the number of lanes is a multiple of R, each rank has lanes of
-its own, which no other rank reads. The workers of a rank divide its lanes among them: each reads and tokenises its own
-lanes, and the rank's process puts the examples of a batch together.
+All that is random depends only on the seed, the pass and the place in the lane; the number of lanes depends only on the
+corpus. So a checkpoint holds no more than where each lane's buffer begins, and a resumed run only reads the buffers
+again.
+
+Rank r of R takes the examples n with n % R == r. If the number of lanes is a multiple of R, no two ranks read the same
+lane. A rank's workers divide its lanes among them: each reads and tokenises its lanes, and the rank's own process puts
+the examples of a batch together.
 """
 
 import functools
@@ -36,16 +38,16 @@ from corpora.examples import shares
 from corpora.own_ids import is_blank, with_eos
 from corpora.tokenizers import cut_at_spaces
 
-LANES = 2**6 * 3**3  # at most; a multiple of every number of ranks 2^a * 3^b up to 64
-OPEN_LANES = 2**6 * 3  # at most, where each keeps a file open
-ALL_LANES = 2**14  # at most, of all corpora together
-LANE_BYTES = 2**16  # of text that a lane has in a pass, at least
-TURNS = 4096  # examples of a lane in which each corpus has the share of its weight
+LANES = 2**6 * 3**3  # most lanes; a multiple of every number of ranks 2^a * 3^b up to 64 with b <= 3
+OPEN_LANES = 2**6 * 3  # most lanes if each keeps a file open
+ALL_LANES = 2**14  # most lanes of all corpora together
+LANE_BYTES = 2**16  # least text that a lane has in a pass
+TURNS = 4096  # in this many examples of a lane, each corpus has exactly the share of its weight
 ENCODE_BATCH = 20_000  # characters tokenised at once for packing, so at most this many are read too early
-COUNTED_LANES = 24  # of which the number of passes is the mean
-Place = list  # [pass, piece of the lane in this pass, place of the row in the piece, units of the row to skip]
+COUNTED_LANES = 24  # the number of passes is the mean over about this many lanes
+Place = list  # [pass, number of the lane's piece in this pass, place of the row in the piece, units of the row to skip]
 Rows = Iterator[tuple[Place, dict]]
-Units = Callable[[Rows], Iterator[tuple[Place, object]]]
+Units = Callable[[Rows], Iterator[tuple[Place, object]]]  # turns rows into units, each with the place where it begins
 
 
 # ---------------------------------------------------------------- units
@@ -69,7 +71,7 @@ def cut_sentences(text: str, longest: int) -> list[str]:
 
 
 def one_by_one(split: Callable[[dict], list]) -> Units:
-    """Units that are the parts of a row."""
+    """Units that are the parts into which `split` divides a row."""
 
     def units(rows: Rows) -> Iterator[tuple[Place, object]]:
         for (number, block, place, skip), row in rows:
@@ -86,15 +88,16 @@ def packed(
     cut: Callable,
     eos_id: int | None,
 ) -> Units:
-    """Units that are rows of token ids: the documents one after another, without padding.
+    """Units that are rows of token ids, cut from the documents one after another, without padding.
 
-    read: row of the corpus -> document, a text or an IdDocument. encode: documents -> (all ids, where those of each
-    end). eos_id: ends each document; None: nothing does. cut: (the next `window` ids, number of the pass) -> (how many
-    of them are used, unit), as `Objective.cut`.
+    read: row of the corpus -> document, a text or an IdDocument. encode: documents -> (all ids, where each document's
+    ids end). eos_id: the id that ends each document; None: nothing does. cut: (the next `window` ids, number of the
+    pass) -> (how many of them are used, unit), like `Objective.cut`.
     """
 
     def units(rows: Rows) -> Iterator[tuple[Place, object]]:
-        ids, begins = np.empty(0, np.uint32), deque()  # not yet used; (where in them a document begins, its place)
+        # Ids that are not used yet, and for their documents (where in the ids it begins, its place).
+        ids, begins = np.empty(0, np.uint32), deque()
         for batch in _batches(rows, read):
             documents = [document for _, document in batch]
             encoded, ends = with_eos(*encode(documents), documents, eos_id)
@@ -117,7 +120,7 @@ def packed(
 
 
 def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
-    """Lists of (place, document) of about ENCODE_BATCH characters or ids; without blank documents."""
+    """Lists of (place, document) with about ENCODE_BATCH characters or ids each; blank documents are left out."""
     batch, size = [], 0
     for place, row in rows:
         document = read(row)
@@ -134,7 +137,8 @@ def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
 
 # ---------------------------------------------------------------- lanes
 def number_of_lanes(corpora: Sequence[Corpus]) -> int:
-    """A divisor of LANES, or where files cannot be divided, a number of lanes that have almost equally many blocks."""
+    """The number of lanes: a divisor of LANES, or if blocks cannot be divided, a number 2^a * 3^b with which all lanes
+    have almost equally many blocks."""
     most = OPEN_LANES if any(corpus.keeps_files_open for corpus in corpora) else LANES
     most = min(most, ALL_LANES // len(corpora))
     whole = [len(corpus) for corpus in corpora if not corpus.can_be_divided]
@@ -147,20 +151,20 @@ def number_of_lanes(corpora: Sequence[Corpus]) -> int:
 
 
 def readers_of(ranks: int, lanes: int = LANES) -> int:
-    """How many ranks read, and tokenise, each row."""
+    """How many ranks read and tokenise the same row."""
     return ranks // math.gcd(ranks, lanes)
 
 
 class LaneSource:
-    """What the lanes of a stream share of a corpus.
+    """A corpus as all lanes of a stream share it: which of its pieces each lane reads in a pass, and how.
 
-    units: what is made of its rows (`one_by_one`, `packed`). lanes: number of lanes that share it. buffer: units that a
-    lane shuffles at a time. seed, number: of the run and the corpus, for its random orders.
+    units: makes units of its rows (`one_by_one`, `packed`). lanes: number of lanes that share the corpus. buffer: units
+    that a lane shuffles at a time. seed: of the run; number: of the corpus; random orders depend on both.
     """
 
     def __init__(self, corpus: Corpus, units: Units, lanes: int, buffer: int, seed: int, number: int):
         self.corpus, self.units, self.lanes, self.buffer = corpus, units, lanes, buffer
-        self.seed, self.number = seed, [number] * (number > 0)  # the first corpus has the order that it has alone
+        self.seed, self.number = seed, [number] * (number > 0)  # the first corpus keeps the order it would have alone
         self._hands = functools.lru_cache(2)(self._hands_of_pass)
         self._pieces: dict[int, tuple[int, list[Piece]]] = {}
 
@@ -169,7 +173,7 @@ class LaneSource:
         return np.random.default_rng([self.seed, *numbers, *self.number])
 
     def pieces(self, number: int, lane: int) -> list[Piece]:
-        """What a lane reads in a pass, in this order."""
+        """The pieces that a lane reads in a pass, in their order."""
         if self._pieces.get(lane, (None,))[0] != number:
             self._pieces[lane] = number, list(self._deal(number, lane))
         return self._pieces[lane][1]
@@ -188,11 +192,14 @@ class LaneSource:
                 yield piece
 
     def _hands_of_pass(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
-        """Deals the blocks of a pass to the lanes. Of neighbouring blocks, which are alike, each lane has one.
+        """Deals the blocks of a pass to the lanes. Neighbouring blocks, which are alike, go to different lanes.
 
-        Returns ([lanes, most blocks of a lane] blocks, -1 where a lane has no more; [blocks] the same, one lane after
-        the other; [blocks] bytes up to the end of each; [lanes] parts). Where blocks can be divided, this line of bytes
-        is cut into equal parts, so that the lanes come to the end of a pass together; each lane reads one of them.
+        Returns (hands, order, ends, parts):
+        - hands [lanes, most blocks of a lane]: the blocks of each lane; -1 where it has no more
+        - order [blocks]: the same blocks in one line, one lane after the other
+        - ends [blocks]: bytes of that line up to the end of each block
+        - parts [lanes]: the part of the line that each lane reads, if blocks can be divided: the line is then cut into
+          parts of equal size, so that all lanes end a pass together
         """
         blocks, random = len(self.corpus), self.random(0, number)
         hands = np.full((-(-blocks // self.lanes), self.lanes), -1)
@@ -202,23 +209,23 @@ class LaneSource:
         return hands, order, np.cumsum(self.corpus.sizes[order]), random.permutation(self.lanes).tolist()
 
     def passes_of(self, lane: int, place: Place) -> float:
-        """Passes of a lane over its share of the corpus up to a place, estimated from the place alone."""
+        """How many passes over its share of the corpus a lane has made up to a place, estimated from the place."""
         number, which, row, _ = place
         pieces = self.pieces(number, lane)
         begun = self.corpus.share_read(pieces[which], row) if which < len(pieces) else 0
         return number + (which + begun) / max(1, len(pieces))
 
     def check_not_empty(self) -> None:
-        """UserError if the corpus gives no example at all; a lane would search forever."""
+        """UserError if the corpus gives no example at all: a lane would search for one forever."""
         rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
             raise UserError(f"{self.corpus.description}: gives no example to train on. Give more text")
 
 
 class Lane:
-    """One of the small streams of a corpus. The numbers of the examples that are taken must never decrease.
+    """One of the small streams of a corpus. Examples must be taken in increasing order of their numbers.
 
-    state: where the buffer begins, [number of its first example, place of its first unit], as `state` returned it.
+    state: where its buffer begins, as `state` returned it: [number of the first example, place of the first unit].
     """
 
     def __init__(self, source: LaneSource, lane: int, state: list | None = None):
@@ -236,14 +243,14 @@ class Lane:
         return self.buffer[self.order[number - self.first]]
 
     def seek(self, number: int) -> None:
-        """Reads on until the buffer holds the example."""
+        """Reads on until the buffer holds the example of this number."""
         while number >= self.first + len(self.buffer):
             self._fill()
 
     def _fill(self) -> None:
         source, size = self.source, self.source.buffer
         self.first += len(self.buffer)
-        if self.first == 0:  # shorter for earlier lanes, so that not all are filled in the same step
+        if self.first == 0:  # first buffers grow from lane to lane, so that later ones are not all filled in one step
             size = max(1, size * (self.lane + 1) // source.lanes)
         read = []
         while len(read) < size:
@@ -268,10 +275,10 @@ class Lane:
 
 
 class MixedLane:
-    """The lanes of several corpora as one: the corpora take turns by their weights.
+    """One lane that takes its examples from the lanes of several corpora, by the corpora's weights.
 
-    turns: [TURNS] numbers of corpora in proportion to their weights; every lane shuffles them in its own way, anew for
-    every TURNS examples. states: of the corpora's lanes.
+    turns: [TURNS] numbers of corpora, each as often as its weight says; every lane shuffles them in its own way, anew
+    for every TURNS examples. states: one for the lane of each corpus.
     """
 
     def __init__(self, sources: list[LaneSource], turns: np.ndarray, lane: int, states: list | None = None):
@@ -284,17 +291,17 @@ class MixedLane:
         return [lane.state() for lane in self.lanes]
 
     def take(self, number: int) -> object:
-        """The n-th example. The numbers must never decrease."""
+        """The n-th example. The numbers must increase from call to call."""
         corpus, own_number = self._turn(number)
         return self.lanes[corpus].take(own_number)
 
     def _turn(self, number: int) -> tuple[int, int]:
-        """(corpus of the n-th example, its number among the lane's examples of this corpus)."""
+        """(corpus of the n-th example, the example's number among those that the lane takes from this corpus)."""
         round_, rest = divmod(number, len(self.turns))
         if self._round != round_:
             random = self.lanes[0].source.random(2, self.lane, round_)
             self._round, self._rest, self._order = round_, 0, random.permutation(self.turns)
-            self._given = round_ * self._count(self.turns)  # examples that each corpus has given before this one
+            self._given = round_ * self._count(self.turns)  # examples that each corpus has given before this example
         self._given = self._given + self._count(self._order[self._rest : rest])
         self._rest = rest
         corpus = int(self._order[rest])
@@ -305,12 +312,13 @@ class MixedLane:
 
 
 class StreamDataset(torch.utils.data.IterableDataset):
-    """This rank's share of each batch, without end. A worker's items are (its examples of the next batch, the states of
-    the lanes that have changed).
+    """This rank's share of each batch, without end. Each item of a worker is (the worker's examples of the next batch,
+    the states of its lanes that have changed).
 
-    corpora: [(corpus, what is made of its rows: `one_by_one`, `packed`)]. make_examples: (numbers of examples, units)
-    -> what the collator takes, one for each. weights: share of the examples that each corpus gives.
-    shuffle_buffer_size: examples held in memory by all lanes together. description: what else decides the examples.
+    corpora: [(corpus, how units are made of its rows: `one_by_one` or `packed`)]. make_examples: (numbers of examples,
+    their units) -> a list of what the collator takes. weights: the share of the examples that each corpus gives.
+    shuffle_buffer_size: units in the buffers of all lanes together. description: anything else that decides what the
+    examples are; a run resumes only if it is the same.
     """
 
     def __init__(
@@ -334,7 +342,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
         ]
         self.weights = list(weights)
         self.turns = np.repeat(np.arange(len(corpora), dtype=np.uint16), shares(weights, TURNS))
-        # What decides the order. A state of another stream would be a place in another order.
+        # All that decides the order: a state saved by a stream with another order would point to other examples.
         decisive = [[c.fingerprint, len(c), c.blocks[0].start] for c, _ in corpora]
         decisive += [self.lanes, self.weights, seed, shuffle_buffer_size, description]
         self.fingerprint = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()
@@ -345,7 +353,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
     def of_run(
         cls, corpora: list, make_examples: Callable, args: TrainingArguments, shuffle_buffer_size: int, **others: Any
     ) -> "StreamDataset":
-        """The stream of this rank of a run. UserError if a corpus gives no example, or its weight leaves it none."""
+        """The stream of this rank. UserError if a corpus has no example, or a weight so small that it gives none."""
         seed = args.seed if args.data_seed is None else args.data_seed
         batch, rank, ranks = args.train_batch_size, args.process_index, max(1, args.world_size)
         stream = cls(corpora, make_examples, batch, seed, shuffle_buffer_size, rank, ranks, **others)
@@ -360,17 +368,17 @@ class StreamDataset(torch.utils.data.IterableDataset):
 
     @property
     def own_lanes(self) -> list[int]:
-        """The lanes that hold examples of this rank."""
+        """The lanes from which this rank takes examples."""
         return sorted({(self.rank + self.ranks * i) % self.lanes for i in range(self.lanes)})
 
     def described(self) -> str:
-        """Who reads what, for the plan."""
+        """How many lanes there are and how many ranks read each, for the plan."""
         readers = readers_of(self.ranks, self.lanes)
         shared = f"{readers} of {self.ranks} ranks, as {self.ranks} do not divide {self.lanes:,}: it is read so often"
         return f"{self.lanes:,} lanes, each read by {'one rank' if readers == 1 else shared}"
 
     def __iter__(self) -> Iterator[tuple[object, dict | None]]:
-        """A worker's items; at most once, and last, (what is wrong with the data, None)."""
+        """A worker's items. If the data cannot be read, the last one is (what is wrong with them, None)."""
         worker = torch.utils.data.get_worker_info()
         try:
             yield from self.items(*((worker.id, worker.num_workers) if worker else (0, 1)))
@@ -380,7 +388,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
             yield str(error), None
 
     def items(self, index: int, workers: int) -> Iterator[tuple[dict, dict]]:
-        """({number of an example: example}, {lane: its state}) of one of several workers, a pair for each batch."""
+        """For each batch, ({number of an example: example}, {lane: its state}) from worker `index` of `workers`."""
         lanes = {
             lane: MixedLane(self.sources, self.turns, lane, self.lane_states.get(lane))
             for lane in self.own_lanes[index::workers]
@@ -403,7 +411,8 @@ class StreamDataset(torch.utils.data.IterableDataset):
         return {"next_example": self.next_example, "lanes": lanes, "fingerprint": self.fingerprint}
 
     def passes_of(self, state: dict) -> float:
-        """Passes over the text up to a state, by this rank's lanes; of several corpora their mean under the weights."""
+        """How many passes over the text this rank's lanes have made up to a state; for several corpora the mean by
+        their weights."""
         lanes = self.own_lanes[:: -(-len(self.own_lanes) // COUNTED_LANES)]
         passes = [
             [source.passes_of(lane, place) for source, (_, place) in zip(self.sources, places, strict=True)]
@@ -412,9 +421,9 @@ class StreamDataset(torch.utils.data.IterableDataset):
         return float(np.average(np.mean(passes, axis=0), weights=self.weights))
 
     def resume(self, checkpoint: str) -> None:
-        """Resumes where a checkpoint was written, by any number of ranks.
+        """Moves the stream to where a checkpoint was written, by any number of ranks.
 
-        UserError if it holds no place, or that of another stream, or of this one with another seed or buffer.
+        UserError if the checkpoint's run did not stream, or read a stream with another order (`fingerprint`).
         """
         files = sorted(Path(checkpoint).glob("stream_state_*.json"))
         if not files:
@@ -430,19 +439,19 @@ class StreamDataset(torch.utils.data.IterableDataset):
             )
         self.next_example, self.lane_states = states[0]["next_example"], {}
         for lane, of_corpora in (pair for state in states for pair in state["lanes"].items()):
-            # If several ranks have read a lane, the state of the one that has read furthest counts.
+            # If several ranks have read a lane, the state of the rank that has read furthest counts.
             known = self.lane_states.get(int(lane), of_corpora)
             pairs = zip(known, of_corpora, strict=True)
             self.lane_states[int(lane)] = [max(pair, key=lambda state: state[0]) for pair in pairs]
 
     def loader(self, collate: Callable, args: TrainingArguments, **others: Any) -> "StreamLoader":
-        """The data loader of this rank, which keeps its place."""
+        """The data loader of this rank, which keeps track of its place in the stream."""
         others |= dict(pin_memory=args.dataloader_pin_memory, prefetch_factor=args.dataloader_prefetch_factor)
         self.loader_in_use = StreamLoader(self, collate, args.dataloader_num_workers, **others)
         return self.loader_in_use
 
     def epochs_done(self) -> float:
-        """Passes over the text up to the last batch given out, in place of Trainer's share of --max_steps."""
+        """Passes over the text up to the last batch given out. Trainer, without this, counts shares of --max_steps."""
         return self.passes_of(self.loader_in_use.state)
 
     def save_place(self, folder: Path) -> None:
@@ -456,8 +465,8 @@ class StreamDataset(torch.utils.data.IterableDataset):
 
 
 class StreamLoader(torch.utils.data.DataLoader):
-    """Batches of a StreamDataset: puts the workers' examples together, and keeps the state after the batch that it gave
-    last. collate: list of examples -> tensors of a batch."""
+    """The batches of a StreamDataset. It puts the workers' examples together, and `state` is the stream's state after
+    the batch given out last. collate: list of examples -> tensors of a batch."""
 
     def __init__(
         self,
@@ -475,7 +484,7 @@ class StreamLoader(torch.utils.data.DataLoader):
             num_workers=workers,
             multiprocessing_context="fork" if workers else None,
             prefetch_factor=(prefetch_factor or 2) * workers if workers else None,
-            generator=torch.Generator(),  # its own: the model's dropout must not depend on when reading began
+            generator=torch.Generator(),  # DataLoader draws a number; torch's own generator is dropout's
         )
         self.collate, self.pins = collate, pin_memory and torch.cuda.is_available()
         self.state = dataset.first_state()
@@ -499,7 +508,7 @@ class StreamLoader(torch.utils.data.DataLoader):
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """A stream has no epochs that Trainer could count."""
+        """Does nothing: a stream has no epochs."""
 
 
 def _as_is(item: tuple) -> tuple:

@@ -26,10 +26,10 @@ from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.word_encoder import corpus_encoder, flat
 
-TOKENISE_BATCH = 2_000_000  # characters given to the tokenizer's threads at once
+TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
-SCANNED = 2**24  # tokens searched at once: a held-out share of 100 GB of text has billions
+SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
 TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would give other tokens
 
 
@@ -220,5 +220,5 @@ def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callab
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
-    info.pop("lost", None)  # letters, which older caches hold
+    info.pop("lost", None)  # a field of older caches
     return TokenFile(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **info)

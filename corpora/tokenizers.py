@@ -36,16 +36,16 @@ from corpora.sentencepiece_models import (
 )
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_level
 
-TOKENIZER_SENTENCE = 16_384  # bytes; SentencePiece skips longer lines, so they are cut
-LINE_PART = 1_024  # characters of a part of such a line
-MOST_CHARACTERS = 2**28  # from which SentencePiece learns; it takes 13 bytes of memory for each
-TOLD_CHARACTERS = 2**24  # with more, it takes longer than some seconds
-LONGEST_WORD = 100  # characters; longer words are text without spaces, such as DNA
-TOLD_WITHOUT_SPACES = 2**17  # the same for characters of such words
-SECONDS_A_CHARACTER, SECONDS_WITHOUT_SPACES = 1e-6, 1e-4  # on two cores
+TOKENIZER_SENTENCE = 16_384  # longest line in bytes that SentencePiece takes; longer ones are cut
+LINE_PART = 1_024  # characters of each part of a line that is cut
+MOST_CHARACTERS = 2**28  # SentencePiece learns from at most this many; each takes 13 bytes of memory
+TOLD_CHARACTERS = 2**24  # learning from more takes a while, which a line says
+LONGEST_WORD = 100  # characters; longer words count as text without spaces, such as DNA
+TOLD_WITHOUT_SPACES = 2**17  # like TOLD_CHARACTERS, for characters of such words
+SECONDS_A_CHARACTER, SECONDS_WITHOUT_SPACES = 1e-6, 1e-4  # time to learn from a character, on two cores
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
-COVERAGE = 0.9995  # SentencePiece's advice for scripts of thousands of letters
-LEAST_COVERAGE = 0.98  # that SentencePiece takes
+COVERAGE = 0.9995  # the character coverage that SentencePiece advises for scripts of thousands of letters
+LEAST_COVERAGE = 0.98  # the lowest that SentencePiece accepts
 RULES = "tokenizer.json"  # the file of the `tokenizers` library
 MODELS = ("spiece.model", "tokenizer.model")  # SentencePiece's
 OTHER_VOCABULARIES = ("vocab.json", "vocab.txt")
@@ -189,7 +189,7 @@ def with_exact_spaces(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
     """The same unigram tokenizer, which marks the beginning of a text, not of each part between added tokens."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in content["added_tokens"]:
-        token["lstrip"] |= token["special"]  # sentinels: a space before one was never a token
+        token["lstrip"] |= token["special"]  # the space before a sentinel has never been a token
     rules = content["normalizer"] or {}
     rules = [rule for rule in rules.get("normalizers", [rules]) if rule.get("type") in ("NFC", "Precompiled")]
     rules.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
@@ -252,7 +252,7 @@ def load_tokenizer(
                 f"{shown}: its files name no {role}, which T5 needs: give it with create_tokenizer.py --from_tokenizer "
                 f"{name_or_path} --{role} TOKEN"
             )
-    if tokenizer.padding_side != "right":  # Gemma's would put padding between the start token and a target
+    if tokenizer.padding_side != "right":  # Gemma's pads on the left, between the start token and a target
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
     if tokenizer.clean_up_tokenization_spaces:  # saved by transformers 4: answers would lose the space of " ." and " ?"
         tokenizer.clean_up_tokenization_spaces = tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
@@ -306,7 +306,7 @@ def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
     found = ((name, cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False)) for name in names)
     files = {name: Path(place) for name, place in found if place}
     if not files:
-        cached_file(name_or_path, "config.json")  # whose error says why there are none
+        cached_file(name_or_path, "config.json")  # raises the error that says why there are none
     return files
 
 
@@ -458,7 +458,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of a tokenizer's behaviour (vocabulary, normalisation, special tokens), whatever its folder."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
-    content = content | {"truncation": None, "padding": None}  # left there by whoever called it last
+    content = content | {"truncation": None, "padding": None}  # these hold the settings of the last call
     described = f"{json.dumps(content, sort_keys=True)} {tokenizer.eos_token_id} {type(tokenizer).__name__}"
     return hashlib.sha256(described.encode()).hexdigest()
 
@@ -477,7 +477,7 @@ def cut_at_spaces(text: str, longest: int) -> Iterator[str]:
 def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], Sequence[Sequence[int]]]:
     """texts -> token ids, uncut and without EOS; "<extra_id_0>" or "</s>" in a text is read as plain characters."""
     if is_byte_level(tokenizer) and set(tokenizer.get_added_vocab()) <= set(tokenizer.all_special_tokens):
-        offset = np.uint16(tokenizer.offset)  # many times as fast as the tokenizer, which makes each byte a string
+        offset = np.uint16(tokenizer.offset)  # much faster than the tokenizer, which makes a string of each byte
         return lambda texts: [np.frombuffer(text.encode(), dtype=np.uint8) + offset for text in texts]
     if getattr(tokenizer, "backend_tokenizer", None) is None:  # tokenizers in Python
         return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]

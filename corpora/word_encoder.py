@@ -19,11 +19,11 @@ from transformers import PreTrainedTokenizerBase
 from corpora.sentencepiece_models import CUTS_BYTE_NAMES
 from corpora.tokenizers import plain_backend, plain_encoder
 
-WORDS_OF_A_TEXT = 64  # that are tokenised together
-LONGEST_WORD = 64  # characters; longer ones, rare, are tokenised each time
-SLOTS = 1 << 22  # of the table of known words; a newer word replaces an older one in its slot
-MOST_KEPT = 1 << 24  # ids and characters kept; beyond this, the memory is emptied
-_SPACE_RULES = ((" {2,}", " "), (" {2,}", "▁"), (r"\A | \z", ""), ("^ | $", ""))  # what is replaced, and by what
+WORDS_OF_A_TEXT = 64  # new words that are tokenised together, as one text
+LONGEST_WORD = 64  # characters; longer words, which are rare, are tokenised each time
+SLOTS = 1 << 22  # slots of the table of known words; a newer word replaces an older one in its slot
+MOST_KEPT = 1 << 24  # ids and characters kept; when there are more, all are forgotten
+_SPACE_RULES = ((" {2,}", " "), (" {2,}", "▁"), (r"\A | \z", ""), ("^ | $", ""))  # (what is replaced, by what)
 _FIRST_MARK = {"type": "Prepend", "prepend": "▁"}
 _WHITE_SPACE = {"type": "WhitespaceSplit"}
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash; odd, so that it has an inverse modulo 2^64
@@ -52,7 +52,7 @@ def word_list_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]
     eos = names[tokenizer.eos_token]
 
     def encode(words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if any("\uffff" in word for word in words):  # not a character, and what the names are made of
+        if any("\uffff" in word for word in words):  # the names of special tokens are made of this non-character
             alone = [encoding.ids for encoding in backend.encode_batch_fast(words, add_special_tokens=False)]
             return np.concatenate(alone).astype(np.int64), np.array(list(map(len, alone)))
         groups = (words[start : start + WORDS_OF_A_TEXT] for start in range(0, len(words), WORDS_OF_A_TEXT))

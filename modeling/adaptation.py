@@ -1,11 +1,12 @@
-"""An encoder-decoder out of decoder-only checkpoints, as T5Gemma was made of Gemma 2 (Zhang et al. 2025, section 3).
+"""Makes an encoder-decoder of decoder-only checkpoints, as T5Gemma was made of Gemma 2 (Zhang et al. 2025, section 3).
 
     model, copied = adapt(decoder)              # balanced: both halves from one checkpoint
     model, copied = adapt(decoder, encoder)     # the encoder from another one
 
-The encoder is the decoder-only model with bidirectional attention, in its windows too. The decoder is that model with a
-cross-attention in each layer. In a balanced model it begins as the layer's self-attention, norms included; in an
-unbalanced one, whose encoder has other sizes, it gets new weights, which should be trained alone first.
+The encoder is a decoder-only model whose attention is made bidirectional, in layers with a window too. The decoder is
+one with a cross-attention added to each layer. If encoder and decoder have the same sizes (balanced), the
+cross-attention starts as a copy of the layer's self-attention, norms included. Otherwise (unbalanced) its weights are
+new and should first be trained alone.
 """
 
 import re
@@ -18,9 +19,9 @@ from common.errors import UserError
 from modeling.families import family_of
 from modeling.loading import load_config, reading_weights
 
-SOURCES = {"gemma2": "Gemma 2"}  # decoder-only families whose layers are an encoder-decoder's, by model_type
-WARM_UP_STEPS = 1000  # in which a new cross-attention is trained alone (section 4 of the paper)
-# {part of a name in T5Gemma: the same in Gemma 2}
+SOURCES = {"gemma2": "Gemma 2"}  # {model_type: name} of the decoder-only models that can be adapted
+WARM_UP_STEPS = 1000  # steps in which a new cross-attention is trained alone (section 4 of the paper)
+# {part of a tensor's name in T5Gemma: the same part in Gemma 2}
 _NAMES = {
     r"\.pre_(self|cross)_attn_layernorm\.": ".input_layernorm.",
     r"\.post_(self|cross)_attn_layernorm\.": ".post_attention_layernorm.",
@@ -30,14 +31,14 @@ _NOT_SIZES = {"model_type", "architectures", "transformers_version", "is_decoder
 
 
 def _sizes(config: PreTrainedConfig) -> dict:
-    """The values of a decoder-only configuration that the configuration of T5Gemma's halves has too."""
+    """The values of a decoder-only configuration that T5Gemma's configurations of encoder and decoder have too."""
     known = T5GemmaModuleConfig().to_dict().keys() - _NOT_SIZES
     return {name: value for name, value in config.to_dict().items() if name in known}
 
 
 def adapted_config(decoder: PreTrainedConfig, encoder: PreTrainedConfig) -> T5GemmaConfig:
-    """The configuration of the encoder-decoder that two decoder-only configurations make. UserError if the model would
-    have two vocabularies."""
+    """The configuration of the encoder-decoder made of two decoder-only models. UserError if their vocabularies
+    differ."""
     if encoder.vocab_size != decoder.vocab_size:
         raise UserError(
             f"the encoder has {encoder.vocab_size:,} tokens and the decoder {decoder.vocab_size:,}: both "
@@ -90,14 +91,14 @@ def adapt(
 
 
 def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
-    """A decoder-only checkpoint that can become an encoder-decoder, in its own type.
-    UserError naming the flag for any other one."""
+    """A decoder-only checkpoint that can become an encoder-decoder, its weights in the type of the file. UserError
+    naming the flag for any other checkpoint."""
     config = load_config(name_or_path, flag)
     if config.model_type not in SOURCES:
         known = ", ".join(f"{names} ({kind})" for kind, names in SOURCES.items())
         raise UserError(
-            f"{flag} {name_or_path} is a {config.model_type} model: only {known} has the layers of an "
-            "encoder-decoder of transformers (docs/models.md)"
+            f"{flag} {name_or_path} is a {config.model_type} model. Give a {known} model: transformers has an "
+            "encoder-decoder with the same layers for no other (docs/models.md)"
         )
     with reading_weights(f"{flag} {name_or_path}"):
         return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)

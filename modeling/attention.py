@@ -2,11 +2,11 @@
 
     model = create_model(config, attn_implementation="t5_fused")      or --attn_implementation t5_fused
 
-Importing this module registers it. It serves training: self-attention with the learned relative bias, causal or not,
-and cross-attention (whose bias, all zeros, is dropped), under padding masks and under 4-D masks (packed documents), of
-any length, below autocast, torch.compile and gradient checkpointing, on the kernels of modeling.kernels.attention.
-Evaluation and generation, which need no gradient, run on transformers' sdpa. So does what it cannot serve, and one line
-says why. Weights and checkpoints are the same with every implementation.
+Importing this module registers it. It is for training, on the kernels of modeling.kernels.attention: self-attention
+with the learned relative bias, causal or not, and cross-attention, whose all-zero bias is dropped. It takes padding
+masks, 4-D masks (packed documents) and any length, and works with autocast, torch.compile and gradient checkpointing.
+Evaluation and generation, which need no gradient, use transformers' sdpa. So does a call that it does not support; one
+printed line says why. Weights and checkpoints are the same with every implementation.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv.
 """
@@ -36,8 +36,9 @@ def t5_fused_mask(
 ) -> torch.Tensor | None:
     """transformers' boolean mask [B, 1, Q, K] (True: may attend), or [B, 1, 1, K] where it only masks padding.
 
-    None where nothing is masked, or nothing but the future: the attention itself knows whether it is causal. Compiled,
-    transformers' own function never answers None (before torch 2.14), and a mask costs a bias for every example.
+    None if nothing is masked, or only the future, since the attention knows from its module whether it is causal.
+    transformers' own function returns a mask in compiled code even then (before torch 2.14), and a mask makes the
+    kernels read a bias for every example.
     """
     causal = mask_function is causal_mask_function and q_length == kv_length and (q_offset, kv_offset) == (0, 0)
     if attention_mask is None and (allow_is_bidirectional_skip or (allow_is_causal_skip and causal)):
@@ -101,7 +102,7 @@ def _cannot_serve(query, key, position_bias, causal: bool, dropout: float) -> st
 _handed_over: set[str] = set()
 
 
-@torch.compiler.assume_constant_result  # called while a graph is traced, not part of it
+@torch.compiler.assume_constant_result  # runs once, while a graph is traced, and does not become part of it
 def _hand_over(reason: str) -> bool:
     """Says once for each reason (rank 0) that sdpa is used instead."""
     if reason not in _handed_over:

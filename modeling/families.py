@@ -7,8 +7,8 @@
 A family is an entry of FAMILIES, under its model_type in config.json. No other module reads `model_type`, or the names
 that one family gives its parts.
 
-Legend of shapes: S source length, T target length, D width, I heads * head width, J the same of keys and values, F
-feed-forward, V vocabulary.
+Legend of shapes: S source length, T target length, D width, I query heads * head width, J key heads * head width,
+F feed-forward, V vocabulary.
 """
 
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from common.errors import UserError
 from constants import ATTENTION_IMPLEMENTATIONS
 
-Window = tuple[int, int] | None  # tokens (before, after) its own that a token sees in a layer with a window
+Window = tuple[int, int] | None  # (tokens before, tokens after) its own place that a token sees; None: all tokens
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Sizes of an encoder or a decoder, and what takes memory in its layers: norms of each part of a layer, norms of
-    queries and keys, scores with a soft cap, and a softmax in float32 whatever the scores' type."""
+    """Sizes of an encoder or a decoder, and what else takes memory in its layers: the norms of each part of a layer,
+    norms of queries and keys, whether scores have a soft cap, whether the softmax always runs in float32."""
 
     layers: int
     width: int
@@ -56,9 +56,9 @@ class Stack:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model. embedding_weights: of all matrices with V rows, shared ones counted once. tied: whether the
-    head is an embedding. merged: whether one attention with one set of matrices reads the decoder's own states and the
-    encoder's."""
+    """Sizes of a model. embedding_weights: numbers in all matrices with V rows, shared ones counted once. tied: whether
+    the head is an embedding. merged: whether the decoder has one attention for its own states and the encoder's
+    together, instead of self-attention and cross-attention."""
 
     encoder: Stack
     decoder: Stack
@@ -69,12 +69,12 @@ class Shape:
 
     @property
     def cross_queries(self) -> int:
-        """Weights of a cross-attention's Q and output matrices that a target token meets."""
+        """Weights of a cross-attention's Q and output matrices, which every target token passes through."""
         return 0 if self.merged else 2 * self.decoder.width * self.decoder.inner
 
     @property
     def cross_keys(self) -> int:
-        """Weights of the K and V matrices that a decoder layer applies to a source token."""
+        """Weights of a cross-attention's K and V matrices, which every source token passes through."""
         return 2 * self.encoder.width * self.decoder.key_inner
 
     @property
@@ -100,12 +100,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Family:
-    """T5 and its variants. names: for people. lacks: {option: why not}; an option is a flag's name, "packing" for
-    several examples in a row, or "engines" for other formats than Hugging Face's. attentions: values of
-    --attn_implementation. head_is_scaled: by transformers, also where it is untied. body: the attribute that holds the
-    model without its head, if there is one. gap: a sentinel as the tokenizer writes it. rotary: whether the decoder
-    takes positions, which begin anew with each example of a row. can_load_as_saved: whether its buffers keep float32
-    where the weights' file is bfloat16."""
+    """What differs between families of models; this class is T5 and its variants.
+
+    names: shown to users. lacks: {option: why it is refused}; an option is a flag's name, "packing" (several examples
+    in a row) or "engines" (inference formats other than Hugging Face's). attentions: the values that
+    --attn_implementation may have. head_is_scaled: whether transformers scales the decoder's output before the head
+    even if the head is untied. body: the attribute that holds the model without its head, if there is one. gap: a
+    sentinel as the tokenizer writes it. rotary: whether the decoder takes positions, which restart in each example of a
+    row. can_load_as_saved: whether buffers that need float32 keep it when a bfloat16 file is loaded in its own type.
+    """
 
     names: str
     lacks: dict[str, str] = field(default_factory=dict)
@@ -116,8 +119,9 @@ class Family:
     rotary, can_load_as_saved = False, True
 
     def attention(self, asked: str | None) -> str | None:
-        """`asked`, else the only one the family has, else None for transformers' choice: up to 5.17 that is sdpa for
-        T5Gemma too, which silently leaves out its cap on attention scores."""
+        """The attention to use: `asked`, else the family's only one, else None (transformers chooses). A family with
+        only one must name it: up to transformers 5.17 the choice for T5Gemma is sdpa, which silently leaves out its cap
+        on attention scores."""
         return asked or (self.attentions[0] if len(self.attentions) == 1 else None)
 
     def shape(self, config: PreTrainedConfig) -> Shape:
@@ -135,16 +139,16 @@ class Family:
         return Shape(encoder, decoder, config.vocab_size, matrix if tied else 2 * matrix, tied=tied)
 
     def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:  # noqa: ARG002
-        """Of a row's attention in a layer of the encoder: (queries, keys that each one sees, keys that are held)."""
+        """(queries, keys that each query sees, keys held in memory) of one row in the attention of an encoder layer."""
         return source, source, source
 
     def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
-        """FLOPs of a layer's scores and weighted values in one forward pass: 4 S^2 I, or fewer with fewer keys."""
+        """FLOPs of an encoder layer's scores and weighted values in a forward pass: 4 S^2 I if all keys are seen."""
         queries, keys, _ = self.encoder_attention(config, source)
         return 4 * queries * keys * self.shape(config).encoder.inner
 
     def configs(self, config: PreTrainedConfig) -> tuple:
-        """(of the encoder, of the decoder): the parts of `config` that hold sizes and special tokens."""
+        """(the encoder's, the decoder's): the parts of `config` that hold sizes and special tokens."""
         return config, config
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:  # noqa: ARG002
@@ -156,7 +160,7 @@ class Family:
         return None
 
     def start_token(self, config: PreTrainedConfig) -> int:
-        """What the decoder reads first. T5's is the padding; not every config.json says so."""
+        """The id that the decoder reads first. T5's is the padding token, even if config.json does not say so."""
         start = getattr(config, "decoder_start_token_id", None)
         return config.pad_token_id if start is None else start
 
@@ -175,20 +179,21 @@ class Family:
             config.tie_word_embeddings = False
             model.all_tied_weights_keys.pop("lm_head.weight", None)
         for block in model.decoder.block:
-            # umT5 of transformers 5.17 does not set it, and sdpa, its default, then shows the decoder later tokens.
+            # umT5 of transformers 5.17 leaves it False, and its default, sdpa, then lets the decoder see later tokens.
             block.layer[0].SelfAttention.is_causal = True
 
 
 class LongT5(Family):
-    """Its encoder works in blocks of b = local_radius + 1 tokens, the last one filled up: S' = b ceil(S / b) queries
-    see 3 b keys each, and with transient-global attention also the G = floor(S / global_block_size) global tokens."""
+    """LongT5, whose encoder attends in blocks of b = local_radius + 1 tokens. The last block is padded, which makes
+    S' = b ceil(S / b) queries. Each sees 3 b keys: its own block and both neighbours. With transient-global attention
+    it also sees the G = floor(S / global_block_size) global tokens."""
 
     def _global_tokens(self, config: PreTrainedConfig, source: int) -> int:
         is_global = config.encoder_attention_type == "transient-global"
         return source // config.global_block_size if is_global else 0
 
     def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:
-        """(S', 3 b + G, as many for each block): a block has a copy of all keys that it sees."""
+        """(S', 3 b + G, (3 b + G) S' / b): each block holds its own copy of all keys that it sees."""
         block = config.local_radius + 1
         blocks, keys = -(-source // block), 3 * block + self._global_tokens(config, source)
         return blocks * block, keys, blocks * keys
@@ -232,7 +237,7 @@ class T5Gemma(Family):
 
     def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
         encoder, decoder = self.configs(config)
-        # As transformers has it; an encoder of Google's code sees one place less to each side (docs/models.md).
+        # As in transformers. In Google's code the encoder's window is one token shorter on each side (docs/models.md).
         return (encoder.sliding_window, encoder.sliding_window), (decoder.sliding_window - 1, 0)
 
     def logit_cap(self, config: PreTrainedConfig) -> float | None:
@@ -242,15 +247,15 @@ class T5Gemma(Family):
         return config.decoder.bos_token_id  # transformers shifts labels with it and ignores decoder_start_token_id
 
     def prepare(self, model: PreTrainedModel, is_new: bool) -> None:
-        """Nothing is wrong, the last places of the encoder's window apart."""
+        """Corrects nothing: only the encoder's window differs from Google's code (see `windows`), and that stays."""
 
 
 class T5Gemma2(T5Gemma):
-    """Gemma 3 as an encoder-decoder: one embedding for all, one attention for the states of decoder and encoder. Only
-    text is trained: the part that reads pictures keeps its weights."""
+    """Gemma 3 as an encoder-decoder. Encoder, decoder and head share one embedding, and the decoder has one attention
+    for its own states and the encoder's. Only text is trained: the image encoder keeps its weights."""
 
     merged, query_norms, caps_scores = True, True, False
-    can_load_as_saved = False  # it would round the factor of the embeddings
+    can_load_as_saved = False  # in bfloat16 the factor that scales embeddings, a buffer, would be rounded
 
     def configs(self, config: PreTrainedConfig) -> tuple:
         return config.encoder.text_config, config.decoder
@@ -269,7 +274,8 @@ class T5Gemma2(T5Gemma):
 _NO_ENGINES = "not for {kind} models, only huggingface"
 _OF_GEMMA = {
     "bf16_residual": "not for {kind} models",
-    "config_overrides": "not for {kind} models, whose sizes stand twice: change config.json in a folder of your own",
+    "config_overrides": "not for {kind} models, whose encoder and decoder have sizes of their own: give a folder with "
+    "your own config.json",
     "engines": _NO_ENGINES,
 }
 # fmt: off

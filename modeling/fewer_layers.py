@@ -1,9 +1,9 @@
-"""A student made from a checkpoint by leaving layers out: those that stay are evenly spaced.
+"""A smaller model, such as the student of a distillation, made from a checkpoint by keeping evenly spaced layers.
 
     leave_out_layers(model, {"num_layers": 6, "num_decoder_layers": 2})
 
-As Shleifer and Rush 2020 (arXiv 2010.13002) begin a short student, which is trained further. A short decoder is what
-makes generation fast: it runs for every token that is written, the encoder once.
+Shleifer and Rush 2020 (arXiv 2010.13002) start their students like this and train them further. Generation gains most
+from a short decoder: the decoder runs once for every token that is written, the encoder once for a text.
 """
 
 import numpy as np
@@ -17,14 +17,16 @@ COUNTS = ("num_layers", "num_decoder_layers")  # keys of --config_overrides: lay
 
 
 def evenly_spaced(layers: int, count: int) -> list[int]:
-    """Numbers of `count` of so many layers, the first and the last among them: 12, 4 -> [0, 4, 7, 11]; 12, 1 -> [0].
-    T5's bias of relative positions is in the first layer, for all of them."""
+    """The numbers of `count` layers out of `layers`, with the first and the last: 12, 4 -> [0, 4, 7, 11]; 12, 1 -> [0].
+
+    The first one always stays: it holds T5's relative position bias for all layers.
+    """
     return np.linspace(0, layers - 1, count).round().astype(int).tolist()
 
 
 def leave_out_layers(model: PreTrainedModel, overrides: dict) -> None:
-    """Keeps as many layers of encoder and decoder as `overrides` says, if it does, and tells in `model.kept_layers`
-    which. UserError for any other key, and for more layers than there are."""
+    """Leaves as many layers in encoder and decoder as `overrides` says, by the keys COUNTS, and says in
+    `model.kept_layers` which. UserError for any other key, and for a number of layers that cannot be."""
     told, parts = [], dict(zip(COUNTS, stacks(model), strict=True))
     for key, value in overrides.items():
         if key not in parts:
@@ -43,13 +45,13 @@ def leave_out_layers(model: PreTrainedModel, overrides: dict) -> None:
         kept = evenly_spaced(len(layers), value)
         setattr(stack, name, nn.ModuleList(layers[number] for number in kept))
         for place, layer in enumerate(getattr(stack, name)):
-            for module in layer.modules():  # the place of its keys and values in the cache of `generate`
+            for module in layer.modules():  # layer_idx: where `generate` caches the layer's keys and values
                 if hasattr(module, "layer_idx"):
                     module.layer_idx = place
         of_model = family_of(model.config).configs(model.config)[COUNTS.index(key)]
-        for config in (of_model, stack.config):  # T5's stacks have copies of the model's, with one count
+        for config in (of_model, stack.config):  # T5's stacks have copies, in which num_hidden_layers is their own
             setattr(config, key if config is model.config else "num_hidden_layers", value)
-            if len(getattr(config, "layer_types", None) or ()) == len(layers):  # T5Gemma's
+            if len(getattr(config, "layer_types", None) or ()) == len(layers):  # in T5Gemma: with or without a window
                 config.layer_types = [config.layer_types[number] for number in kept]
         part = "encoder" if key == COUNTS[0] else "decoder"
         told.append(f"{part} {', '.join(str(number + 1) for number in kept)} of {len(layers)}")

@@ -3,15 +3,17 @@
     freeze(model, "nf4", device)     # the matrices of frozen linear layers; the rest of the weights is float32
     weight_bytes(model, "nf4")       # what all weights take in a form, whatever form they have now
 
-bfloat16: under autocast, which casts these weights for every product, losses and gradients keep their bits. int8: 127
-steps for each row. nf4: 16 steps for each 64 weights, double quantised (Dettmers et al. 2023, arXiv 2305.14314). Of
-int8 and nf4 a product takes the dequantised matrix, in autocast's type, and keeps nothing for the backward pass, which
-makes the matrix again. `wo` is quantised like the others: transformers leaves it out since T5 overflows in float16,
-which does not occur here. Norms, embeddings, relative biases and a head that is an embedding stay float32. A head of
-its own is bfloat16 in all three forms, if autocast is.
+bfloat16 changes no bit of losses and gradients under bfloat16 autocast, which casts these weights for every product
+anyway. int8 has one scale for each row of a matrix, and 127 steps to each side of zero. nf4 has 16 levels and a scale
+for each 64 weights; the scales are quantised too (Dettmers et al. 2023, arXiv 2305.14314).
 
-Both are held as int8 tensors, which a cast of the whole model passes over, and to which T5's feed-forward layer does
-not cast its input.
+With int8 and nf4 the forward pass dequantises a matrix into autocast's type for its product, and keeps no copy of it;
+the backward pass dequantises it again. Norms, embeddings, relative biases and a tied head stay float32. An untied head
+becomes bfloat16 under bfloat16 autocast, in all three forms. `wo` is quantised like the other matrices: transformers
+leaves it out because T5 overflows in float16, a type that is not used here.
+
+int8 and nf4 are both stored in int8 tensors. A cast of the whole model (`model.to(torch.bfloat16)`) leaves these alone,
+and T5's feed-forward layer does not cast its input to their type.
 """
 
 import math
@@ -25,16 +27,16 @@ from modeling.families import is_tied, output_head
 from modeling.layers import as_autocast
 
 FORMS = ("float32", "bfloat16", "int8", "nf4")
-BLOCK, BLOCKS = 64, 256  # weights that have a scale of nf4, and scales that have a scale themselves
+BLOCK, BLOCKS = 64, 256  # nf4: weights that share a scale, and scales that share a scale of their own
 
 
 def form_of(args: Any) -> str:
-    """The form that the flags --load_in_4bit, --load_in_8bit and --dtype ask for: "float32" where none is given."""
+    """The form that --load_in_4bit, --load_in_8bit or --dtype asks for; "float32" if none is given."""
     return "nf4" if args.load_in_4bit else "int8" if args.load_in_8bit else args.dtype or "float32"
 
 
 def frozen_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
-    """{name: linear layer whose matrix is held in another form}: not LoRA's, and not a head that is an embedding."""
+    """{name: frozen linear layer}, whose matrix can take another form. LoRA's layers and a tied head are left out."""
     left_out = output_head(model) if is_tied(model) else None
     layers = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     return {
@@ -46,7 +48,8 @@ def frozen_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
 
 @torch.no_grad()
 def freeze(model: PreTrainedModel, form: str, device: torch.device | str = "cpu", bf16: bool = True) -> None:
-    """Gives the frozen linear layers this form, on the device, and all other weights float32. bf16: of autocast."""
+    """Gives the frozen linear layers this form, on the device, and all other weights float32. bf16: whether training
+    runs under bfloat16 autocast."""
     layers, head = frozen_layers(model), output_head(model)
     matrices = {id(layer.weight) for layer in layers.values()}
     for parameter in model.parameters():
@@ -70,7 +73,7 @@ def bytes_of(shape: tuple[int, int], form: str) -> int:
 
 
 def weight_bytes(model: PreTrainedModel, form: str, bf16: bool = True, trained: bool = True) -> int:
-    """Bytes of all weights of the model with its frozen layers in a form; trained: also those that are trained."""
+    """Bytes of the model's weights if its frozen layers had this form. trained: whether trained weights count too."""
     layers, head = list(frozen_layers(model).values()) if form != "float32" else [], output_head(model)
     matrices = {id(layer.weight) for layer in layers}
     others = (p for p in model.parameters() if id(p) not in matrices and (trained or not p.requires_grad))
@@ -80,14 +83,14 @@ def weight_bytes(model: PreTrainedModel, form: str, bf16: bool = True, trained: 
 
 
 def number_of(parameter: torch.nn.Parameter) -> int:
-    """How many weights a parameter stands for: nf4 holds two in a number."""
+    """How many weights a parameter holds: in nf4 one int8 number holds two weights."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else state.shape.numel()
 
 
 # ---------------------------------------------------------------- products
 class _Product(torch.autograd.Function):
-    """layer.product(hidden), which keeps no tensor: the backward pass dequantises the matrix again."""
+    """layer.product(hidden) with a backward pass that dequantises the matrix again, so that no tensor is kept."""
 
     @staticmethod
     def forward(ctx, hidden, layer):
@@ -100,7 +103,8 @@ class _Product(torch.autograd.Function):
 
 
 class _Quantised(torch.nn.Linear):
-    """A linear layer whose `hold` has replaced the matrix by a quantised one."""
+    """A linear layer with a quantised matrix. A subclass defines `hold` (quantise a matrix and store it) and `matrix`
+    (dequantise it)."""
 
     def forward(self, hidden):
         output = _Product.apply(as_autocast(hidden), self)
@@ -127,7 +131,7 @@ class _Nf4(_Quantised):
         held = Params4bit(matrix, quant_type="nf4", blocksize=BLOCK, quant_storage=torch.int8)
         self.weight = held.to(matrix.device)
 
-    def product(self, hidden):  # which on a GPU needs no dequantised matrix where few rows are multiplied
+    def product(self, hidden):  # for few rows, bitsandbytes has a GPU kernel that never builds the dequantised matrix
         from bitsandbytes import matmul_4bit
 
         return matmul_4bit(hidden, self.weight.view(torch.uint8), self.weight.quant_state)

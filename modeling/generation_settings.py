@@ -1,11 +1,12 @@
-"""A checkpoint's settings of `generate` (generation_config.json): completed, named, adapted to a task, or dropped."""
+"""The settings of `generate` that a checkpoint brings (generation_config.json): which apply, and which are removed."""
 
 from transformers import GenerationConfig, PreTrainedModel
 
 from common.processes import print_once
 from constants import CODE_ENTRIES
 
-# Settings that `generate` no longer supports, or not alone, or whose result depends on the machine's speed.
+# Settings that are removed: `generate` no longer supports them, or only with others, or they depend on the machine's
+# speed.
 _NOT_FOLLOWED = (
     "num_beam_groups",
     "diversity_penalty",
@@ -19,7 +20,7 @@ _NOT_FOLLOWED = (
     "return_dict_in_generate",
     "max_time",
 )
-# Settings that forbid, force or weigh single tokens, as the targets of the checkpoint's own training wanted it.
+# Settings that forbid, force or weigh single tokens. They suit the task that the checkpoint was trained for.
 TOKEN_RULES = (
     "suppress_tokens",
     "begin_suppress_tokens",
@@ -30,7 +31,7 @@ TOKEN_RULES = (
     "exponential_decay_length_penalty",
     "watermarking_config",
 )
-# The other settings that decide which text is found, each with the value that changes nothing.
+# {setting: its neutral value} of the other settings that decide which text `generate` returns.
 _SEARCH = {
     "num_beams": 1,
     "length_penalty": 1.0,
@@ -46,7 +47,8 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "ep
 
 
 def complete(model: PreTrainedModel) -> None:
-    """Sets the tokens that `generate` begins and ends with, and drops unsupported settings, with a printed line."""
+    """Sets the tokens that `generate` begins and ends with, if missing, and removes unsupported settings, of which a
+    printed line tells."""
     own = model.generation_config
     own.decoder_start_token_id = model.config.decoder_start_token_id
     for name in ("eos_token_id", "pad_token_id"):  # without EOS no answer would end
@@ -61,7 +63,8 @@ def complete(model: PreTrainedModel) -> None:
 
 
 def deciding_settings(own: GenerationConfig) -> dict:
-    """{name: value} of the settings that decide which texts are found, without those that have no effect."""
+    """{name: value} of the settings that decide which texts `generate` returns, without those at their neutral
+    value."""
     names = [*_SEARCH, *TOKEN_RULES, *(_SAMPLING if own.do_sample else ())]
     values = {name: getattr(own, name, None) for name in names}
     return {name: value for name, value in values.items() if value not in (None, [], _SEARCH.get(name))}
@@ -70,13 +73,13 @@ def deciding_settings(own: GenerationConfig) -> dict:
 def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
     """Lets generate() write at most this number of tokens."""
     model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
-    model.generation_config.max_new_tokens = None  # an older checkpoint has it, and it would count instead
+    model.generation_config.max_new_tokens = None  # some older checkpoints set it, and it overrides max_length
 
 
 def forget_search(model: PreTrainedModel, greedy: bool) -> None:
-    """Takes out of the generation settings what belongs to answers that are no longer trained: their least length, the
-    tokens that they had to have or must not have, and that they are drawn. greedy: beams, penalties and forbidden
-    repetitions too, with which labels are not scored."""
+    """Removes the generation settings that suited the checkpoint's earlier task and not the new one: least length,
+    rules for single tokens, sampling. greedy: also beams, penalties and forbidden repetitions, which scoring of class
+    labels does not follow."""
     own = model.generation_config
     if greedy:
         kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length")
@@ -87,8 +90,8 @@ def forget_search(model: PreTrainedModel, greedy: bool) -> None:
 
 
 def drop_idle_search(model: PreTrainedModel) -> None:
-    """Takes out generation settings without effect, such as early_stopping without beams: with them transformers saves
-    no file that was changed."""
+    """Removes generation settings that have no effect, such as early_stopping without beams: transformers refuses to
+    save a changed file that has them."""
     own = model.generation_config
     idle = () if own.do_sample else _SAMPLING
     if (own.num_beams or 1) == 1:

@@ -5,11 +5,12 @@
     checkpoint_blocks_only(model)    # --activation_checkpointing of whole blocks
     use_bf16_residual(model)         # --bf16_residual: activations between the layers in bfloat16
 
-The bias of query q and key k depends on k - q alone: of Q x K places only Q + K - 1 differ. torch's embedding adds up
-all Q x K x H gradients in the table's 32 rows, on a GPU by atomic additions, whose order and last bits change from run
-to run. Here they are added along diagonals first, [H, Q + K - 1], then into the rows.
+The bias of query q and key k depends on k - q alone: the Q x K places have only Q + K - 1 different values. torch's
+embedding adds all Q x K x H gradients into the 32 rows of its table, on a GPU by atomic additions, whose order, and so
+the last bits, change from run to run. Here gradients are first added along the diagonals of equal k - q, which gives
+[H, Q + K - 1], and then into the rows.
 
-Legend of shapes: N rows of the table of biases, Q queries, K keys, H heads.
+Legend of shapes: N rows of the table of relative biases, Q queries, K keys, H heads.
 """
 
 import torch
@@ -19,9 +20,9 @@ from modeling.families import stacks
 
 
 def fuse_activation(model: torch.nn.Module) -> None:
-    """Replaces transformers' tanh-GELU of eight operations by torch's, which is one kernel; equal up to rounding.
+    """Replaces transformers' tanh-GELU, eight operations, by torch's, which is one kernel; equal up to rounding.
 
-    For the backward pass it keeps its input alone, in place of four intermediate results.
+    For the backward pass torch's keeps only its input, where the eight operations keep four intermediate results.
     """
     for module in model.modules():
         if isinstance(getattr(module, "act", None), NewGELUActivation):
@@ -29,9 +30,12 @@ def fuse_activation(model: torch.nn.Module) -> None:
 
 
 def checkpoint_blocks_only(model: torch.nn.Module, reentrant: bool = False) -> None:
-    """Keeps `--activation_checkpointing` to whole blocks: in attention modules transformers would only make constant
-    zeros ask for a gradient. It lets the embedded tokens ask for one too, which frozen embeddings need if checkpointing
-    is reentrant. Else nothing uses these gradients, and torch.compile refuses them."""
+    """Limits `--activation_checkpointing` to whole blocks. reentrant: keeps the gradients of embedded tokens.
+
+    transformers also makes two kinds of tensors require a gradient. For the attention modules' constant zeros that is
+    useless. For the embedded tokens, reentrant checkpointing with frozen embeddings needs it; otherwise nothing uses
+    it, and torch.compile refuses it.
+    """
     for module in model.modules():
         if hasattr(module, "relative_attention_num_buckets"):
             module.gradient_checkpointing = False
@@ -40,15 +44,15 @@ def checkpoint_blocks_only(model: torch.nn.Module, reentrant: bool = False) -> N
 
 
 def as_autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in autocast's type, as torch's own products get it; outside autocast as it is."""
+    """The tensor cast to autocast's type, as torch does for its own products; outside autocast as it is."""
     kind = tensor.device.type
     return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
 def use_bf16_residual(model: torch.nn.Module) -> None:
-    """Under autocast the residual stream has autocast's type from the embedding on, instead of float32.
+    """Gives the residual stream autocast's type, instead of float32, from the embedding on.
 
-    Every layer then reads and writes half the bytes; norms are still computed in float32, as T5's do for half types.
+    Every layer then reads and writes half the bytes. T5's norms still compute in float32, as for all half types.
     """
 
     def to_autocast_dtype(_module, _args, embedded: torch.Tensor) -> torch.Tensor:
@@ -61,7 +65,8 @@ def use_bf16_residual(model: torch.nn.Module) -> None:
 
 # ---------------------------------------------------------------- the relative biases
 class _Biases(torch.autograd.Function):
-    """table [N, H], buckets [Q, K] (equal along diagonals) -> [Q, K, H], in memory [H, Q, K]."""
+    """The biases [Q, K, H], laid out in memory as [H, Q, K], from table [N, H] and buckets [Q, K], which are equal
+    along diagonals."""
 
     @staticmethod
     def forward(ctx, table, buckets):
@@ -96,14 +101,14 @@ def along_diagonals(values: torch.Tensor, keys: int) -> torch.Tensor:
 
 
 class _BiasTable(torch.nn.Embedding):
-    """The embedding `relative_attention_bias`, with this gradient."""
+    """The embedding `relative_attention_bias`, whose gradient is added along diagonals first."""
 
     def forward(self, buckets):
         return _Biases.apply(self.weight, buckets) if buckets.dim() == 2 else super().forward(buckets)
 
 
 def sum_bias_by_diagonals(model: torch.nn.Module) -> None:
-    """Gives every `relative_attention_bias` of the model this gradient; names and weights stay."""
+    """Makes every `relative_attention_bias` of the model a `_BiasTable`; names and weights stay."""
     for module in model.modules():
         table = getattr(module, "relative_attention_bias", None)
         if isinstance(table, torch.nn.Embedding):

@@ -23,7 +23,7 @@ def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrain
     """
     place = name_or_path
     try:
-        while base := base_of(place):  # LoRA's matrices: the configuration is that of their checkpoint
+        while base := base_of(place):  # a folder of LoRA's matrices: the configuration is in their checkpoint
             place = base
         do_not_wait_for_the_hub(place)
         return _without_code(AutoConfig.from_pretrained(place, trust_remote_code=False))
@@ -45,11 +45,11 @@ def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
 
 @contextlib.contextmanager
 def reading_weights(shown: str) -> Iterator[None]:
-    """Turns any failure to read weights into a UserError that begins with `shown`, the flag and its value."""
+    """Turns any failure to read weights into a UserError that begins with `shown`: a flag and its value."""
     try:
         yield
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         reason = first_line(error)
         if "file named" in reason:
-            reason += " Those of Flax or TensorFlow: transformers 4 converts them, by from_flax=True or from_tf=True"
+            reason += ". transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
         raise UserError(f"{shown}: its weights cannot be read ({reason})") from None

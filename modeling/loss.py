@@ -1,11 +1,11 @@
-"""Cross-entropy and z-loss summed over target tokens, and the model whose forward pass ends in them.
+"""Cross-entropy and z-loss summed over target tokens, computed inside a model's forward pass.
 
     compute_loss_in_forward(model, z_loss=1e-4)
     model(input_ids=..., labels=..., num_items_in_batch=...)["loss"]     # given labels: the loss, no logits
     model(input_ids=..., decoder_input_ids=...).logits                   # without them: as transformers'
 
-With the loss inside the forward pass one compiled graph holds head and loss, mixed precision never turns logits into a
-float32 output, and DDP and ZeRO pass on one number.
+With the loss inside the forward pass, head and loss are part of one compiled graph, mixed precision does not copy the
+logits to float32 as an output, and DDP and ZeRO hand back one number.
 
 Legend of shapes: B batch, T target length, N target positions of a batch (B * T), D d_model, V vocabulary.
 """
@@ -31,13 +31,13 @@ from modeling.families import family_of, output_head
 from modeling.preferences import Preference
 from modeling.segment_masks import mask_type, side_by_side
 
-# Columns that T5Trainer's evaluation keeps of each row; an objective adds its own (objectives/metrics.py).
-# predicted_class is -1 where no class label would be written.
+# What T5Trainer's evaluation keeps of each row, in columns; an objective adds its own (objectives/metrics.py).
+# predicted_class is -1 if the model would write none of the class labels.
 STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class")
 
 
 def token_metrics(statistics: np.ndarray) -> dict[str, float]:
-    """Mean loss in nats per target token, and the share of target tokens that are the most likely ones."""
+    """Mean loss in nats per target token, and the share of target tokens that the model finds most likely."""
     nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])
     return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)}
 
@@ -50,8 +50,8 @@ def loss_sum(
     logits [..., V], labels [...] with -100 where nothing counts. The loss is the cross-entropy in nats plus
     z_loss * (log Z)^2, where Z is the sum of exp(logits). The z-loss keeps log Z near 0, and with it logits within the
     range where bfloat16 tells them apart (T5X's definition; Mesh TensorFlow, PaLM section 5).
-    label_smoothing is torch's, spread over all V tokens. T5X spreads a over the V - 1 others, as a V / (V - 1) does
-    here, and subtracts the entropy of the smoothed labels, a constant.
+    label_smoothing is torch's, spread over all V tokens. T5X's spreads an amount a over the other V - 1 tokens, which
+    equals a V / (V - 1) here, and subtracts the entropy of the smoothed labels, a constant.
     """
     flat, labels = _at_least_float32(logits).flatten(0, -2), labels.reshape(-1)
     nats = F.cross_entropy(flat, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)
@@ -63,7 +63,7 @@ def loss_sum(
 
 def nats_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """[B, T] cross-entropy of each label [B, T] under logits [B, T, V], in nats; 0 where the label is -100."""
-    # Along the last dimension it takes a third of the time, and no copy of the logits.
+    # With the classes in the last dimension it takes a third of the time and copies no logits.
     flat = logits.float().flatten(0, 1), labels.flatten()
     return F.cross_entropy(*flat, ignore_index=IGNORE_INDEX, reduction="none").view(labels.shape)
 
@@ -73,11 +73,11 @@ def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _ChunkedLossSum(torch.autograd.Function):
-    """loss_sum(hidden @ weight.T, ...), `chunk` target tokens at a time: [N, V] never exists.
+    """loss_sum(hidden @ weight.T, ...), computed for `chunk` target tokens at a time, so that [N, V] never exists.
 
-    The gradient of a chunk is made with its loss, from the same logits, so that the head's product is not repeated.
-    With a `teacher`, the two tensors of `Distillation.of_chunk`, its divergence is mixed in. weight: None where hidden
-    holds logits already.
+    A chunk's gradient is computed together with its loss, from the same logits, so the head's product is not repeated.
+    weight: None if hidden holds logits. teacher: the two tensors that `Distillation.of_chunk` takes; with them the
+    divergence from the teacher is mixed in.
     """
 
     @staticmethod
@@ -89,7 +89,7 @@ class _ChunkedLossSum(torch.autograd.Function):
         with torch.autocast(device_type, enabled=False):
             rows, matrix = hidden.to(dtype), None if weight is None else weight.to(dtype)
             d_hidden = torch.empty_like(rows) if wants_hidden else None
-            # Sums many small contributions: in float32 at least.
+            # Adds up many small contributions, so in float32 at least.
             d_weight = torch.zeros_like(_at_least_float32(weight)) if wants_weight else None
             total = _at_least_float32(rows.new_zeros(()))
             for start in range(0, len(rows), chunk):
@@ -147,9 +147,12 @@ def chunked_loss_sum(
     distillation: Distillation | None = None,
     teacher: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """loss_sum of the logits hidden [..., D] @ weight [V, D].T, in the memory of `chunk` tokens' logits.
-    weight: None where hidden holds the logits [..., V]. cap: c of logits that become c tanh(logit / c), None: they
-    stay. distillation: mixes in the divergence from a teacher, of which the batch has the tensors `teacher`."""
+    """loss_sum of the logits hidden [..., D] @ weight [V, D].T, with the logits of only `chunk` tokens in memory.
+
+    weight: None if hidden holds logits [..., V]. cap: soft cap c, with which logits become c tanh(logit / c); None
+    without one. distillation: mixes in the divergence from a teacher, given by the batch's tensors `teacher` (LIVE or
+    CACHED in modeling/distillation.py).
+    """
     flat, given = hidden.flatten(0, -2), [part.flatten(0, -2) for part in teacher]
     more = (label_smoothing, z_loss, chunk, cap, distillation)
     return _ChunkedLossSum.apply(flat, weight, labels.reshape(-1), *more, *given)
@@ -158,8 +161,8 @@ def chunked_loss_sum(
 # ---------------------------------------------------------------- the forward pass
 @dataclass
 class LossOutput(ModelOutput):
-    """What a forward pass with labels returns. Of preferences also, without gradient, SUMS over the rows and the
-    log-probabilities [B, A] of the answers (modeling/preferences.py)."""
+    """What a forward pass with labels returns. With preferences (modeling/preferences.py) it also has, without
+    gradient, SUMS over the rows and the answers' log-probabilities [B, A]."""
 
     loss: torch.Tensor | None = None
     sums: torch.Tensor | None = None
@@ -167,7 +170,7 @@ class LossOutput(ModelOutput):
 
 
 class _Head(torch.nn.Linear):
-    """The head. While `deferred` is set it returns its input, and the chunked loss computes the logits."""
+    """The head. While `deferred` is set it returns its input: the chunked loss computes the logits later."""
 
     deferred = False
 
@@ -184,14 +187,14 @@ def head_inputs(model, inputs: dict) -> torch.Tensor:
     head.deferred = True
     try:
         return model.plain_forward(**inputs).logits
-    finally:  # after an error too: the model may be used further, as in a notebook
+    finally:  # after an error too, since a notebook may go on with the model
         head.deferred = False
 
 
 def answers_nats(model, texts: list[torch.Tensor], inputs: dict, chunk: int = 0) -> tuple[torch.Tensor, ...]:
-    """[B, T1], [B, T2] ... nats of each source's answers, which one pass of the encoder reads; 0 where there is -100.
+    """Nats [B, T1], [B, T2] ... of the tokens of several answers to each source, which is encoded once; 0 at -100.
 
-    chunk: target tokens whose logits exist at a time, 0: all. A chunk's logits are made again for its gradient.
+    chunk: target tokens whose logits exist at a time, 0: all. The backward pass computes a chunk's logits again.
     """
     inputs = inputs | side_by_side(texts, model.config, mask_type(model)) | {"use_cache": False}
     labels = torch.cat(texts, dim=1)
@@ -215,11 +218,11 @@ def answers_nats(model, texts: list[torch.Tensor], inputs: dict, chunk: int = 0)
 def preference_loss(
     model, preference: Preference, labels: torch.Tensor, rows: torch.Tensor | None, inputs: dict, chunk: int = 0
 ) -> LossOutput:
-    """The loss of preferences over this batch, divided by the `rows` of the whole step (None: of this batch), or
-    without the reference that it needs the log-probabilities alone.
+    """The preference loss summed over this batch, divided by `rows`, the rows of the whole step (None: of this batch).
+    If the loss needs a reference that `inputs` lacks, log-probabilities alone are returned.
 
-    labels: [B, T]; only -100 in a row that does not count. inputs: with `rejected` [B, R] unless rows are unpaired,
-    `reference` [B, 2], of unpaired rows `desirable` [B] and `divergence`.
+    labels: [B, T], only -100 in a row that does not count. inputs: those of the model, and for pairs `rejected` [B, R]
+    and `reference` [B, 2]; for unpaired rows `reference` [B, 2], `desirable` [B] and `divergence`.
     """
     inputs = dict(inputs)
     names = ("rejected", "reference", "desirable", "divergence")
@@ -238,7 +241,7 @@ def preference_loss(
 
 @functools.cache
 def _with_loss(base: type[torch.nn.Module]) -> type:
-    """A class like `base` whose forward pass computes the loss. It has the same name, which checkpoints repeat."""
+    """A class like `base` whose forward pass computes the loss. It has the same name, which checkpoints record."""
 
     @functools.wraps(base.forward)
     def forward(self, *args, labels=None, num_items_in_batch=None, **kwargs):
@@ -268,11 +271,11 @@ def compute_loss_in_forward(
 
     num_items_in_batch: target tokens of all micro-batches and ranks of the optimizer step, None for this batch alone;
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
-    compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: of batches that
-    may be compiled before it is an error. preference: the loss is `preference_loss`, and num_items_in_batch the rows of
-    the step. distillation: mixes in the divergence from the `teacher`, as load_teacher of
-    model_t5.py gives it, or where that is None from what batches hold of it; the teacher's logits exist a chunk at a
-    time in any case. Calling it again replaces the options. The model's weights, names and class name do not change.
+    compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: how many shapes
+    of batches may be compiled; one more is an error. preference: the loss is `preference_loss`, and num_items_in_batch
+    counts the rows of the step. distillation: mixes in the divergence from a teacher: from the model `teacher` (see
+    load_teacher in model_t5.py), or without one from tensors of the batch. The teacher's logits always exist for a
+    chunk at a time. A second call replaces the options. The model's weights, names and class name do not change.
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))
@@ -285,7 +288,7 @@ def compute_loss_in_forward(
             return preference_loss(model, preference, labels, num_items, inputs, chunk)
         if "decoder_input_ids" not in inputs:
             inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
-        # transformers would otherwise copy all keys and values into a cache that training never reads.
+        # Otherwise transformers copies all keys and values into a cache that training never reads.
         inputs = inputs | {"use_cache": False}
         options = (label_smoothing, z_loss, chunk or CHUNK)
         taught = [inputs.pop(name) for name in names]
@@ -303,7 +306,7 @@ def compute_loss_in_forward(
     model.compute_loss = compute
     if compile_options is not None:
         discard_damaged_kernels()
-        # torch counts graphs per code object: with its own copy, a model does not count those of earlier models.
+        # torch counts compiled graphs per code object: with its own copy, a model starts counting at 0.
         code = compute.__code__.replace()
         own = types.FunctionType(code, compute.__globals__, compute.__name__, None, compute.__closure__)
         torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, shapes)
@@ -311,12 +314,12 @@ def compute_loss_in_forward(
         model.compute_loss = torch.compile(own, fullgraph=True, dynamic=False, **compile_options)
     if distillation is not None and teacher is not None:
         model.compute_loss = _after(teacher, model.compute_loss)
-    model.accepts_loss_kwargs = True  # and now that is so: Trainer passes num_items_in_batch
+    model.accepts_loss_kwargs = True  # now true: Trainer passes num_items_in_batch, which this forward pass uses
 
 
 def _after(teacher: torch.nn.Module, compute: Callable) -> Callable:
-    """`compute` with what the teacher's head would read, and its matrix, among the inputs. The teacher is not compiled,
-    and no module of the model."""
+    """`compute` with two more inputs: what the teacher's head would read, and the head's matrix. The teacher is neither
+    compiled nor a submodule of the model."""
 
     def taught(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
         read = {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)} | inputs
@@ -330,10 +333,11 @@ def _after(teacher: torch.nn.Module, compute: Callable) -> Callable:
 
 
 def discard_damaged_kernels() -> None:
-    """Removes what a run that was killed while compiling left in Inductor's cache of compiled code, and names it.
+    """Removes damaged files from Inductor's cache of compiled code, left by a run that was killed while compiling, and
+    prints their names.
 
-    torch loads every file that is there: an empty one would end all later runs of its shape. A file that another
-    process is compiling right now, for which torch holds a lock, stays.
+    torch loads any file that exists: an empty one would end every later run of its shape. A file that another process
+    is compiling right now stays; torch holds a lock for it.
     """
     for path in Path(cache_dir()).glob("*/*.*o"):  # .so and .o
         if path.suffix in (".so", ".o") and not _is_whole_elf(path):

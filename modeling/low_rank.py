@@ -25,11 +25,11 @@ from common.reports import read_json, write_json
 from modeling.families import output_head
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_CHECKSUM = "base_checksum.json"  # of the weights that the matrices were trained with
+_CHECKSUM = "base_checksum.json"  # the checksum of the base weights that the matrices were trained with
 
 
 def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
-    """Freezes the model and puts matrices A [rank, in] and B [out, rank], which begins at 0, beside its layers'.
+    """Freezes the model and gives each of its linear layers matrices A [rank, in] and B [out, rank]; B starts at 0.
 
     base: the checkpoint whose weights these are. The model then saves A and B, the base's absolute path or name on the
     Hub, and the settings of `generate` alone.
@@ -43,7 +43,7 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     # Layers of T5Gemma 2's image encoder, which is not trained, have the names of layers that read text.
     others = sorted(name for name in linears.keys() - trained if name.rpartition(".")[2] in layers)
     for layer in linears.values():
-        layer.compute_dtype = torch.float32  # from which peft takes the type of A and B
+        layer.compute_dtype = torch.float32  # peft gives A and B this type
     base = str(Path(base).absolute()) if Path(base).is_dir() else base
     options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM", exclude_modules=others or None)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options), model)
@@ -56,7 +56,7 @@ def has_low_rank(model: torch.nn.Module) -> bool:
 
 
 def _save(model, folder, state_dict: dict | None = None, is_main_process: bool = True, **_) -> None:
-    """Replaces the model's `save_pretrained`. state_dict: the whole model's, where it is sharded."""
+    """Replaces the model's `save_pretrained`. state_dict: the whole model's weights, if the model is sharded."""
     if not is_main_process:
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
 
 
 def checksum(model: torch.nn.Module) -> float:
-    """A number made from a part of every tensor, which differs between checkpoints with different weights."""
+    """A number computed from a part of every tensor; checkpoints with different weights have different ones."""
     return sum(float(p.detach().flatten()[:64].double().abs().sum()) for p in model.parameters())
 
 
@@ -87,7 +87,7 @@ def _in_file(name: str) -> str:
 
 
 def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
-    """{name in the model: tensor} of a checkpoint's matrices. UserError if they are not those of the model."""
+    """{name in the model: tensor} of a checkpoint's LoRA matrices. UserError if the model has others."""
     _check_base(model.base_checksum, folder)
     state = load_file(folder / WEIGHTS)
     names = {_in_file(name): name for name in model.state_dict() if ".lora_" in name}
@@ -103,8 +103,8 @@ def load_low_rank(model: torch.nn.Module, folder: Path) -> None:
 
 # ---------------------------------------------------------------- a folder of matrices
 def base_of(name_or_path: str | Path) -> str | None:
-    """The checkpoint that a folder's matrices belong to; None where the folder holds none. UserError for adapters that
-    are no LoRA, or that name no checkpoint."""
+    """The checkpoint that a folder's LoRA matrices belong to; None if the folder holds no adapter. UserError for other
+    adapters than LoRA, and for one that names no checkpoint."""
     path = Path(name_or_path) / CONFIG
     if not path.is_file():
         return None
@@ -115,16 +115,18 @@ def base_of(name_or_path: str | Path) -> str | None:
         raise UserError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
     if kind != "LORA" or not base or not (Path(name_or_path) / WEIGHTS).is_file():
         raise UserError(
-            f"--model_name_or_path {name_or_path}: holds an adapter ({kind} of {base}); only LoRA in "
-            f"{WEIGHTS}, of a checkpoint that {CONFIG} names, can be merged"
+            f"--model_name_or_path {name_or_path}: the folder holds an adapter ({kind}, made from {base}) that cannot "
+            f"be merged. Give a LoRA adapter with its matrices in {WEIGHTS} and the name of its checkpoint in {CONFIG}"
         )
     return base
 
 
 def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> PreTrainedModel:
-    """The model with a folder's matrices added to its own, or without `merge` beside them and all of it frozen. What
-    could be trained still can. ValueError if a matrix is also another layer's, as T5 v1.0's head and the embeddings
-    are: beside them stood no A and B."""
+    """The model with a folder's LoRA matrices added to its own; without `merge` they stay beside its own, all frozen.
+
+    The merged model can be trained as before. UserError if a matrix is also another layer's, such as T5 v1.0's head,
+    which is the embedding: it had no A and B of its own, and adding them would change both layers.
+    """
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
 

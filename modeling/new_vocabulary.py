@@ -18,7 +18,8 @@ def embedding_rows(tokens: int) -> int:
 
 
 def matching_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> dict[int, int]:
-    """{id in the new tokenizer: id in the old one} of equal tokens, sentinels by their numbers, and special tokens.
+    """{id in the new tokenizer: id in the old one} of tokens that both have: equal texts, sentinels of equal number,
+    special tokens of the same role.
 
     {"▁the": 5, "▁<extra_id_0>": 99} and {"▁the": 7, "<extra_id_0>": 199, "▁il": 8} -> {7: 5, 199: 99}
     """
@@ -34,8 +35,8 @@ def matching_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> 
 
 
 def _writes_bytes(tokenizer: PreTrainedTokenizerBase) -> str:
-    """How its tokens write letters beyond ASCII: "" as themselves; ByT5 and byte-level BPE as one sign for each byte,
-    which looks like another letter."""
+    """How its tokens write letters beyond ASCII: "" if as themselves. ByT5 and byte-level BPE write each byte as one
+    character, which may look like another letter."""
     if is_byte_level(tokenizer):
         return "ByT5"
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -92,7 +93,7 @@ def change_vocabulary(
             config.bos_token_id = new.bos_token_id
         config.decoder_start_token_id = start
     of_new = dict(sentinel_ids=find_sentinel_ids(new, required=False).tolist(), input_ids_offset=ids_offset(new))
-    for name, value in of_new.items():  # what config.json says of the old tokenizer, if it does
+    for name, value in of_new.items():  # replaces what config.json says about the old tokenizer
         if getattr(model.config, name, value) != value:
             delattr(model.config, name)
     return {"kept": len(pairs), "new": len(new) - len(pairs)}

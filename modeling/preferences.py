@@ -1,13 +1,16 @@
-"""Losses of preferences, from the log-probabilities of whole answers: dpo, ipo, simpo and kto.
+"""The losses dpo, ipo, simpo and kto, which learn from preferences by the log-probabilities of whole answers.
 
     preference = Preference("dpo", beta=0.1)
     scores = preference.scores(log_probabilities, tokens, reference)      # [B, A]
     losses = preference.losses(scores)                                    # [B]
 
-beta times a score is the answer's reward. A log-probability is the sum over the answer's tokens, EOS included; the
-start token and padding count nothing.
+The log-probability of an answer is the sum over its tokens, EOS included, without start token and padding. A score
+compares it with the starting checkpoint's; beta times the score is the answer's reward.
 
-Legend of shapes: B rows, A answers of a row (chosen and rejected; with kto one).
+A row is a pair, with a chosen and a rejected answer. With kto it is one answer, desirable or not, and beside it an
+answer to another prompt, from which KL(model, reference) is estimated.
+
+Legend of shapes: B rows, A answers of a row that have scores (2: chosen and rejected; kto 1).
 """
 
 from dataclasses import dataclass
@@ -16,20 +19,24 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-# Sums over rows, of which the metrics are made; "good" answers are chosen or desirable, "bad" ones the others.
+# Sums over rows, from which the metrics follow. "good" answers are chosen or desirable, "bad" ones rejected or not.
 SUMS = ("good", "bad", "good_log_probability", "bad_log_probability", "good_reward", "bad_reward", "right", "rows")
-# Columns that an evaluation keeps of each row behind STATISTICS (modeling/loss.py), for its second answer.
+# What an evaluation keeps of each row, in columns after those of STATISTICS (modeling/loss.py).
 OF_PREFERENCE = ("rejected_nats", "rejected_tokens", "reference", "rejected_reference", "desirable")
-# {kind: its beta, unless one is given}: those of the papers and of TRL; SimPO's of its authors' code.
+# {kind: default of beta}, as in the papers and TRL; SimPO's default is that of its authors' code.
 BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0, "kto": 0.1}
 SIMPO_GAMMA = 0.5
 
 
 @dataclass(frozen=True)
 class Preference:
-    """kind: dpo (Rafailov et al. 2023, arXiv 2305.18290, equation 7), ipo (Azar et al. 2023, arXiv 2310.12036, equation
-    17, on means over tokens as its authors told TRL), simpo (Meng et al. 2024, arXiv 2405.14734, equation 6), kto
-    (Ethayarajh et al. 2024, arXiv 2402.01306, equation 8). gamma: SimPO's target margin."""
+    """A loss of preferences. gamma: SimPO's target margin. kind:
+
+    - dpo: Rafailov et al. 2023 (arXiv 2305.18290), equation 7
+    - ipo: Azar et al. 2023 (arXiv 2310.12036), equation 17, on means over tokens, as its authors advised TRL
+    - simpo: Meng et al. 2024 (arXiv 2405.14734), equation 6
+    - kto: Ethayarajh et al. 2024 (arXiv 2402.01306), equation 8
+    """
 
     kind: str
     beta: float
@@ -37,25 +44,25 @@ class Preference:
 
     @property
     def has_reference(self) -> bool:
-        """Whether log-probabilities are compared with those of the starting checkpoint."""
+        """Whether log-probabilities are compared with those of the starting checkpoint, the reference."""
         return self.kind != "simpo"
 
     @property
     def is_unpaired(self) -> bool:
-        """Whether a row has one answer, which is desirable or not."""
+        """Whether a row is one answer, desirable or not, and not a pair."""
         return self.kind == "kto"
 
     def scores(self, log_probabilities: torch.Tensor, tokens: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """[B, A] of answers with these log-probabilities [B, A], lengths [B, A], and log-probabilities [B, A] under the
-        reference, which simpo does not read."""
+        """The answers' scores [B, A]: log-probability minus the reference's (simpo: without the reference), for ipo and
+        simpo divided by the number of tokens. All arguments are [B, A]."""
         scores = log_probabilities - reference if self.has_reference else log_probabilities
         return scores / tokens.clamp(min=1) if self.kind in ("ipo", "simpo") else scores
 
     def losses(
         self, scores: torch.Tensor, desirable: torch.Tensor | None = None, divergence: torch.Tensor | float = 0.0
     ) -> torch.Tensor:
-        """[B] losses. With kto, desirable: [B], 1 where the answer is a good one; divergence: the estimate of
-        KL(model, reference), without gradient, from answers to other prompts."""
+        """The loss of each row [B]. desirable and divergence are kto's: desirable [B] is 1 where the answer is a good
+        one; divergence is the estimate of KL(model, reference), without gradient."""
         if self.is_unpaired:
             return 1 - torch.sigmoid(self.beta * (2 * desirable - 1) * (scores[:, 0] - divergence))
         margins = scores[:, 0] - scores[:, 1]
@@ -71,8 +78,11 @@ class Preference:
         desirable: torch.Tensor | None = None,
         divergence: torch.Tensor | float = 0.0,
     ) -> torch.Tensor:
-        """[8] SUMS over the rows that are `counted` [B]. A pair is right if the chosen answer has the higher reward, a
-        single answer if its reward is above the divergence's where it is desirable, and only there."""
+        """The SUMS [8] over the rows where `counted` [B] is true.
+
+        A pair is right if its chosen answer has the higher reward. A desirable answer is right if its score is above
+        the divergence, an undesirable one if it is not.
+        """
         if self.is_unpaired:
             good = desirable[:, None].bool()
             right = scores[:, 0].gt(divergence).eq(good[:, 0])
@@ -89,7 +99,8 @@ class Preference:
 
 
 def preference_metrics(sums: torch.Tensor) -> dict[str, float]:
-    """Means over the rows of their SUMS [8]; nan where there is no row of a kind, as in a batch without bad answers."""
+    """Metrics, which are means over rows, from SUMS [8]; nan where there is nothing to average, such as in a batch
+    without bad answers."""
     values = dict(zip(SUMS, sums.double(), strict=True))
     good, bad, rows = values["good"], values["bad"], values["rows"]
     means = {
@@ -102,15 +113,18 @@ def preference_metrics(sums: torch.Tensor) -> dict[str, float]:
 
 
 def log_probabilities(statistics: np.ndarray) -> dict[str, list[float]]:
-    """Those of both answers of each row, from the statistics [N, 5 + 5] of an evaluation."""
+    """Log-probabilities of both answers of each row, from the statistics [N, 5 + 5] of an evaluation: STATISTICS, then
+    OF_PREFERENCE."""
     columns = {"chosen_log_probability": 0, "rejected_log_probability": -len(OF_PREFERENCE)}
     return {name: (-statistics[:, place]).tolist() for name, place in columns.items()}
 
 
 def evaluated(preference: Preference, statistics: np.ndarray) -> dict[str, float]:
-    """The metrics of an evaluation from its rows' statistics [N, 5 + 5]: log-probabilities and, where the reference's
-    are known or not needed, rewards and the mean loss. Of unpaired rows, the second answer is that to another prompt,
-    from which the divergence is estimated."""
+    """The metrics of an evaluation, from its statistics [N, 5 + 5] (STATISTICS, then OF_PREFERENCE).
+
+    Without the reference's log-probabilities, where they are needed (nan in the statistics), rewards and loss are left
+    out. In unpaired rows the second answer is the one to another prompt, from which the divergence is estimated.
+    """
     columns = torch.from_numpy(statistics).double()
     tokens, desirable = columns[:, [1, -4]], columns[:, -1]
     log_probabilities, reference, divergence = -columns[:, [0, -5]], columns[:, [-3, -2]], 0.0

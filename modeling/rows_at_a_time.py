@@ -1,6 +1,6 @@
-"""How many rows a model processes at a time where no gradient is needed.
+"""How many rows of a batch a model processes at a time when no gradient is needed.
 
-With the vocabularies, lengths, label sets and beams of some tasks a whole batch would not fit into memory.
+With a large vocabulary, long texts, many class labels or beams, a whole batch would not fit into memory.
 
 Legend of shapes: S source length, T target length.
 """
@@ -11,13 +11,13 @@ from transformers import PreTrainedConfig
 from common.processes import free_memory
 from modeling.families import family_of, shape_of
 
-LARGEST_TENSOR = 2**28  # numbers: 1 GiB in float32; two or three such tensors exist at a time
-SHARE_OF_CACHES = 0.2  # of a GPU's memory, or of a machine's free memory
+LARGEST_TENSOR = 2**28  # numbers, 1 GiB in float32; two or three such tensors exist at a time
+SHARE_OF_CACHES = 0.2  # share of a GPU's memory, or of a machine's free memory, that caches may take
 
 
 def rows_to_score(config: PreTrainedConfig, source: int, target: int) -> int:
-    """Number of rows of these source and target lengths for which no tensor of a forward pass exceeds LARGEST_TENSOR:
-    the logits, the encoder's attention scores, its feed-forward layer."""
+    """Number of rows of these source and target lengths for which no tensor of a forward pass exceeds LARGEST_TENSOR.
+    The largest are the logits, the encoder's attention scores and its feed-forward layer's output."""
     shape, family = shape_of(config), family_of(config)
     queries, keys, _ = family.encoder_attention(config, source)
     scores, wide = shape.encoder.heads * queries * keys, 2 * source * shape.encoder.feed_forward
@@ -25,13 +25,13 @@ def rows_to_score(config: PreTrainedConfig, source: int, target: int) -> int:
 
 
 def parts(rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
-    """A batch {name: [B, ...]}, at most `size` rows at a time."""
+    """A batch {name: [B, ...]} cut into batches of at most `size` rows."""
     count = len(next(iter(rows.values())))
     return [{name: values[i : i + size] for name, values in rows.items()} for i in range(0, count, size)]
 
 
 def cached_numbers(config: PreTrainedConfig, source: int, target: int) -> int:
-    """Keys and values that `generate` keeps of one text: each layer's of T written and S read positions."""
+    """How many numbers `generate` caches for one text: keys and values of T written and S read tokens in each layer."""
     decoder = shape_of(config).decoder
     return 2 * decoder.layers * decoder.key_inner * (source + target)
 
@@ -39,7 +39,7 @@ def cached_numbers(config: PreTrainedConfig, source: int, target: int) -> int:
 def rows_to_generate(
     config: PreTrainedConfig, source: int, target: int, beams: int, device: torch.device, bf16: bool
 ) -> int:
-    """Number of rows whose caches, with these beams, take SHARE_OF_CACHES of the memory."""
+    """Number of rows whose caches, with this number of beams, take SHARE_OF_CACHES of the memory."""
     is_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_gpu else free_memory()
     of_row = beams * cached_numbers(config, source, target) * (2 if bf16 else 4)

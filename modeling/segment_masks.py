@@ -1,11 +1,13 @@
 """Several examples in one row that do not attend to each other: block-diagonal masks for all three kinds of attention.
 
-A packed batch carries small integers, `input_segments` [B, S] and `target_segments` [B, T]: the number of a position's
-example within its row, 0 where a position is not used. T5's positions are relative, so an example gives the same result
-anywhere in a row as alone. transformers' T5 gives encoder and cross-attention one mask, and passes unknown keywords on
-to both stacks. So the segments are passed as keywords, through whatever wraps the model, and forward pre-hooks of the
-stacks make 4-D masks of them. T5Gemma's layers take two kinds of masks, with and without a window. Its decoder takes
-the positions of its tokens too, which begin anew with each example.
+A packed batch has two more tensors, `input_segments` [B, S] and `target_segments` [B, T]. They number the examples of a
+row: each position has the number of its example, and 0 if it is not used. T5's positions are relative, so an example
+gives the same result anywhere in a row as alone.
+
+transformers' T5 takes one mask for encoder and cross-attention, but passes unknown keywords on to both stacks. So the
+segments travel as keywords through whatever wraps the model, and a forward pre-hook of each stack turns them into 4-D
+masks. T5Gemma's layers take two masks, one for layers with a window and one for the others; its decoder also takes the
+positions of its tokens, which restart at 0 in each example.
 
 Legend of shapes: B rows, S and T input and target length of a row, Q queries, K keys.
 """
@@ -16,16 +18,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from data_collator_t5 import shift_right
 from modeling.families import family_of, shape_of
 
-SEGMENTS = ("input_segments", "target_segments", "target_kinds")  # the keywords; the last one is for the evaluation
+SEGMENTS = ("input_segments", "target_segments", "target_kinds")  # keywords; only the evaluation reads the last one
 
 
 def segment_mask(
     queries: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype = torch.float32, causal: bool = False
 ) -> torch.Tensor:
-    """Additive mask [B, 1, Q, K] from segments [B, Q] and [B, K]: 0 within an example, else the lowest number.
+    """Additive mask [B, 1, Q, K] from segments [B, Q] and [B, K]: 0 within an example, else the type's lowest number.
 
-    segments 1 1 2 -> rows 0 0 -, 0 0 -, - - 0; causal: 0 - -, 0 0 -, - - 0. With -inf in place of the lowest number, a
-    position that attends to nothing would be nan.
+    Segments 1 1 2 give the rows 0 0 -, 0 0 -, - - 0, and with `causal` 0 - -, 0 0 -, - - 0, where - is the lowest
+    number. It is not -inf, which would turn a position that may attend to nothing into NaN.
     """
     allowed = queries[:, :, None].eq(keys[:, None, :])
     if causal:
@@ -59,7 +61,7 @@ def enable_packing(model: PreTrainedModel) -> None:
 
 
 def _by_kind(mask: torch.Tensor, window: tuple[int, int] | None) -> torch.Tensor | dict[str, torch.Tensor]:
-    """The mask [B, 1, Q, K], or where layers see a window (places before, after) the masks of both kinds of layers."""
+    """The mask [B, 1, Q, K] as it is; with a window (tokens before, tokens after), {kind of layer: its mask}."""
     if window is None:
         return mask
     ahead = torch.arange(mask.shape[3], device=mask.device) - torch.arange(mask.shape[2], device=mask.device)[:, None]
@@ -68,14 +70,15 @@ def _by_kind(mask: torch.Tensor, window: tuple[int, int] | None) -> torch.Tensor
 
 
 def _places(segments: torch.Tensor) -> torch.Tensor:
-    """Place of each position within its example: segments 1 1 2 2 2 -> 0 1 0 1 2."""
+    """The place of each position in its example: segments 1 1 2 2 2 -> 0 1 0 1 2."""
     places = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     begins = segments.diff(dim=1, prepend=segments[:, :1]).ne(0)
     return places - (places * begins).cummax(dim=1).values
 
 
 def mask_type(module) -> torch.dtype:
-    """Of the attention scores: a float32 mask beside bfloat16 queries is wrong in some kernels."""
+    """The type that attention scores have, which a mask must share: some kernels answer wrongly with bfloat16 queries
+    and a float32 mask."""
     weight = next(module.parameters())
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -85,10 +88,10 @@ def mask_type(module) -> torch.dtype:
 def side_by_side(
     texts: list[torch.Tensor], config: PreTrainedConfig, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """The decoder's arguments for several targets [B, T1], [B, T2] ... of each source, -100 where there is no token.
+    """The decoder's arguments that score several targets [B, T1], [B, T2] ... of each source, with -100 as padding.
 
-    They are joined into one sequence with a block-diagonal causal mask, so that encoder and cross-attention keys are
-    computed once; relative positions within each text stay the same.
+    The targets of a row are joined into one sequence, and a block-diagonal causal mask keeps them apart. So the encoder
+    and the keys of cross-attention are computed once for all; relative positions within each target do not change.
     """
     rows, lengths, device = len(texts[0]), [text.shape[1] for text in texts], texts[0].device
     shifted = [shift_right(text, config.decoder_start_token_id, config.pad_token_id) for text in texts]

@@ -1,26 +1,29 @@
 """A page in the browser on which to try a model: `predict_t5.py --web`.
 
 open_page("fine_tune_t5", "rte sentence1: <sentence1> sentence2: <sentence2>", ["sentence1", "sentence2"], [], answer)
--> http://127.0.0.1:7860 until Ctrl-C; from Python gradio_client.Client(url).predict("a", "b", api_name="/answer")
+-> serves http://127.0.0.1:7860 until Ctrl-C
+
+A program asks it with gradio_client.Client(url).predict("a", "b", api_name="/answer").
 """
 
 import os
 import time
 from collections.abc import Callable
 
-HEADERS = ["prediction", "log_probability"]  # of `n_best`
+HEADERS = ["prediction", "log_probability"]  # columns of the table of `n_best`
 
 
 def open_page(
     title: str, reads: str, inputs: list[str], more: list[str], answer: Callable[[dict[str, str]], dict]
 ) -> None:
-    """Serves a page with a box for each of `inputs`, on this machine alone unless GRADIO_SERVER_NAME says otherwise,
-    until Ctrl-C.
+    """Serves a page with a text box for each of `inputs`, until Ctrl-C. Only this machine can open it, unless the
+    environment variable GRADIO_SERVER_NAME says otherwise.
 
-    reads: the text that the model reads, with <names> of inputs. answer: {input: text} -> {"prediction", "read" (the
-    text that the model has read) and what `more` names: "n_best", "labels" ({class: its probability})}.
+    reads: what the model reads, shown at the top, with <input> in place of each input. answer: function {input: text}
+    -> {"prediction": the answer, "read": the text that the model has read, and what `more` names}. more: "n_best",
+    whose value is a list of records with HEADERS; "labels", whose value is {class: its probability}.
     """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import, which sends that gradio was imported
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # set before the import, at which gradio sends a first report
     import gradio
 
     def answered(*texts: str) -> list:
@@ -45,7 +48,7 @@ def open_page(
                         results.append(gradio.Label(label="probability of each class"))
                     else:
                         results.append(gradio.Dataframe(headers=HEADERS, label="all answers, the best first"))
-        started = [button.click, *(box.submit for box in boxes)]  # Shift-Enter in a box
+        started = [button.click, *(box.submit for box in boxes)]  # submit: Shift-Enter in a box
         gradio.on(started, answered, boxes, [*results, *about], api_name="answer")
     options = dict(share=False, show_error=True, ssr_mode=False, run_history=False, footer_links=["api"])
     page.launch(**options, quiet=True, prevent_thread_lock=True)

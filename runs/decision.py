@@ -21,9 +21,9 @@ from training.checkpoints import check_same_flags, prepare_output_dir
 
 @dataclass(frozen=True)
 class Decision:
-    """title: such as "pre-training". model, data, args: the flags; data are those of text or tasks. tokenizer: the one
-    that they name, None where it is trained on the text. speed: what is chosen for the machine; the flags hold it
-    already. checkpoint: the one that the run resumes from, or None."""
+    """What a run is. title: such as "pre-training". model, data, args: the flags with their final values; data are
+    those of text or tasks. tokenizer: the one that the flags name, None if it will be trained on the text. speed: what
+    was chosen for the machine, already part of the flags. checkpoint: where the run resumes, or None."""
 
     title: str
     model: ModelArguments
@@ -44,7 +44,7 @@ class Decision:
         return model | dataclasses.asdict(self.data) | self.args.to_dict()
 
     def decided_flags(self) -> dict[str, Any]:
-        """Those of `flags` whose value is not the default of a flag: given, or decided."""
+        """The `flags` whose value is not the flag's default: those that were given or decided."""
         groups = (type(group) for group in (self.model, self.data, self.args))
         defaults = {field.name: field.default for group in groups for field in dataclasses.fields(group)}
         return {name: value for name, value in self.flags().items() if value != defaults.get(name) and value != []}
@@ -60,7 +60,7 @@ def settle(
     dropout: float | None = None,
 ) -> Decision:
     """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
-    call it. dropout: of the job, unless the flags say one. UserError for what cannot work here."""
+    call this. dropout: the job's default, for when no flag says one. UserError for what cannot work on this machine."""
     check_model_source(model, args, batches.packed)
     check_same_flags(model, data, args)
     checkpoint = prepare_output_dir(args)
@@ -82,10 +82,10 @@ def build_model(
     run: Decision, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None
 ) -> tuple[PreTrainedModel, str | None]:
     """(model with its weights, summary of a switched vocabulary or None), ready to be trained as decided."""
-    if run.args.teacher and tokenizer is not run.tokenizer:  # UL2 has given it new tokens
+    if run.args.teacher and tokenizer is not run.tokenizer:  # UL2 has added tokens to the tokenizer
         check_teacher(run.args, planned_model(run.model, tokenizer, dropout).config, tokenizer)
     model, vocabulary = get_model(run.model, tokenizer, dropout)
-    if (form := form_of(run.model)) != "float32" and not run.args.dry_run:  # which trains nothing
+    if (form := form_of(run.model)) != "float32" and not run.args.dry_run:  # a dry run needs no quantised weights
         freeze(model, form, run.args.device, bool(run.args.bf16))
     use_speed(run.speed, model, run.args)
     return model, vocabulary

@@ -1,4 +1,4 @@
-"""Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape; and what there is.
+"""Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape, beside those it has.
 
     stored = activation_bytes(config, batch=32, source=512, target=114, attention="t5_fused", bf16=True)
     states = state_bytes("zero2", config, shapes, "adamw_torch", processes=64, bf16=True)
@@ -49,11 +49,13 @@ FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched 
 class Activations:
     """Bytes of one micro-batch on one GPU.
 
-    stored: tensors that autograd keeps for the layers (with checkpointing: the layers' inputs). loss: in float32 the
-    logits' log-softmax and the gradients of both, and with a z-loss the logits and one more gradient. weight_copies:
-    autocast's bfloat16 weights. recomputed: the largest block, computed again in the backward pass, with its gradients
-    (checkpointing only); loss and weight copies are gone by then. packed: what a CPU's product in bfloat16 copies of
-    its operands. dequantised: the largest matrix of int8 and nf4 weights, made for its product.
+    - stored: tensors that autograd keeps for the layers (with checkpointing: the layers' inputs)
+    - loss: in float32 the logits' log-softmax and the gradients of both, with a z-loss the logits and one more gradient
+    - weight_copies: autocast's bfloat16 copies of the weights
+    - recomputed: with checkpointing, the largest block, which the backward pass computes again, with its gradients; by
+      then loss and weight copies are freed
+    - packed: copies of operands that a CPU's bfloat16 product makes
+    - dequantised: the largest int8 or nf4 matrix, dequantised for its product
     """
 
     stored: int
@@ -102,36 +104,37 @@ def activation_bytes(
     rank = min(map(min, low_rank), default=0)
     copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
 
-    def norm(rows: int, width: int) -> int:  # its input and its normalised copy in float32, and a factor for each row
+    # Each function returns the bytes that the backward pass needs of one part of a layer.
+    def norm(rows: int, width: int) -> int:  # input and normalised copy in float32, and a factor for each row
         return rows * (2 * 4 * width + 4)
 
-    def norms(rows: int, of: Stack) -> int:  # of a sublayer: the residual stream's, and its output's if there is one
+    def norms(rows: int, of: Stack) -> int:  # all norms of a part of a layer: before it and, in some families, after it
         return of.norms * norm(rows, of.width)
 
-    def inputs(rows: int, width: int, products: int) -> int:  # a norm's output: a tensor, or a copy for each product
+    def inputs(rows: int, width: int, products: int) -> int:  # a norm's output; in bfloat16 a copy for each product
         return rows * width * (2 * products if bf16 else 4)
 
-    def heads_of(rows: int, of: Stack) -> int:  # queries, keys, values, or what the output projection reads
+    def heads_of(rows: int, of: Stack) -> int:  # queries, keys, values, or the input of the output projection
         return rows * of.inner * low
 
-    def normed(queries: int, keys: int, of: Stack) -> int:  # inputs and copies of the norms of queries and keys
+    def normed(queries: int, keys: int, of: Stack) -> int:  # norms of queries and keys: inputs and float32 copies
         return of.query_norms * 2 * 4 * (queries * of.inner + keys * of.key_inner)
 
-    def scores(of: Stack, queries: int, keys: int, bias: bool = True) -> int:  # weights; or log-sums and the bias
-        if attention != "eager":
+    def scores(of: Stack, queries: int, keys: int, bias: bool = True) -> int:  # attention weights of a batch
+        if attention != "eager":  # a fused kernel keeps no weights: only their log-sums, and the bias
             return 4 * of.heads * queries * (batch + (keys if bias else 0))
         # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
         weight = 4 if not bf16 else 6 if bias or not on_cpu or of.casts_scores else 2
         return batch * of.heads * queries * keys * (weight + (low if of.caps_scores else 0))
 
     def feed_forward(rows: int, of: Stack) -> int:
-        # Gated: the GELU's input and output, the gate and their product. ReLU: its output, with a copy in bfloat16.
+        # Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy.
         wide = 4 if of.gated else 2 if bf16 else 1
         small = (3 if of.gated else 2) * rows * rank * low
         wide = wide * rows * of.feed_forward * low
         return norms(rows, of) + inputs(rows, of.width, 2 if of.gated else 1) + wide + small
 
-    def self_attention(rows: int, of: Stack, keys: int) -> int:  # without the scores; keys: held, as many values
+    def self_attention(rows: int, of: Stack, keys: int) -> int:  # without the scores; keys: number of keys held
         heads = heads_of(2 * (rows + keys), of)
         return norms(rows, of) + inputs(rows, of.width, 3) + heads + normed(rows, rows, of) + 4 * rows * rank * low
 
@@ -154,9 +157,8 @@ def activation_bytes(
         copied = trained + head
 
     def with_gradients(block: int, rows: int, of: Stack, weights: int, weights_of_scores: int) -> int:
-        """A block that goes backward, at its largest. First its feed-forward layer has gradients of wide tensors and of
-        two matrices. Once these and the layer are gone, the eager attention has those of its scores, of its weights and
-        of the bias."""
+        """The most that a block needs during its backward pass. First its feed-forward layer has gradients of its wide
+        tensors and of two matrices. When these are freed, eager attention has gradients of scores, weights and bias."""
         copies = (2 * weights if bf16 and form == "float32" else 0) + copies_of_low_rank // decoder.layers
         wide = 2 * rows * of.feed_forward * low + 4 * min(2 * of.width * of.feed_forward, trained)
         quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
@@ -179,7 +181,7 @@ def activation_bytes(
         copied = max(trained, head)
     else:
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
-    cap = low if family_of(config).logit_cap(config) else 0  # its tanh
+    cap = low if family_of(config).logit_cap(config) else 0  # the tanh of the logits' soft cap
     loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
     if chunk:  # its logits and their gradient; that of the head's weights, if they are trained, and what the chunk adds
         loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
@@ -212,8 +214,8 @@ def block_parameters(config: T5Config) -> int:
 # ---------------------------------------------------------------- weights, gradients, optimizer
 @dataclass(frozen=True)
 class States:
-    """Bytes on one GPU. working: the strategy's buffers and gathered weights. With ZeRO in bfloat16 the float32 master
-    weights count as optimizer, as in the paper."""
+    """Bytes on one GPU. working: buffers and gathered weights of the sharding. With ZeRO in bfloat16 the float32 master
+    weights count as part of the optimizer, as in the paper."""
 
     weights: int
     gradients: int
@@ -227,7 +229,7 @@ def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) 
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
     numbers = sum(map(math.prod, shapes))
     one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0
-    return 8 * numbers - 4 * min(one_moment, numbers)  # of a part of the weights, as LoRA's matrices are, all have one
+    return 8 * numbers - 4 * min(one_moment, numbers)  # if `shapes` are a part of the weights, as LoRA's, all have one
 
 
 def state_bytes(
@@ -257,7 +259,7 @@ def state_bytes(
     if strategy == "ddp":
         return States(4 * weights, 4 * weights, state, 4 * weights if processes > 1 else 0)
     if strategy == "fsdp2":
-        blocks = FSDP_BLOCKS_AT_ONCE * 2 * block_parameters(config)  # and their gradients
+        blocks = FSDP_BLOCKS_AT_ONCE * 2 * block_parameters(config)  # times 2: weights and gradients
         gathered = low * (shape_of(config).embedding_weights + blocks)
         return States(part(4 * weights), part(4 * weights), part(state), gathered if processes > 1 else 0)
     gathered, reduced = 0, bucket("reduce_bucket_size")
@@ -319,8 +321,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Launcher:
-    """processes: in all. cores: of each. sharding: ddp, zero1 to zero3 or fsdp2. memory: bytes of the machine that are
-    free for each."""
+    """How the run was started. processes: their number in all; cores: those of each process; sharding: ddp, zero1 to
+    zero3 or fsdp2; memory: free bytes of the machine for each process."""
 
     processes: int = 1
     cores: int = 1
@@ -343,8 +345,8 @@ def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
 
 
 def find_gpu(args) -> Gpu | None:
-    """The GPU of `--assume_gpu`, else the one that this process trains on, with the memory that is free on the fullest
-    one of all processes; None on a CPU. All processes must call it."""
+    """The GPU of `--assume_gpu`, else the one that this process trains on; None on a CPU. Its memory is what is free on
+    the fullest GPU of all processes, so all processes must call this."""
     if args.assume_gpu:
         name = GPUS[args.assume_gpu]
         peaks = HARDWARE_PEAKS[name]
@@ -394,7 +396,7 @@ def needed_memory(model: PreTrainedModel, args: T5TrainingArguments, form: str =
 
 
 def teacher_bytes(args: T5TrainingArguments) -> int:
-    """Bytes of the weights of --teacher, whole in each process; 0 without one, and where only what it said is read."""
+    """Bytes of the weights of --teacher, whole in each process; 0 without one, or if its outputs were cached."""
     if not args.teacher or getattr(args, "teacher_top_k", 0):
         return 0
     shape, gpu = shape_of(teacher_config(args)), find_gpu(args)
@@ -414,7 +416,7 @@ def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a run needs, and those that there are."""
+    """Bytes that a run needs, and bytes that the machine has."""
 
     memory: float
     memory_there: float
@@ -435,7 +437,7 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ne
     check_warmup(args, steps)
     check_schedule(args, steps)
     check_muon(args, model)
-    if needs.disk > needs.disk_there and not args.assume_gpu:  # of another machine
+    if needs.disk > needs.disk_there and not args.assume_gpu:  # --assume_gpu plans for another machine's disk
         raise UserError(
             f"--output_dir {args.output_dir} will need {human_bytes(needs.disk)} and has "
             f"{human_bytes(needs.disk_there)} free: use another disk, a smaller --save_total_limit or "

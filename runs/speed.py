@@ -1,11 +1,12 @@
-"""Chooses settings that make a run fast and describes them in a line: `--speed auto`; `--speed plain` chooses none.
+"""Chooses settings that make a run fast and says them in a line (`--speed auto`), or chooses none (`--speed plain`).
 
     speed = decide_speed(job, args)         # a frozen record, with a line for the plan; changes nothing
     args = args.replaced(**speed.flags(args))
     use_speed(speed, model, args)           # gives it to the model and to torch
 
-A flag that is given wins. Only what changes a run's numbers by no more than rounding is chosen: the global batch, the
-order of the rows and the weights stay; a resumed run keeps what it had. Whatever changes more is a flag of its own.
+A flag that is given wins over a choice. Only settings that change a run's results by no more than rounding are chosen:
+the global batch, the order of the rows and the weights stay the same, and a resumed run keeps what it had. Anything
+that changes more is a flag of its own.
 """
 
 import math
@@ -39,23 +40,23 @@ from training.checkpoints import run_of
 
 MOST_WORKERS = 8  # data workers of a process
 PREFETCHED = 4  # batches that a worker makes ahead
-# Compiling takes a minute or two for each shape of a batch, of training and of evaluation. A run is compiled if it
-# would take REPAYS_COMPILING seconds or more without it, at an assumed speed: a share of the GPU's peak, or FLOP/s of a
-# CPU's core. A GPU's step takes at least SHORTEST_STEP, for its launches.
-# A CPU of two cores compiles for 30 to 120 s; then a step takes two thirds of the time (results/LOG.md).
+# Compiling takes a minute or two for each shape of a training or evaluation batch. A run is compiled if without it the
+# run would take REPAYS_COMPILING seconds or more, at an assumed speed: a share of the GPU's peak, or FLOP/s of a CPU
+# core. A step on a GPU takes at least SHORTEST_STEP, the time to launch its kernels. A CPU of two cores compiles for 30
+# to 120 s; then a step takes two thirds of the time (results/LOG.md).
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 RESUMED = "as the run that is resumed"
-DROPOUT_RESERVE = 0.25  # of a GPU's memory, instead of RESERVE: activation_bytes counts no masks of dropout
+DROPOUT_RESERVE = 0.25  # replaces RESERVE for a model with dropout, whose masks activation_bytes does not count
 BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md)
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """What the batches of a run can look like. source, target: tokens of the longest row. shapes: that batches have, 0
-    for any number. packed: the flag and value that put several examples into a row, or None. packable: whether
-    `--speed auto` may do so."""
+    """What the batches of a run can look like. source, target: tokens of the longest row. shapes: how many shapes
+    batches have, 0 for any number. packed: the flag and value that put several examples into a row, or None. packable:
+    whether `--speed auto` may do that."""
 
     source: int
     target: int
@@ -68,10 +69,10 @@ class Batches:
 class Job(Batches):
     """What is trained, on which batches.
 
-    weights: shapes of the tensors that are trained. frozen: number of the other weights. attention: what the model has
-    now; attention_is_given: whether --attn_implementation names it. steps: -1 where only epochs are known. earlier: the
-    recorded flags of the run that is resumed. low_rank: whether the trained weights are LoRA's matrices. form: of
-    frozen weights, as flags ask for it, None where none does; frozen_bytes: what they take in each form.
+    weights: shapes of the trained tensors. frozen: number of the weights that are not trained. attention: the model's
+    implementation so far; attention_is_given: whether --attn_implementation names it. steps: -1 if only epochs are
+    known. earlier: the recorded flags of the run that is resumed. low_rank: whether the trained tensors are LoRA's.
+    form: the form of frozen weights that a flag asks for, or None; frozen_bytes: {form: bytes of the frozen weights}.
     """
 
     config: T5Config
@@ -89,10 +90,9 @@ class Job(Batches):
 
 @dataclass(frozen=True)
 class Speed:
-    """What a run uses, as flags and machine decide it. activation_checkpointing is as the flag has it: no rule chooses
-    it. tf32: for float32 products. form: of the frozen weights below LoRA's matrices, None where nothing asks for one;
-    forms: what a micro-batch takes of a GPU's memory in each of them. described: the choices and their reasons,
-    for the plan."""
+    """The settings of a run that follow from flags and machine. activation_checkpointing: always as the flag says.
+    tf32: whether float32 products use TF32. form: the form of the frozen weights beside LoRA's matrices, or None.
+    forms: {form: GPU memory that a micro-batch takes}. described: the choices and their reasons, for the plan."""
 
     attention: str
     bf16: bool
@@ -132,13 +132,13 @@ _OF_FLAGS = (
     "dataloader_prefetch_factor",
     "packing",
 )
-# Choices that are no flags.
+# Names of choices for which there is no flag.
 MICRO_BATCH, TF32, EXPANDABLE, FORM = "micro-batch", "float32 products", "expandable segments", "frozen weights"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """name: of the flag that sets the same; value: what it is set to; reason: why."""
+    """A setting that was chosen. name: the flag that sets it, or one of the names above."""
 
     name: str
     value: object
@@ -153,8 +153,8 @@ class Choice:
 
 # ---------------------------------------------------------------- the choice
 def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
-    """What suits the machine, each with its reason. gpu: None on a CPU. args: the T5TrainingArguments, whose `given`
-    names the flags that win."""
+    """The settings that suit the machine. gpu: None on a CPU. args: the T5TrainingArguments, whose `given` names flags
+    that are not to be chosen."""
     named = (("attn_implementation", job.attention_is_given), ("form", job.form))
     given = args.given | {name for name, is_given in named if is_given}
     batch, compiled = "per_device_train_batch_size gradient_accumulation_steps", bool(args.torch_compile)
@@ -193,7 +193,7 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     return choices + [Choice(name, *found) for name, found in more.items() if name not in given]
 
 
-# Each rule returns (value, reason), or None where nothing is to be chosen. chosen: {name: Choice} so far.
+# Each rule returns (value, reason), or None to choose nothing. chosen: {name: Choice} of the rules before it.
 def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
     if gpu is not None:
         if gpu.is_recent:
@@ -262,7 +262,7 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
     if gpu is None:
         lacks = lacks_compiler("CXX", "g++")
     else:
-        lacks = triton_lacks() if torch.cuda.is_available() else None  # an assumed GPU has all
+        lacks = triton_lacks() if torch.cuda.is_available() else None  # the machine of an assumed GPU lacks nothing
         if not gpu.is_recent:
             return False, "Triton needs compute capability 8"
     if lacks:
@@ -335,8 +335,8 @@ def _micro_batch(
 def needed_bytes(
     job: Job, args, launcher: Launcher, size: int, attention: str, bf16: bool, form: str, on_cpu: bool = False
 ) -> float:
-    """Bytes of a process for micro-batches of this size: gradients, optimizer and activations, and on a GPU the weights
-    too; on a CPU they are there already. form: of the frozen ones, which have neither gradient nor state."""
+    """Bytes that a process needs for micro-batches of this size: gradients, optimizer states and activations, on a GPU
+    also the weights, which on a CPU are in memory already. form: that of the frozen weights."""
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
     held = job.frozen_bytes.get(form, 4 * job.frozen) / (launcher.processes if launcher.sharding == "fsdp2" else 1)
     fixed = states.gradients + states.optimizer + states.working + teacher_bytes(args)
@@ -348,7 +348,7 @@ def needed_bytes(
 
 
 def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) -> str:
-    """What the run takes of a GPU's memory with its frozen weights in each form, and where that fits, for the plan."""
+    """For the plan: the GPU memory that the run takes with its frozen weights in each form, and which of them fit."""
     room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
     size, shown = speed.per_device_train_batch_size, []
     for form in FORMS if speed.bf16 else ("float32", "int8", "nf4"):
@@ -358,7 +358,7 @@ def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) 
 
 
 def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
-    """(micro-batch, accumulation) of one product, the largest micro-batch first: 4, 2 -> (4, 2) (2, 4) (1, 8)."""
+    """All (micro-batch, accumulation steps) with the same product, the largest first: 4, 2 -> (4, 2) (2, 4) (1, 8)."""
     product = micro_batch * accumulation_steps
     return [(size, product // size) for size in range(micro_batch, 0, -1) if product % size == 0]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def table_of(trials: list["FrozenTrial"], sweep: Sweep) -> list[list[str]]:
-    """A head, and a row for each trial: its number, state, searched parameters, metric, time, folder."""
+    """A row of column names, then for each trial its number, state, searched parameters, metric, time and folder."""
     names = list(sweep.distributions)
     rows = [["trial", "state", *names, *([sweep.metric] if sweep.metric else []), "time", "folder"]]
     for trial in trials:
@@ -22,7 +22,7 @@ def table_of(trials: list["FrozenTrial"], sweep: Sweep) -> list[list[str]]:
         state = end["state"] if end else {"WAITING": "interrupted"}.get(trial.state.name, "running")
         value = trial.value if end else best_value(read_lines(sweep.folder / run), sweep)
         metric = ["-" if value is None else shown(float(value))] if sweep.metric else []
-        params = trial.params or trial.system_attrs.get("fixed_params", {})  # of one that waits
+        params = trial.params or trial.system_attrs.get("fixed_params", {})  # a waiting trial has only the latter
         time = human_time(end["seconds"]) if end else "-"
         rows.append([run[:4], state, *(shown(params[name]) for name in names), *metric, time, run])
     return rows

@@ -31,13 +31,13 @@ KEYS = (
     *("run_cap", "early_terminate"),
 )
 OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}
-MOST_OF_A_GRID = 10_000  # values of a parameter
+MOST_OF_A_GRID = 10_000  # most values of one parameter in a grid
 WITH_WANDB = "`wandb sweep` and `wandb agent` take all that W&B has"
 # A folder that the file's own command gives to each run: `--output_dir "out/sweeps/x/$WANDB_RUN_ID"`.
 RUN_FOLDER = re.compile(r"(--output[_-]dir[=\s\0]+[\"']?)([^\s\"'\0]*)(/(?:\$\{envvar:|\$\{?)WANDB_RUN_ID\}?)(?![\w/])")
 ENVVAR = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 USUAL_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]
-# Ours, whose flags are known.
+# The training scripts of this project, whose flags are known.
 TRAINING_SCRIPTS = ("pre_train_t5.py", "fine_tune_t5.py")
 
 
@@ -71,7 +71,7 @@ class Sweep:
 
     @property
     def sign(self) -> int:
-        """Of value * sign, less is better."""
+        """1 if less of the metric is better, -1 if more: of value * sign, less is better."""
         return -1 if self.goal == "maximize" else 1
 
     @property
@@ -81,7 +81,7 @@ class Sweep:
         return math.prod(sizes)
 
     def described(self) -> str:
-        """The search itself, by which a folder's study is told from another one."""
+        """The search as a text, which tells whether a folder's study belongs to this sweep file."""
         fixed = {name: "***" if is_secret(name) else value for name, value in self.fixed.items()}
         searched = {name: str(distribution) for name, distribution in self.distributions.items()}
         return json.dumps([self.method, self.metric, self.goal, fixed, searched], default=str)
@@ -159,7 +159,8 @@ def _read_file(path: str) -> dict:
 
 
 def _distribution(where: str, spec: Any, grid: bool) -> "tuple[Any] | BaseDistribution":
-    """(value,) of a parameter with one value, else Optuna's distribution of W&B's entry; of a grid a list of values."""
+    """(value,) for a parameter with one value, else Optuna's distribution for W&B's entry; in a grid a list of
+    values."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     def stepped(min: float, max: float, q: float = 1) -> FloatDistribution | IntDistribution:

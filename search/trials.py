@@ -80,20 +80,21 @@ def best_of(trials: list["FrozenTrial"], sweep: Sweep) -> "FrozenTrial | None":
 
 
 def visible(study: "Study") -> list["FrozenTrial"]:
-    """The trials, each once: without those that were interrupted and stand further down again."""
+    """The trials, each once: an interrupted one that was enqueued again is left out."""
     from optuna.trial import TrialState
 
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.FAIL]
 
 
 def _agent(*processes: int) -> dict:
-    """Who runs a trial, by which other agents tell whether it is gone. processes: further ids than this one."""
+    """The host and process ids of the agent that runs a trial, from which other agents tell whether it is gone.
+    processes: ids beside that of this process."""
     return {"host": socket.gethostname(), "pids": [os.getpid(), *processes], "job": os.environ.get("SLURM_JOB_ID")}
 
 
 def _is_gone(agent: dict) -> bool:
-    """Whether an agent and its trial have certainly ended: their processes are gone here, or SLURM has restarted their
-    job on another node as the one that asks."""
+    """Whether an agent and its trial have certainly ended: their processes on this machine are gone, or their SLURM job
+    is this agent's own job, which was restarted on another node."""
     me = _agent()
     if agent["host"] == me["host"]:
         return not any(map(psutil.pid_exists, agent["pids"]))

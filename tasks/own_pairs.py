@@ -35,8 +35,8 @@ def completed(args: TaskArguments) -> dict:
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
             raise UserError(
-                f"{where}: which column is read and which is written? Say --source_column and --target_column"
-                f"{_COMPARED_TOO.get(args.preference, '')}; available: {listed(record)}"
+                f"{where}: name the columns of sources and targets with --source_column and --target_column"
+                f"{_COMPARED_TOO.get(args.preference, '')}; the file has: {listed(record)}"
             )
         entry = own_entry(args)
         columns = ", ".join(SHAPES[args.record_shape])

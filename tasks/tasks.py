@@ -91,7 +91,7 @@ class Task:
         unmet = next((condition for condition, count in skipped.items() if not count), None)
         if unmet and self.name == OWN and "train" in splits and len(splits) > 1:
             column, value = unmet
-            raise UserError(f"--skip_rows_where {column}={value}: no row has this value. Give one that the column has.")
+            raise UserError(f"--skip_rows_where {column}={value}: no row has this value. Give one that the column has")
         return rows
 
     def label(self, split: str) -> str:

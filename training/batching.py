@@ -26,7 +26,7 @@ from model_t5 import flops_per_sequence
 from modeling.distillation import CACHED
 from modeling.segment_masks import enable_packing
 
-MULTIPLE = 8  # of lengths, which suits the matrix units
+MULTIPLE = 8  # lengths are multiples of this, which suits a GPU's matrix units
 
 
 def round_up(lengths: int | np.ndarray) -> int | np.ndarray:
@@ -54,8 +54,8 @@ def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
 class FilledRows(torch.utils.data.ConcatDataset):
     """Tokenised rows, and behind them `filling` more without a label, which count neither in loss nor gradient.
 
-    They complete the last batch of every rank; accelerate would repeat rows, and train on them twice. sampler: the
-    order of the rows; `order` is that of all.
+    The filling completes the last batch of every rank; accelerate would repeat rows, and so train on them twice.
+    sampler: the order of the rows alone; `order` is the order of rows and filling.
     """
 
     def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler):
@@ -199,12 +199,12 @@ class TaughtCollator:
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         plain = [{name: values for name, values in row.items() if name not in CACHED} for row in rows]
         lengths = [len(row["labels"]) for row in rows]
-        # Where it puts each label: it is given their numbers once, in place of the labels.
+        # To learn where the collator puts each label, it is called once with the labels' numbers instead of the labels.
         numbers = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
         numbered = [row | {"labels": found.tolist()} for row, found in zip(plain, numbers, strict=True)]
         places, batch = self.collator(numbered)["labels"].clamp(min=0), self.collator(plain)
         for name, width in zip(CACHED, (self.top_k, self.top_k + 1), strict=True):
-            # A row that only fills up a batch has less; its label does not count.
+            # A row that only fills up a batch has too few values; they are repeated, since its label does not count.
             values = [np.resize(np.asarray(row[name]), (n, width)) for row, n in zip(rows, lengths, strict=True)]
             batch[name] = torch.from_numpy(np.concatenate(values))[places]
         batch["teacher_ids"] = batch["teacher_ids"].long()

@@ -38,8 +38,8 @@ from common.whole_folders import MANIFEST, SAVING, checkpoints_of, damage, disca
 from constants import TASK_RECORD
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
-NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint
-GIVEN_UP = "_given_up-"  # beginning of the name of a checkpoint that the run has resumed before
+NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint that ask for no resume
+GIVEN_UP = "_given_up-"  # how a checkpoint is renamed if the run resumes from an earlier one
 RUN_FILES = (
     "metrics.jsonl",
     "all_results.json",
@@ -54,8 +54,8 @@ RUN_FILES = (
 
 # ---------------------------------------------------------------- deleting
 def rotate(newest: Path, keep: int | None, best: str | None) -> None:
-    """Deletes the oldest checkpoints until `keep` are left (None: keeps all). The one just written and the best always
-    stay."""
+    """Deletes the oldest checkpoints until `keep` are left (None: deletes none). The one just written and the best one
+    always stay."""
     checkpoints = checkpoints_of(newest.parent)
     earlier = [c for c in checkpoints if c != newest and (not best or c != Path(best))]
     surplus = max(0, len(checkpoints) - keep) if keep else 0
@@ -87,14 +87,14 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     if wrong is not None:
         raise UserError(wrong)
     if name:
-        with probe or contextlib.nullcontext():  # which deletes the file when all have looked
+        with probe or contextlib.nullcontext():  # closing it deletes the file, once all processes have looked for it
             _check_shared(Path(args.output_dir).absolute(), name)
     return checkpoint
 
 
 def _probe(args: T5TrainingArguments) -> IO | None:
-    """An empty file in --output_dir, or where it will be made, for the other processes to find until it is closed;
-    None where none of them would save or read there."""
+    """An empty file in --output_dir, or in the folder where that will be made. The other processes look for it there;
+    it is deleted when it is closed. None if no other process would save or read there."""
     if args.world_size == 1 or args.save_strategy == "no":
         return None
     folder = Path(args.output_dir).absolute()
@@ -103,8 +103,8 @@ def _probe(args: T5TrainingArguments) -> IO | None:
 
 
 def _check_shared(folder: Path, name: str) -> None:
-    """UserError, on every process, unless all find the file of `_probe` in the folder or above it. Each saves its part
-    of a checkpoint there, and reads all of it to resume and to end with the best model."""
+    """UserError in every process unless all of them see the file of `_probe` in the folder or above it. Each saves its
+    part of a checkpoint there, and reads the whole checkpoint to resume and to end with the best model."""
     found = any((place / name).exists() for place in (folder, *folder.parents))
     told = gather_object([None if found else socket.gethostname()])
     if blind := sorted({host for host in told if host}):
@@ -117,7 +117,7 @@ def _check_shared(folder: Path, name: str) -> None:
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
     folder, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
-    if was_restarted():  # the command is that of the first start: what the job has saved since then comes first
+    if was_restarted():  # same command as at the first start, but a checkpoint saved since then goes first
         newest = newest_whole_checkpoint(folder)
         if newest is not None or checkpoint in NOT_RESUMED:
             print_once(f"restarted: {f'resuming from {newest}' if newest else 'no checkpoint yet, from step 0'}")
@@ -141,8 +141,8 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
 
 
 def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None:
-    """UserError unless a checkpoint holds the states of optimizer and schedule, and all that a resume reads can be
-    read, without running code of its author."""
+    """UserError unless a checkpoint holds the states of optimizer and schedule, and every file that a resume reads can
+    be read without running code that the file contains."""
     if checkpoint is None:
         return
     folder = Path(checkpoint)
@@ -171,8 +171,8 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
 
 
 def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> None:
-    """UserError if reading a file of a checkpoint fails, or would call what its author has put there: a pickle can run
-    any code. transformers refuses that too, in a traceback."""
+    """UserError if a checkpoint's file cannot be read, or if reading it would run code, which a pickle can contain.
+    transformers refuses the latter too, but with a traceback."""
     try:
         read(path)
     except Exception as error:  # damaged bytes can make a reader raise anything
@@ -181,7 +181,7 @@ def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> 
             problem = f"reading it would call {called[1]}, which can be any code of its author"
         else:
             problem = "it is damaged"
-            if not isinstance(error, pickle.UnpicklingError):  # in which torch advises to read it unsafely
+            if not isinstance(error, pickle.UnpicklingError):  # its message advises to read the file unsafely
                 problem += f" ({type(error).__name__}: {first_line(error)})"
         raise UserError(f"--resume_from_checkpoint {path}: {problem}; {advice}") from None
 
@@ -210,7 +210,7 @@ def _losses(path: Path) -> None:
     _ = state.get("owed_evaluation") is None or state["owed_evaluation"]["save_was_due"]
 
 
-# What a resume reads, and how it is seen that it can.
+# {file that a resume reads: function that reads it, to see whether it can be read}
 _READERS: dict[str, Callable[[Path], object]] = {
     "trainer_state.json": TrainerState.load_from_json,
     "loss_state_*.json": _losses,
@@ -222,7 +222,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
 
 
 def check_same_teacher(checkpoint: str | None, teacher: Any) -> None:
-    """UserError unless a resumed run has the teacher of its run, or as then none. teacher: the model, or None."""
+    """UserError unless a resumed run has the same teacher as before, or none as before. teacher: the model, or None."""
     run, now = run_of(checkpoint), teacher and teacher.contents
     before = (run.get("teacher") or {}).get("weights")
     if run and before != now:
@@ -233,8 +233,8 @@ def check_same_teacher(checkpoint: str | None, teacher: Any) -> None:
 
 
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
-    """The files and folders that this run replaces: those that a killed run left half-written and, unless the run
-    resumes, all of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
+    """The files and folders that this run deletes: half-written ones of a killed run and, unless this run resumes, all
+    of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
     if args.dry_run or not is_first_process():
         return []
     folder = Path(args.output_dir)
@@ -242,13 +242,13 @@ def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
     if checkpoint is None:
         found += [*folder.glob("checkpoint-*"), *folder.glob(f"{GIVEN_UP}*")]
         found += (folder / name for name in (*RUN_FILES, TASK_RECORD))
-        found += (folder / "tensorboard").rglob("*.tfevents.*")  # a second run's curves would be drawn over the first
+        found += (folder / "tensorboard").rglob("*.tfevents.*")  # otherwise both runs' curves are drawn as one
     return [path for path in found if path.exists() or path.is_symlink()]
 
 
 def give_up_later(output_dir: Path, checkpoint: str) -> None:
     """Renames the checkpoints of an output folder that are later than the one from which a run resumes: damaged ones,
-    and those that the user goes back before. Otherwise the next resume would take them for the newest."""
+    or all later ones if the user named an earlier one. Otherwise the next resume would start from them."""
     resumed, step = Path(checkpoint).resolve(), read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
     for later in checkpoints_of(output_dir):
         if step_of(later) >= step and later.resolve() != resumed:
@@ -316,7 +316,7 @@ _DECIDES_PART = (
     "validation_split_percentage",
     "validation_split_count",
 )
-# Flags that may differ between nodes: where files are, and what only the first process uses.
+# Flags that may differ between nodes: paths of files, and what only the first process uses.
 _OF_A_NODE = (
     "local_rank",
     "output_dir",
@@ -331,7 +331,7 @@ _OF_A_NODE = (
 
 
 def check_same_flags(*groups: object) -> None:
-    """UserError, on every process, unless all were started with the same flags. The path of a file may differ between
+    """UserError in every process unless all were started with the same flags. Paths of files may differ between
     nodes."""
     values = {name: value for group in groups for name, value in vars(group).items()}
     given = [name for group in groups for name in getattr(group, "given", ())]
@@ -358,16 +358,16 @@ def check_resumed(
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
     if flags:
         lacking = {"lora_rank": None, "train_only": None, "load_in_4bit": False, "load_in_8bit": False, "dtype": None}
-        flags = lacking | flags  # which earlier commits lack
+        flags = lacking | flags  # run.json of earlier versions lacks these flags
     decisive = _DECISIVE
     if "objective" in now:  # pre-training
         decisive += _DECIDES_PART
-    if now.get("length_buckets"):  # each micro-batch is of one bucket
+    if now.get("length_buckets"):  # each micro-batch has rows of one bucket only
         decisive += ("per_device_train_batch_size",)
     keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]
     compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
     if saved:
-        # Without a validation text a part of the training text is held out.
+        # Without a validation text, a part of the training text is held out.
         had, has = ("yes" if "validation" in found else "no" for found in (saved, fingerprints))
         compared.append(("a validation text of its own", had, has))
     contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
@@ -395,9 +395,9 @@ def run_of(checkpoint: str | None) -> dict:
 
 
 def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int) -> list[str]:
-    """Lines on what a resumed run of `steps` steps does otherwise than the run of the checkpoint: its length, schedule
-    and warm-up, by which another learning rate follows, its sequences per step, by which other examples follow, and its
-    processes, by which dropout draws other random numbers."""
+    """Lines on what a resumed run of `steps` steps does otherwise than the checkpoint's run: length, schedule or
+    warm-up (another learning rate from here on), sequences per step (other examples from here on), or number of
+    processes (other random numbers for dropout)."""
     if checkpoint is None:
         return []
     state, run = read_json(Path(checkpoint) / "trainer_state.json"), run_of(checkpoint)
@@ -413,7 +413,7 @@ def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: i
 
 
 def _recorded(path: Path) -> dict:
-    """The content of a JSON file; {} if it cannot be read, as beside a checkpoint that was moved or made elsewhere."""
+    """The content of a JSON file; {} if it cannot be read, such as when the checkpoint was moved or made elsewhere."""
     try:
         return read_json(path)
     except (OSError, ValueError):

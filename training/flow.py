@@ -1,4 +1,4 @@
-"""Callbacks that decide when T5Trainer logs, evaluates, saves and ends, and what a resumed run restores."""
+"""Callbacks for when T5Trainer logs, evaluates, saves and ends, and for what a resumed run restores."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ from modeling.layers import checkpoint_blocks_only
 
 
 class ResumeCallback(TrainerCallback):
-    """Restores what Trainer does not in a resumed run, and sets a stream's epochs, which Trainer cannot know."""
+    """Restores in a resumed run what Trainer does not, and sets a stream's epochs, which Trainer cannot know."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
 
     def on_train_begin(self, args: T5TrainingArguments, state: TrainerState, *_, **__) -> None:
-        """Restores the losses since the last log, so that the next log has the same mean as without interruption; and
-        finds the best checkpoint beside the resumed one, if their folder has been moved. The steps between logs,
-        evaluations and saves, and the metric by which the best checkpoint is compared, are those of the flags."""
+        """Restores the losses since the last log, so that the next log has the same mean as without interruption, and
+        finds the best checkpoint beside the resumed one, even if their folder was moved. The flags of this start decide
+        the steps between logs, evaluations and saves, and the metric of the best checkpoint."""
         self.trainer.restore_loss_state()
         resumed, handler = self.trainer._resumed_from, self.trainer.callback_handler
         if resumed and not state.stateful_callbacks:
@@ -39,19 +39,19 @@ class ResumeCallback(TrainerCallback):
         checkpoint_blocks_only(self.trainer.model, reentrant=how.get("use_reentrant", False))
 
     def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
-        """Sets the sampler's epoch. Trainer does so too, but where several ranks resume within an epoch it does not
-        reach the sampler: the data loader that skips the batches already seen is one wrapper more."""
+        """Sets the sampler's epoch. Trainer does so too, but not if several ranks resume within an epoch: the loader
+        that skips the batches already seen adds a wrapper, behind which Trainer does not reach the sampler."""
         train_dataloader.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
-        """Sets the epochs of a stream. Trainer does not know its length and would count shares of --max_steps."""
+        """Sets the epochs of a stream. Trainer, which does not know its length, would count shares of --max_steps."""
         if hasattr(self.trainer.train_dataset, "epochs_done"):
             state.epoch = self.trainer.train_dataset.epochs_done()
 
 
 def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
-    """Gives the state of a resumed run the steps between logs, evaluations and saves that its flags ask for; prints
-    what is different from the checkpoint's."""
+    """Sets the steps between logs, evaluations and saves of a resumed run to those that its flags ask for, and prints
+    which differ from the checkpoint's."""
     names = ("logging_steps", "eval_steps", "save_steps")
     before = {name: getattr(state, name) for name in names}
     state.compute_steps(args, state.max_steps)
@@ -61,11 +61,12 @@ def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None
 
 
 class FlowCallback(DefaultFlowCallback):
-    """DefaultFlowCallback whose logging, evaluation and saving at the end of an epoch happen at its last step.
+    """Trainer's DefaultFlowCallback, but what is due at the end of an epoch (log, evaluation, save) is done at the
+    epoch's last step.
 
-    Trainer does so after what is due at that step: a checkpoint saved there would lack the epoch's log and evaluation,
-    which a run that resumes from it would not make up for. And it does so wherever an epoch is left: a run that a
-    signal stops would first evaluate, though it may be killed within seconds.
+    Trainer does it after that step. A checkpoint that the step itself saves would then lack the epoch's log and
+    evaluation, and a run that resumes from it would not make up for them. Trainer also does it when a signal ends the
+    run within an epoch: the run would evaluate first, though it may be killed within seconds.
     """
 
     def __init__(self, trainer: Trainer):
@@ -73,13 +74,13 @@ class FlowCallback(DefaultFlowCallback):
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         super().on_step_end(args, state, control, **kwargs)
-        counts_epochs = not hasattr(self.trainer.train_dataset, "epochs_done")  # a stream ends with the run alone
+        counts_epochs = not hasattr(self.trainer.train_dataset, "epochs_done")  # a stream has no epochs that end
         self.has_ended = state.global_step >= state.max_steps or (counts_epochs and state.epoch == int(state.epoch))
         if self.has_ended:
             super().on_epoch_end(args, state, control, **kwargs)
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if not self.has_ended and self.trainer.preemption.reason is None:  # such as by early stopping
+        if not self.has_ended and self.trainer.preemption.reason is None:  # the epoch was left, as by early stopping
             super().on_epoch_end(args, state, control, **kwargs)
 
 

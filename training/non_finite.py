@@ -47,9 +47,9 @@ class FiniteTrainer(SavingTrainer):
     def _get_grad_norm(self, model, grad_norm=None):
         """Overrides Trainer, which calls this before the update, to end the run at a non-finite norm.
 
-        To read the norm the host must wait for the GPU. An optimizer that knows `found_inf` leaves weights and moments
-        alone where the norm is non-finite, so the host reads it one step later, or before it logs, saves or evaluates.
-        With any other optimizer it reads the norm at once.
+        Reading the norm makes the CPU wait for the GPU. An optimizer that knows `found_inf` does not change weights and
+        moments if the norm is non-finite. With it the norm is read one step later, or before the run logs, saves or
+        evaluates. With any other optimizer it is read at once.
         """
         self._stop_if_non_finite()
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -60,7 +60,7 @@ class FiniteTrainer(SavingTrainer):
             self._stop_if_non_finite()
             return grad_norm
         optimizer.found_inf = norm.non_finite
-        self._began = self._began | {  # what the host changes before it knows the norm
+        self._began = self._began | {  # state that changes before the norm is known
             "rates": [group["lr"] for group in optimizer.param_groups],
             "schedule": self.lr_scheduler.state_dict(),
             "step": self.state.global_step,
@@ -83,7 +83,7 @@ class FiniteTrainer(SavingTrainer):
             return
         if "step" in began:
             optimizer = self._plain_optimizer
-            if hasattr(optimizer, "uncount_step"):  # torch's own optimizers count on the device
+            if hasattr(optimizer, "uncount_step"):  # torch's own optimizers count on the GPU, where nothing was counted
                 optimizer.uncount_step()
             for group, rate in zip(optimizer.param_groups, began["rates"], strict=True):
                 group["lr"] = rate

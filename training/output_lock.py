@@ -1,9 +1,9 @@
-"""One run at a time in an --output_dir: two would delete each other's checkpoints.
+"""Lets only one run at a time use an --output_dir: two would delete each other's checkpoints.
 
     .lock   {"host": "node7", "pid": 4711, "job": "123", "since": "2026-01-31T12:00:00+01:00"}, while the run is there
 
-Only rank 0 locks. The lock is the system's own (filelock, by flock), so it ends with the process, however that ends; on
-NFS the server holds it. Where a file system has no locks, a line says so.
+Only rank 0 locks. The lock is the operating system's (filelock, by flock), so it ends when the process ends in any way;
+on NFS the server holds it. If the file system has no locks, a line says so.
 """
 
 import json
@@ -59,5 +59,5 @@ def _holder(path: Path) -> str:
         holder = json.loads(path.read_text(encoding="utf-8"))
         job = f", SLURM job {holder['job']}" if holder["job"] else ""
         return f"process {holder['pid']} on {holder['host']}{job}, since {holder['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has just locked, and not written yet
+    except (OSError, ValueError, KeyError, TypeError):  # the other run has locked the file but not written it yet
         return "which one is unknown"

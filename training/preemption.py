@@ -30,7 +30,8 @@ TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
 
 class EvaluationStopped(Exception):
-    """A signal came, or the job's time ran out, within an evaluation: the run saves what it was before it, and ends."""
+    """Raised within an evaluation when a signal came or the job's time ran out: the run saves its state from before the
+    evaluation and ends."""
 
 
 class PreemptionCallback(TrainerCallback):
@@ -57,7 +58,7 @@ class PreemptionCallback(TrainerCallback):
         if args.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
-            ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # by nohup
+            ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # set by nohup
             self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS if number not in ignored}
 
     def _note(self, number: int, _frame: object) -> None:
@@ -95,7 +96,7 @@ class PreemptionCallback(TrainerCallback):
         if self._launcher != launcher_above():
             self._received = self._received or signal.SIGTERM
         left = self._end_time - time.time()
-        usual = statistics.median([*self._steps][1:] or [0.0])  # the first one of all compiles
+        usual = statistics.median([*self._steps][1:] or [0.0])  # without the first step, which compiles
         out_of_time = left < TIME_LIMIT_MARGIN + 3 * usual
         number, out_of_time = self.largest(int(self._received or 0), int(out_of_time))
         if not number and not out_of_time:
@@ -103,7 +104,7 @@ class PreemptionCallback(TrainerCallback):
         return signal.Signals(number).name if number else f"the job ends in {max(0, left):.0f} s"
 
     def largest(self, *numbers: int) -> list[int]:
-        """The largest of each number on any rank, at the same place of all ranks' steps."""
+        """The largest value of each number on any rank. All ranks must call this at the same place of a step."""
         together = torch.tensor(numbers)
         if self._group is not None:
             torch.distributed.all_reduce(together, op=torch.distributed.ReduceOp.MAX, group=self._group)
@@ -132,8 +133,9 @@ class DataWorker(multiprocessing.context.ForkProcess):
 
 
 class DataWorkers(multiprocessing.context.ForkContext):
-    """Where the data loaders of a training get their workers from. They are forked, which Python 3.14 does not do by
-    default: so they share model and corpus, which would otherwise be pickled for each."""
+    """The multiprocessing context from which data loaders of training get their workers. They are forked (not the
+    default from Python 3.14 on), so that they share model and corpus, which would otherwise be pickled for each
+    worker."""
 
     Process = DataWorker
 

@@ -1,7 +1,7 @@
-"""Preferences while they are learnt: the reference's log-probabilities, rows counted over the whole step, metrics.
+"""What training on preferences needs beside the loss: log-probabilities under the reference, and sums over a step.
 
-    train, validation = with_reference(data, model, args)     # before T5Trainer: the weights are the starting ones
-    learning = PreferenceCallback(trainer, preference)        # in T5Trainer
+    train, validation = with_reference(data, model, args, collator)     # before training, as the model is the reference
+    learning = PreferenceCallback(trainer, preference)                  # in T5Trainer
 
 Legend of shapes: B rows of a batch, N rows of a data set.
 """
@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 def with_reference(
     data: "TaskData", model: PreTrainedModel, args: FineTuningArguments, collator: DataCollatorForSeq2Seq
 ) -> tuple:
-    """(training rows, validation rows) for T5Trainer: those of `data`, for a preference with a reference with a column
-    `reference`: the log-probabilities of both answers under `model`, whose weights are still those that it starts from.
-    LoRA's matrices do not change anything yet."""
+    """(training rows, validation rows) of `data` for T5Trainer.
+
+    If the preference has a reference, they get a column `reference`: the log-probabilities of both answers under
+    `model`, which must still have its starting weights. LoRA's matrices may be there: they change nothing before
+    training.
+    """
     if data.preference is None or not data.preference.has_reference:
         return data.train, data.validation
     mark = [_fingerprint(model) if args.process_index == 0 else None]
@@ -56,7 +59,7 @@ def with_reference(
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the weights, LoRA's matrices left out."""
+    """A hash of the model's weights without LoRA's matrices."""
     found = hashlib.sha256()
     for name, weight in model.named_parameters():
         if ".lora_" not in name:
@@ -65,7 +68,8 @@ def _fingerprint(model: PreTrainedModel) -> str:
 
 
 def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, key: str, cache) -> "Dataset":
-    """The rows with the column `reference`, from the cache of prepared data where it is there on all nodes."""
+    """The rows with the column `reference`. It is read from the cache of prepared data, if all nodes have it there, and
+    else computed and put there."""
     key = hashlib.sha256(f"{rows._fingerprint} {key}".encode()).hexdigest()[:24]
     folder = Path(cache.data_cache_dir).expanduser()
     kept = folder / f"reference-{key}"
@@ -79,7 +83,7 @@ def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, ke
 
 @torch.no_grad()
 def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collator) -> np.ndarray:
-    """[N, 2] of both answers of each row, without dropout; each process scores a share of the rows."""
+    """Log-probabilities [N, 2] of both answers of each row, without dropout. Each process scores a part of the rows."""
     print_once(f"reference: scoring {len(rows):,} rows with the starting weights, once; they are kept in the cache")
     order = np.argsort(-row_lengths(rows), kind="stable")
     own, found = order[args.process_index :: args.world_size], []
@@ -102,9 +106,9 @@ def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collat
 
 # ---------------------------------------------------------------- the steps
 class PreferenceCallback(TrainerCallback):
-    """Counts the rows of each step, gives unpaired ones their divergence, and adds means of SUMS to the training logs.
+    """Counts the rows of each step, estimates kto's divergence, and adds the metrics of preferences to training logs.
 
-    sums: since the last log, of this rank; saved with every checkpoint, so that a resumed run logs the same means.
+    sums: this rank's SUMS since the last log. Checkpoints hold them, so that a resumed run logs the same means.
     """
 
     def __init__(self, trainer: Seq2SeqTrainer, preference: Preference):
@@ -117,9 +121,11 @@ class PreferenceCallback(TrainerCallback):
             self.sums += output["sums"]
 
     def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-        """The rows of this optimizer step over its micro-batches and all ranks, which divide its loss. Batches of
-        unpaired rows get the step's `divergence` in place of the answers to other prompts, from which it is estimated:
-        one for all, as if they were one batch."""
+        """The number of rows in all micro-batches and ranks of this optimizer step, by which its loss is divided.
+
+        batches: the step's micro-batches of this rank. With unpaired rows the answers to other prompts are removed from
+        them, and each gets the `divergence` that these answers give over the whole step, as if it were one batch.
+        """
         total = torch.zeros(2, device=self.trainer.args.device)
         for batch in batches:
             counted = batch["labels"].ne(IGNORE_INDEX).any(1)
@@ -133,7 +139,8 @@ class PreferenceCallback(TrainerCallback):
 
     @torch.no_grad()
     def _of_other_answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """[B] log-probability ratios, without dropout, of the answers to other prompts, which are taken out."""
+        """Removes the answers to other prompts from a batch. Returns their log-probabilities minus the reference's [B],
+        computed without dropout."""
         model, answers = self.trainer.model_wrapped.eval(), batch.pop("rejected")
         sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
         with self.trainer.compute_loss_context_manager():

@@ -1,10 +1,12 @@
-"""A checkpoint's tensors, whole and by name, on their way from and into any sharding.
+"""Checkpoints that any sharding can read: weights and optimizer states as whole tensors, by name.
 
     optimizer.pt    {"state": {"shared.weight": {"step": 40, "exp_avg": [V, D], ...}, ...}, "param_groups": [options]}
 
-One process, DDP, FSDP2 and DeepSpeed's ZeRO write the same file, so a run of any of them resumes from it. To save, all
-ranks gather a tensor at a time, and the first one keeps it in CPU memory. To load, every rank maps the file into its
-memory and reads its own slices. Legend of shapes: V vocabulary, D d_model.
+One process, DDP, FSDP2 and DeepSpeed's ZeRO all write this file, and a run of any of them can resume from it. To save,
+all ranks gather one tensor at a time, and the first rank keeps it in CPU memory. To load, every rank maps the file into
+memory and reads its own slices.
+
+Legend of shapes: V vocabulary, D d_model.
 """
 
 from pathlib import Path
@@ -19,7 +21,8 @@ from common.errors import UserError
 
 
 def whole_state(model: nn.Module, optimizer: Optimizer, keep: bool) -> dict:
-    """The content of optimizer.pt. All ranks must call it; one that does not keep the tensors returns none."""
+    """The content of optimizer.pt. All ranks must call this, since it gathers tensors. keep: whether this rank keeps
+    them; otherwise "state" is empty."""
     states, zero = {}, _is_zero(optimizer)
     if zero:
         _link(optimizer)
@@ -32,13 +35,13 @@ def whole_state(model: nn.Module, optimizer: Optimizer, keep: bool) -> dict:
 
 
 def load_state(model: nn.Module, optimizer: Optimizer, path: Path) -> list[dict]:
-    """Gives an optimizer the states in optimizer.pt; its options stay. Returns the options that the file holds.
-    UserError if the states are those of other tensors."""
+    """Gives an optimizer the states in optimizer.pt; its options, such as the rate, stay as they are. Returns the
+    options in the file. UserError if the file has states of tensors that are not trained."""
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
-    on_cpu = next(iter(names)).device.type == "cpu"  # whose states would stay in the file
+    on_cpu = next(iter(names)).device.type == "cpu"  # on a CPU the states would remain views of the mapped file
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=not on_cpu)
     states, params = saved["state"], [p for group in optimizer.param_groups for p in group["params"]]
-    if 0 in states:  # earlier commits named them by their places
+    if 0 in states:  # checkpoints of earlier versions number the tensors
         states = {names[params[place]]: state for place, state in states.items()}
     if unknown := states.keys() - names.values():
         raise UserError(f"{path}: it has states of tensors that this run does not train, such as {min(unknown)}")
@@ -52,15 +55,15 @@ def load_state(model: nn.Module, optimizer: Optimizer, path: Path) -> list[dict]
 
 @torch.no_grad()
 def put_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Gives the model these weights, each rank its slices; under DeepSpeed also to the optimizer's float32 copies."""
+    """Gives the model these weights, each rank its slices. DeepSpeed's float32 copies of them are set too."""
     for name, p in model.named_parameters(remove_duplicate=False):
         if name in weights:
             _put(p, weights[name])
 
 
 def float32_weights(model: nn.Module, keep: bool) -> dict[str, torch.Tensor]:
-    """The float32 copies that DeepSpeed's optimizer has of the trained weights. All ranks must call it; one that does
-    not keep them returns none."""
+    """The float32 copies of the trained weights, by name, that DeepSpeed's optimizer holds. All ranks must call this,
+    since it gathers tensors. keep: whether this rank keeps them; otherwise {} is returned."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     weights = {}
@@ -73,49 +76,50 @@ def float32_weights(model: nn.Module, keep: bool) -> dict[str, torch.Tensor]:
 
 # ---------------------------------------------------------------- one process, DDP and FSDP2
 def _gathered(state: dict[str, Any]) -> dict[str, Any]:
-    """A tensor's state without FSDP2's slices."""
+    """The optimizer state of one tensor, whole: under FSDP2 it is gathered from all ranks."""
     return {key: v.full_tensor().cpu() if isinstance(v, DTensor) else v for key, v in state.items()}
 
 
 def _sliced(state: dict[str, Any], p: nn.Parameter) -> dict[str, Any]:
-    """A tensor's state, under FSDP2 this rank's slices of it."""
+    """The optimizer state of one tensor as this rank holds it: under FSDP2 its slices, else the whole state."""
     return {key: _slice(v, p) if torch.is_tensor(v) and v.shape == p.shape else v for key, v in state.items()}
 
 
 def _slice(value: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
     if not isinstance(p, DTensor):
         return value
-    return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)  # all ranks have the value
+    return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)  # None: every rank has the value
 
 
 # ---------------------------------------------------------------- ZeRO
 def _is_zero(optimizer: Optimizer) -> bool:
-    """Whether this is DeepSpeed's optimizer, which has torch's as its own `optimizer`."""
+    """Whether this is DeepSpeed's optimizer, which wraps torch's as its attribute `optimizer`."""
     return hasattr(optimizer, "optimizer")
 
 
 def _by_element(state: dict[str, Any]) -> list[str]:
-    """The names of what a state holds for each number of a tensor: not the step."""
+    """The keys of a state whose values have one number for each number of the tensor; `step` is none of them."""
     return [key for key, value in state.items() if torch.is_tensor(value) and value.dim()]
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """The rest of a state. A step that is a tensor must be one of each tensor's own: it is counted in place."""
+    """The values of a state that `_by_element` leaves out. Tensors are copied, since `step` is counted in place and
+    must not be shared."""
     rest = state.keys() - _by_element(state)
     return {key: state[key].clone() if torch.is_tensor(state[key]) else state[key] for key in rest}
 
 
 def _link(zero: Any) -> None:
-    """Lets ZeRO-1 and 2 find each tensor's part of the flat states. They look for it when the first group has made its
-    step, and the other groups have no states yet."""
+    """Lets ZeRO-1 and 2 find each tensor's part of their flat states. They do so by themselves after the first group's
+    first step, too early for the other groups, which have no states by then."""
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._hp_optimizer_states_linked = False
         zero._lazy_init_hp_params_optimizer_state()
 
 
 def _gathered_by_zero(zero: Any, p: nn.Parameter) -> dict[str, Any]:
-    """A tensor's state, as it is with one process. ZeRO has the states of flat slices of many tensors: the step is that
-    of any of them."""
+    """The optimizer state of one tensor, whole, as one process would have it. ZeRO's own states belong to flat slices
+    of many tensors, all with the same step."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     flat = next(iter(zero.optimizer.state.values()))
@@ -123,7 +127,8 @@ def _gathered_by_zero(zero: Any, p: nn.Parameter) -> dict[str, Any]:
 
 
 def _load_into_zero(zero: Any, names: dict[nn.Parameter, str], states: dict[str, dict]) -> None:
-    """Makes the states of ZeRO's flat slices, which it makes in the first step only, and fills in each tensor's."""
+    """Creates the states of ZeRO's flat slices, which ZeRO itself does in its first step, and fills in each tensor's
+    part."""
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     base, has_slices = zero.optimizer, any(hasattr(p, "ds_id") for p in names)
@@ -145,7 +150,8 @@ def _load_into_zero(zero: Any, names: dict[nn.Parameter, str], states: dict[str,
 
 
 def _slice_of_zero3(value: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
-    """This rank's slice of a whole tensor as ZeRO-3 has it: flat, all ranks' of one size, the last ones' padded."""
+    """This rank's slice of a whole tensor, as ZeRO-3 cuts it: flat, of the same size on all ranks, padded at the
+    end."""
     size = p.ds_tensor.numel()
     part = value.flatten()[torch.distributed.get_rank() * size :][:size]
     return nn.functional.pad(part, (0, size - part.numel()))

@@ -18,8 +18,8 @@ from training.preemption import with_own_workers
 class RowOrderTrainer(Seq2SeqTrainer):
     """The part of T5Trainer that decides the order of the rows."""
 
-    train_collator: BucketCollator | PackingCollator | None = None  # for training alone
-    batches_in_use: Iterator = iter(())  # of the epoch
+    train_collator: BucketCollator | PackingCollator | None = None  # the collator of training; None: as in evaluation
+    batches_in_use: Iterator = iter(())  # the iterator over the epoch's batches
 
     def get_train_dataloader(self) -> DataLoader:
         """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before. Rows
@@ -62,7 +62,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
     def end_data_workers(self) -> None:
         """Ends the workers that are kept between epochs, and those of an epoch that an error has left: the traceback,
         which a notebook keeps, would keep them too."""
-        if isinstance(self.batches_in_use, Generator):  # as accelerate's loaders and those of streams give it
+        if isinstance(self.batches_in_use, Generator):  # accelerate's loaders and those of streams give generators
             self.batches_in_use.close()
         loader = self.callback_handler.train_dataloader
         for part in (loader, getattr(loader, "base_dataloader", None)):
@@ -128,7 +128,8 @@ class GroupedSampler(LengthGroupedSampler):
 
 
 def _evaluation_order(rows: Dataset) -> list[int] | None:
-    """The longest rows first: those of similar length need little padding, and memory fails at once or never."""
+    """Numbers of the rows, the longest first: rows of similar length need little padding, and if memory is too small,
+    that shows in the first batch."""
     return np.argsort(-row_lengths(rows), kind="stable").tolist() if _has_rows(rows) else None
 
 

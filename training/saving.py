@@ -31,21 +31,23 @@ if TYPE_CHECKING:
 class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves and resumes."""
 
-    is_leaving = False  # told to stop: set by PreemptionCallback
-    owed_evaluation: dict | None = None  # {"save_was_due"}: the checkpoint is from before an evaluation that was due
+    is_leaving = False  # whether the run was told to stop; set by PreemptionCallback
+    owed_evaluation: dict | None = (
+        None  # {"save_was_due"}, if the checkpoint was saved before an evaluation that was due
+    )
     _saved_step: int | None = None  # the step of the last checkpoint in --output_dir
-    _is_saving = False  # while a checkpoint is being written aside
-    _put_off: Exception | None = None  # error of a full disk, kept until all ranks have written
+    _is_saving = False  # whether a checkpoint is being written into _saving/
+    _put_off: Exception | None = None  # the error of a full disk, kept until all ranks have written
     _resumed_from: str | None = None  # the checkpoint with which this training began
-    uploads: "RunUploads | None" = None  # to the Hub, of the process that makes them
+    uploads: "RunUploads | None" = None  # uploads to the Hub, in the one process that makes them
     task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
-    preferences: "PreferenceCallback | None" = None  # if they are learnt
+    preferences: "PreferenceCallback | None" = None  # set if the run learns preferences
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
-        """Overrides Trainer to save the shared embedding once, since ZeRO's state names it three times, and float32
-        weights where DeepSpeed computes with bfloat16 ones. LoRA's matrices that an earlier run left in the folder
-        would be loaded in place of the model: they go."""
+        """Overrides Trainer to save the shared embedding once, which ZeRO's state lists three times, and to save
+        float32 weights where DeepSpeed computes with bfloat16 ones. LoRA's matrices of an earlier run are deleted from
+        the folder, since they would be loaded instead of this model."""
         if self.is_deepspeed_enabled and self.args.bf16:
             state_dict = (state_dict or {}) | float32_weights(self.model, self.args.should_save)
         if state_dict is not None:
@@ -70,14 +72,14 @@ class SavingTrainer(RowOrderTrainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _get_output_dir(self, trial):
-        """Overrides Trainer to write a checkpoint aside, since Trainer takes no other folder for it."""
+        """Overrides Trainer, which takes no other folder for a checkpoint, to write it into `_saving/` first."""
         folder = super()._get_output_dir(trial)
         return str(Path(folder) / SAVING) if self._is_saving else folder
 
     def _save_checkpoint(self, model, trial):
-        """Overrides Trainer to write into `_saving/` and rename the checkpoint when it is whole. If the disk is full, a
-        line says so and the training continues: the last whole checkpoint is kept, and the next save tries again. A
-        step that is saved already is not written again."""
+        """Overrides Trainer to rename a checkpoint into place when it is whole. If the disk is full, a line says so and
+        training goes on: the last whole checkpoint is kept, and the next save tries again. A step that is already saved
+        is not written again."""
         output_dir = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
         aside, final = output_dir / SAVING / name, output_dir / name
@@ -90,25 +92,28 @@ class SavingTrainer(RowOrderTrainer):
         self.accelerator.wait_for_everyone()
         earlier_best = self.state.best_model_checkpoint
         if self._is_disk_full(self._write_checkpoint, model, trial, aside):
-            self.state.best_model_checkpoint = earlier_best  # Trainer may have named one that is gone
+            self.state.best_model_checkpoint = earlier_best  # Trainer may have named the checkpoint that failed
             return
         self._find_best(output_dir, final)
         if self._is_disk_full(self._publish, aside, final):
             self.state.best_model_checkpoint = earlier_best
             return
         self._saved_step = self.state.global_step
-        # A run that is told to stop may have seconds left: the one that resumes it uploads, and deletes.
+        # A run that is told to stop may have only seconds left. The run that resumes it uploads and deletes instead.
         if self.args.should_save and not (self.is_leaving and self.uploads):
             if self.uploads:
-                self.uploads.wait()  # for those of the previous checkpoint, which may be deleted now
+                self.uploads.wait()  # the previous checkpoint, which may be deleted now, must have been uploaded
             rotate(final, self.args.save_total_limit, self.state.best_model_checkpoint)
             if self.uploads:
                 self.uploads.start(final, self.state.global_step)
         self.accelerator.wait_for_everyone()
 
     def _find_best(self, folder: Path, being_saved: Path | None = None) -> None:
-        """Names the best checkpoint in this folder, if it is there or being saved: on all ranks, since all load it in
-        the end. Trainer looks for it where a new one is being written."""
+        """Sets the state's path of the best checkpoint to this folder, if the checkpoint is there or is being saved.
+
+        Trainer looks for it in `_saving/`, where the new one is written. Every rank needs the path, since all load the
+        best model at the end.
+        """
         best = folder / f"checkpoint-{self.state.best_global_step}"
         if self.state.best_global_step and (best == being_saved or best.is_dir()):
             self.state.best_model_checkpoint = str(best)
@@ -146,8 +151,8 @@ class SavingTrainer(RowOrderTrainer):
             publish(aside, final)
 
     def _is_disk_full(self, write: Callable, *args) -> bool:
-        """Calls write(*args) and returns whether any rank had no room for it; if so, deletes what is half-written
-        and prints a line."""
+        """Calls write(*args) and returns whether the disk was full for any rank. If so, deletes the half-written
+        checkpoint and prints a line."""
         full = None
         try:
             write(*args)
@@ -172,22 +177,22 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ from the disk
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
-        """Overrides Trainer, which loads only what was sharded as it is today. A model that is not sharded has its
-        weights already."""
+        """Overrides Trainer, which loads a checkpoint only into the sharding that wrote it. If the model is not
+        sharded, its weights are loaded already."""
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if resume_from_checkpoint is not None:
             folder = Path(resume_from_checkpoint)
             if self.is_deepspeed_enabled or self.is_fsdp_enabled:
                 self._load_from_checkpoint(folder)
-            states = next(folder.glob("optimizer.*"))  # optimizer.bin: of FSDP2 in earlier commits
+            states = next(folder.glob("optimizer.*"))  # earlier versions wrote optimizer.bin under FSDP2
             options = load_state(self.model, self.optimizer.optimizer, states)
             place = torch.load(folder / SCHEDULER_NAME, weights_only=True)
             restore_schedule(self.optimizer, self.lr_scheduler, place, options)
         return prepared
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):  # noqa: ARG002
-        """Overrides Trainer to load whole weights into any sharding, or LoRA's matrices, and to end the run if a
-        checkpoint lacks tensors: Trainer warns and keeps those of the model."""
+        """Overrides Trainer to load whole weights into any sharding, or LoRA's matrices. A checkpoint that lacks
+        tensors ends the run, where Trainer would warn and keep those of the model."""
         load_weights(self.model, Path(resume_from_checkpoint))
 
     def _load_best_model(self):
@@ -195,8 +200,8 @@ class SavingTrainer(RowOrderTrainer):
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def restore_loss_state(self) -> None:
-        """Restores what Trainer does not: the losses that the resumed run had not yet logged, and the evaluation that
-        it owes."""
+        """Restores what Trainer does not save: the losses since the last log, and whether an evaluation that was due is
+        still missing."""
         if not self._resumed_from:
             return
         folder = Path(self._resumed_from)
@@ -206,26 +211,27 @@ class SavingTrainer(RowOrderTrainer):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = state["last_logged_step"]
-            self.owed_evaluation = state.get("owed_evaluation")  # earlier commits owed none
+            self.owed_evaluation = state.get("owed_evaluation")  # missing in checkpoints of earlier versions
             if self.preferences:
                 self.preferences.sums = torch.tensor(state["preferences"], device=self.args.device)
 
 
 def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    """All weights in the folder of a checkpoint, by their names."""
+    """{name: tensor} of all weights in a checkpoint's folder."""
     weights = {}
     for path in sorted(folder.glob("model*.safetensors")):
         weights |= load_file(path)
-    for path in () if weights else sorted(folder.glob("pytorch_model*.bin")):  # of transformers before version 5
+    # transformers wrote these files before version 5.
+    for path in () if weights else sorted(folder.glob("pytorch_model*.bin")):
         weights |= torch.load(path, map_location="cpu", weights_only=True)
     return weights
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Gives the model the weights or LoRA's matrices in `folder`, each rank its slices. UserError if any are missing;
-    an embedding that shares another's tensor is in no file."""
+    """Gives the model the weights or LoRA's matrices in `folder`, each rank its slices. UserError if any are missing,
+    except an embedding that shares another's tensor and so is in no file."""
     if has_low_rank(model):
-        weights = low_rank_state(model, folder)  # which has checked that they are the model's
+        weights = low_rank_state(model, folder)  # raises if they are not those of the model
     else:
         weights = _tensors_of(folder)
         names = dict(model.named_parameters(remove_duplicate=False)).keys()

@@ -23,12 +23,12 @@ from modeling.segment_masks import SEGMENTS, side_by_side
 def score_rows(
     model: nn.Module, config: PreTrainedConfig, inputs: dict, classes: torch.Tensor | None, more: Callable | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Statistics [B, 5 + n] of rows by teacher forcing, on their labels and on every class label in one forward pass,
-    and the encoder's output [B, S, d_model], or None where there is nothing to score.
+    """(statistics [B, 5 + n] of the rows, by teacher forcing on their labels and on every class label in one forward
+    pass; the encoder's output [B, S, d_model], or None if there is nothing to score).
 
     inputs: a batch, with labels [B, T] or without. classes: [C, T] token ids of class labels (EOS included, padded with
-    -100). more: the further n statistics, those of an objective (objectives/objective.py). Rows with a second answer,
-    `rejected` [B, R], get those of OF_PREFERENCE.
+    -100). more: function for n further statistics, such as those of an objective (objectives/objective.py). Rows with a
+    second answer, `rejected` [B, R], get the statistics OF_PREFERENCE.
 
     The texts are joined into one decoder sequence with a block-diagonal causal mask, so encoder and cross-attention
     keys are computed once; relative positions within each text stay the same. If every row's label is a class label, it

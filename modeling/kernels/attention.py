@@ -1,14 +1,14 @@
-"""T5's attention as one differentiable operator, on the fastest library kernel that answers rightly.
+"""T5's attention as one differentiable operator, on the fastest library kernel whose results are right.
 
 `torch.ops.t5_foundry.biased_attention` computes softmax(scale Q K^T + bias + mask) V. The forward pass and
 dq, dk, dv come from a library kernel, which takes the bias as a constant; d(bias) comes from bias_gradient.py.
-scaled_dot_product_attention with a bias that needs a gradient would take the slowest kernel, and a [B, H, Q, K] tensor
-a layer.
+torch's scaled_dot_product_attention, given a bias that needs a gradient, would use its slowest kernel and make a
+[B, H, Q, K] tensor in each layer.
 
-The library kernel is chosen once for every shape: the first of KERNELS that does not refuse and whose answer to a small
-problem of that shape (outputs, logsumexp, gradients, scores around -120) agrees with plain tensor algebra. cuDNN 9
-fails this test at lengths with n % 128 == 64, where its dq is NaN under a bias (pytorch issue 196678), and with a
-single query. The kernel of d(bias) has to pass the same problem: a wrong one would train the bias wrongly in silence.
+The library kernel is chosen once for every shape: the first of KERNELS that supports it and passes a probe, a small
+problem of that shape with scores around -120 whose output, logsumexp and gradients must agree with plain tensor
+algebra. cuDNN 9 fails with a single query, and at lengths with n % 128 == 64, where its dq is NaN under a bias (pytorch
+issue 196678). The kernel of d(bias) must pass the same probe: a wrong one would silently train a wrong bias.
 
 Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], k and v: [B, K, H, D].
 """
@@ -34,8 +34,8 @@ from modeling.kernels.bias_gradient import (
 )
 from modeling.kernels.library import ALIGNMENT, KERNELS, aligned
 
-PROBE_SHIFT = -120.0  # a logsumexp below -88 is where exp(-lse) overflows, and T5's scores are not scaled down
-PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # of the largest value
+PROBE_SHIFT = -120.0  # added to a probe's scores: exp(-lse) overflows below -88, where T5's unscaled scores can get
+PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # relative to the largest value
 BIAS_GRADIENTS = {
     "triton": "one pass over the batch in registers, no atomics (GPUs; CPUs through Triton's interpreter)",
     "torch": "plain tensor algebra, the batch in chunks, any device and dtype",
@@ -51,12 +51,13 @@ def triton_is_installed() -> bool:
 
 @functools.cache
 def triton_lacks() -> str | None:
-    """What is missing to build a Triton kernel on a GPU: the package, or what it builds its launcher with."""
+    """What is missing to build a Triton kernel on a GPU, such as the package or a C compiler; None if nothing is."""
     return lacks_compiler("CC", "gcc", "clang") if triton_is_installed() else "the package triton"
 
 
 def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
-    """ "triton" on a GPU below float64, where it can be built, "torch" otherwise; or the one forced."""
+    """The kernel of d(bias): the forced one, else "triton" on a GPU if it can be built and the dtype is not float64,
+    else "torch"."""
     on_gpu = device.type == "cuda" and dtype != torch.float64 and triton_lacks() is None
     return _wanted["gradient"] or ("triton" if on_gpu else "torch")
 
@@ -64,10 +65,9 @@ def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
 def bias_gradient(
     name: str, grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor
 ) -> torch.Tensor:
-    """d(bias) [1, H, Q, K] by this one of BIAS_GRADIENTS, float32 (float64 for float64): equal bits in every run on one
-    kind of device.
+    """d(bias) [1, H, Q, K] by the kernel `name` of BIAS_GRADIENTS, in float32, or float64 for float64 inputs.
 
-    Rows that may attend to nothing add nothing.
+    Every run on the same kind of device gives the same bits. Queries that may attend to nothing add nothing.
     """
     given = given._replace(bias=given.bias.to(given.q.dtype))
     if name == "torch":
@@ -80,10 +80,11 @@ def bias_gradient(
 # ---------------------------------------------------------------- the choice
 @contextlib.contextmanager
 def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = None) -> Iterator[None]:
-    """Within it, attention runs on this one of `KERNELS`, d(bias) on this one of `BIAS_GRADIENTS`; None: as chosen.
+    """A block in which attention runs on this one of `KERNELS` and d(bias) on this one of `BIAS_GRADIENTS`; None leaves
+    the choice as it is.
 
-    Both passes must run within it. ValueError for an unknown name at once. Where the kernel cannot do what it is asked
-    to, or answers wrongly, attention raises RuntimeError and does not fall back.
+    Forward and backward pass must both run in the block. ValueError for an unknown name. If the kernel does not support
+    a call or fails its probe, attention raises RuntimeError instead of using another kernel.
     """
     for name, known in ((kernel, KERNELS), (bias_gradient, BIAS_GRADIENTS)):
         if name is not None and name not in known:
@@ -99,8 +100,9 @@ def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = 
 
 
 class Case(NamedTuple):
-    """Inputs for which one kernel is chosen. shape: (queries, keys, heads, width). own: whether examples and heads have
-    biases of their own, None: there is no bias. causal: whether the bias hides the future."""
+    """What the choice of a kernel depends on. shape: (queries, keys, heads, width). own: (whether each example has its
+    own bias, whether each head has), None without a bias. causal: whether what is added to the scores hides the
+    future."""
 
     device: torch.device
     dtype: torch.dtype
@@ -110,7 +112,8 @@ class Case(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What serves a case: of KERNELS, and of BIAS_GRADIENTS. passed_over: why others do not, each with its name."""
+    """The kernels for a case, by their names in KERNELS and BIAS_GRADIENTS. passed_over: why earlier ones were not
+    taken."""
 
     kernel: str
     gradient: str
@@ -128,13 +131,13 @@ def choose_kernels(given: Inputs) -> Chosen:
 
 
 def kernels_of(case: Case) -> Chosen:
-    """The first kernels that neither refuse nor fail their probe. RuntimeError if a forced one cannot serve."""
+    """The first kernels that support the case and pass the probe. RuntimeError if a forced one does not."""
     return _choice(case, torch.are_deterministic_algorithms_enabled(), **_wanted)
 
 
 def slow_part(cases: list[Case]) -> str | None:
-    """Why one of these cases would run on plain tensor algebra, which on a GPU is slower than any library's attention;
-    None if all have kernels."""
+    """Why one of these cases would run on plain tensor algebra, which on a GPU is slower than any library kernel; None
+    if all have library kernels."""
     for case in cases:
         chosen = kernels_of(case)
         if case.device.type == "cuda" and "torch" in (chosen.kernel, chosen.gradient):
@@ -149,7 +152,7 @@ def _choice(case: Case, strict: bool, kernel: str | None = None, gradient: str |
     reasons = []
     for name in (kernel,) if kernel else KERNELS:
         reason = KERNELS[name].refuses(problem[0])
-        if reason is None and name != "torch":  # which the others are compared with
+        if reason is None and name != "torch":  # the probe compares the others with "torch"
             reason = _probe(name, *problem)
         if reason is None:
             break
@@ -175,7 +178,7 @@ def _say_once(chosen: Chosen, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _problem(case: Case, rows: int) -> tuple[Inputs, torch.Tensor]:
-    """`rows` random examples, laid out as in training, with keys hidden; and the gradient of their output."""
+    """(`rows` random examples, laid out as in training, with some keys hidden; a gradient of their output)."""
     (queries, keys, heads, width), device = case.shape, case.device
     generator = torch.Generator().manual_seed(0)
 
@@ -195,7 +198,8 @@ def _problem(case: Case, rows: int) -> tuple[Inputs, torch.Tensor]:
 
 @torch.no_grad()
 def _probe(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | None = None) -> str | None:
-    """Why the kernel's answer to a small problem is wrong, or that of `gradient` after it; None if it is right."""
+    """Why the kernel's result for a small problem is wrong, or the result of the kernel `gradient` that uses it; None
+    if both are right."""
     dtype, queries, keys = given.q.dtype, given.q.shape[1], given.k.shape[1]
     wide = accumulation_dtype(dtype)
     narrow = {name: getattr(given, name) for name in ("q", "k", "v", "bias", "added")}  # the mask is bool
@@ -207,7 +211,8 @@ def _probe(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | Non
         return f"it fails ({first_line(error)})"
     for tensor, ours in found.items():
         theirs = truth[tensor]
-        largest = 1.0 if tensor == "logsumexp" else theirs.abs().max().clamp(min=1e-30)  # a logarithm's is relative
+        # An absolute error of a logarithm is a relative error already.
+        largest = 1.0 if tensor == "logsumexp" else theirs.abs().max().clamp(min=1e-30)
         error = (theirs - ours.to(wide)).abs().max() / largest
         if not error <= PROBE_TOLERANCE[dtype]:  # `not`: NaN is wrong too
             return f"its {tensor} at {queries} x {keys} is off by {float(error):.1g}"
@@ -215,7 +220,7 @@ def _probe(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | Non
 
 
 def _solve(name: str, given: Inputs, grad_out: torch.Tensor, gradient: str | None) -> dict[str, torch.Tensor]:
-    """Output, logsumexp, dq, dk and dv; or d(bias) alone, by `gradient`."""
+    """{name: tensor} of output, logsumexp, dq, dk and dv; with `gradient`, of d(bias) alone, by that kernel."""
     out, lse = (x.contiguous() for x in KERNELS[name].forward(given))
     if gradient:
         return {"d(bias)": bias_gradient(gradient, grad_out, given, out, lse)}
@@ -228,10 +233,11 @@ _known = WeakTensorKeyDictionary()  # {a bias, or a mask without one: (mask, cau
 
 
 def added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
-    """Bias, mask and hidden future as one tensor [1 or B, 1 or H, Q, K] in q's dtype, rows aligned; None without any.
+    """All that is added to the scores (bias, mask, hidden future) as one tensor [1 or B, 1 or H, Q, K] in q's dtype,
+    with aligned rows; None if nothing is.
 
-    T5 has one bias for all layers of a stack, and the first layer makes this for all. In compiled code the compiler
-    merges the equal expressions of all layers instead.
+    All layers of a stack share T5's bias, so this is computed in the first layer and kept for the others. In compiled
+    code nothing is kept: the compiler merges the equal expressions of all layers.
     """
     key = mask if bias is None else bias
     if key is None or torch.compiler.is_compiling():
@@ -258,7 +264,7 @@ def _added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
 
 
 def _for_kernels(given: Inputs) -> Inputs:
-    """The inputs as the kernels take them: rows dense, `added` [B, H, Q, K], expanded along what is shared."""
+    """The inputs as the kernels take them: dense rows, and `added` expanded to [B, H, Q, K]."""
     q, k, v = (rows_dense(x) for x in given[:3])
     bias, added = given.bias, given.added
     if added is None:
@@ -267,15 +273,15 @@ def _for_kernels(given: Inputs) -> Inputs:
         if added.stride(-1) != 1 or added.stride(-2) % ALIGNMENT:  # a compiler has changed its layout
             added = aligned(added)
         if bias is not None and given.mask is None:
-            bias = added[:1]  # the bias in q's dtype, except for later tokens
+            bias = added[:1]  # without a mask, `added` is the bias in q's dtype, with the future hidden
         added = added.expand(q.shape[0], q.shape[2], -1, -1)
     return given._replace(q=q, k=k, v=v, bias=bias, added=added)
 
 
 # ---------------------------------------------------------------- the operator
 # Autocast is off in both passes: it would turn the implementation's own float32 products into bfloat16.
-# An operator of torch takes plain tensors and numbers: the fields of Inputs, in their order. Whoever changes a schema
-# gives both operators other names: compiled code in a cache is found by the first name, and calls them as before.
+# A torch operator takes only plain tensors and numbers, so these are the fields of Inputs, in their order. A changed
+# schema needs new names for both operators: compiled code in a cache finds them by name, and would pass the old fields.
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, bool causal, float scale, Tensor? added=None"
 
 
@@ -289,8 +295,8 @@ def attention(q, k, v, bias, mask, causal: bool, scale: float, added=None) -> tu
 
     q: [B, Q, H, D], k, v: [B, K, H, D], of one dtype: bfloat16, float32 or float64. bias: [1, H, Q, K], used in q's
     dtype, its gradient in its own. mask: bool (True: may attend) or additive floats, broadcastable to [B, H, Q, K].
-    causal: query i sees keys 0 to i. A row that may see nothing attends to everything evenly. added: `added_scores` of
-    these, where it is known already.
+    causal: query i sees keys 0 to i. A query that may see nothing attends to all keys evenly. added: the result of
+    `added_scores` for these inputs, if it is known already.
     """
     with torch.autocast(q.device.type, enabled=False):
         given = _for_kernels(Inputs(q, k, v, bias, mask, causal, scale, added))

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-# A forbidden score. Far below any other, yet finite after the kernels' multiplication by log2(e): a row with nothing to
-# attend to stays finite (and uniform), where -inf would make it NaN.
+# The score of a forbidden key. It is far below any other and still finite after the kernels' multiplication by log2(e):
+# a query that may attend to nothing gets finite, even weights, where -inf would give NaN.
 MASKED = -1e30
 _CHUNK = 2**22  # scores that the torch implementation holds at a time
 
 
 class Inputs(NamedTuple):
-    """What attention computes softmax(scale Q K^T + bias + mask) V of.
+    """The inputs of attention, which computes softmax(scale Q K^T + bias + mask) V.
 
     q: [B, Q, H, D], k and v: [B, K, H, D], of one dtype. bias: [1, H, Q, K], used in q's dtype.
     mask: bool (True: may attend) or additive floats (far below zero: may not), broadcastable to [B, H, Q, K].
@@ -48,8 +48,8 @@ def lower_triangle(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 def rows_dense(x: torch.Tensor) -> torch.Tensor:
-    """The same values [B, S, H, D], each row of D without gaps. Parts of a joined product are not copied: the kernels
-    take strides."""
+    """The same values [B, S, H, D] with each row of D contiguous, copied only if it is not: the kernels take strides in
+    the other dimensions, such as those of q in a joined tensor of q, k and v."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -60,14 +60,14 @@ def batch_chunks(q: torch.Tensor, k: torch.Tensor) -> list[slice]:
 
 
 def part_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
-    """The examples of a chunk; a tensor that all examples share is not cut."""
+    """The examples of a chunk; a tensor with one example that all share is returned as it is."""
     return tensor if tensor is None or tensor.dim() < 4 or tensor.shape[0] == 1 else tensor[chunk]
 
 
 def bias_gradient_torch(grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """d(bias) [1, H, Q, K] in the accumulation dtype; the batch in chunks. For any device and dtype.
+    """d(bias) [1, H, Q, K] in the accumulation dtype, computed in chunks of the batch, for any device and dtype.
 
-    Rows that may attend to nothing add nothing.
+    Queries that may attend to nothing add nothing.
     """
     q, k, v, mask = given.q, given.k, given.v, given.mask
     dtype = accumulation_dtype(q.dtype)
@@ -83,7 +83,7 @@ def bias_gradient_torch(grad_out: torch.Tensor, given: Inputs, out: torch.Tensor
             scores += part_of(additive, chunk).to(q.dtype)
         scores = scores.sub_(lse[chunk].unsqueeze(-1)).exp_()
         scores *= (grad_ @ v_.transpose(2, 3)).sub_((grad_ * out_).sum(-1, keepdim=True))
-        if allowed is not None:  # after the product: what may not be seen can be inf, and inf * 0 is not 0
+        if allowed is not None:  # after the product: for hidden keys a factor can be inf, and inf * 0 is NaN
             scores = torch.where(part_of(allowed, chunk), scores, 0.0)
         total += scores.sum(0, keepdim=True)
     return total

@@ -15,11 +15,12 @@ import torch
 from modeling.kernels.bias_gradient import Inputs, accumulation_dtype, batch_chunks, part_of
 
 aten = torch.ops.aten
-ALIGNMENT = 16  # elements: rows of a bias begin at multiples of it, whatever their length
+ALIGNMENT = 16  # elements: each row of a bias begins at a multiple of this
 
 
 class Kernel(NamedTuple):
-    """A library kernel. Of what is added to the scores it takes `added` alone, in q's dtype, rows aligned.
+    """A library kernel. It ignores the inputs `bias`, `mask` and `causal` and adds `added` to the scores, which has q's
+    dtype and aligned rows.
 
     forward(given) -> out [B, Q, H, D], logsumexp [B, H, Q];
     backward(grad_out, given, out, logsumexp) -> dq, dk, dv, shaped as q, k, v;
@@ -59,7 +60,7 @@ def _cudnn_refuses(given: Inputs) -> str | None:
     return None if torch.backends.cuda.can_use_cudnn_attention(params) else "torch says it cannot"
 
 
-_cudnn_lse_dims = 3  # [B, H, Q], or [B, H, Q, 1] as some versions of torch have it: seen in the forward pass
+_cudnn_lse_dims = 3  # 3: [B, H, Q]; 4: [B, H, Q, 1], in some versions of torch. The forward pass finds out.
 
 
 def _cudnn_forward(given: Inputs):
@@ -75,7 +76,7 @@ def _cudnn_forward(given: Inputs):
 def _cudnn_backward(grad_out, given: Inputs, out, lse):
     if _cudnn_lse_dims == 4:
         lse = lse.unsqueeze(-1)
-    seed = torch.zeros((), dtype=torch.long, device=lse.device)  # of the dropout, which is off
+    seed = torch.zeros((), dtype=torch.long, device=lse.device)  # the seed of dropout, which is off here
     grad_out, q, k, v, out = heads_first(grad_out, given.q, given.k, given.v, out)
     lengths = q.shape[2], k.shape[2]
     dropout, causal = 0.0, False
@@ -97,7 +98,7 @@ def _efficient_refuses(given: Inputs) -> str | None:
 
 
 def _efficient_forward(given: Inputs):
-    ragged = (None,) * 4  # of rows of several lengths, which this project does not have
+    ragged = (None,) * 4  # arguments for rows of different lengths in one tensor, which are not used here
     out, lse = aten._efficient_attention_forward(
         given.q, given.k, given.v, given.added, *ragged, 0.0, 0, True, scale=given.scale
     )[:2]
@@ -107,7 +108,7 @@ def _efficient_forward(given: Inputs):
 def _efficient_backward(grad_out, given: Inputs, out, lse):
     lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=float("inf"))
     seed = torch.zeros((), dtype=torch.long, device=lse.device)
-    # One split of the keys: more would sum dq with atomics, in an order that differs from run to run.
+    # The keys are not split: parts would be summed into dq by atomics, in an order that differs from run to run.
     splits = None if torch.version.hip else 1
     return aten._efficient_attention_backward(
         grad_out,

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from modeling.kernels.bias_gradient import MASKED, Inputs, rows_dense
 
-_ROWS = 32  # of `_row_sums`
+_ROWS = 32  # rows that one program of `_row_sums` adds up
 _LOWEST = tl.constexpr(MASKED / 2)
 
 
@@ -56,10 +56,10 @@ def log_weights(
     MASK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(log P, where a query may attend) of a block of queries and one of keys, float32.
+    """(log P in float32, bool: may the query attend to the key) for a block of queries and a block of keys.
 
-    left @ right: Q K^T, or K Q^T. rows, columns: the numbers of queries and keys, in the two dimensions of the product.
-    MASK: 0 none, 1 bool, 2 additive floats.
+    left @ right: Q K^T or K Q^T. rows, columns: the numbers of the queries and keys, each along its dimension of that
+    product. MASK: 0 no mask, 1 bool, 2 additive floats.
     """
     scores = tl.dot(left, right, input_precision=PRECISION) * scale + bias_block
     seen = inside
@@ -82,7 +82,8 @@ def log_weights(
 
 @triton.jit
 def weight_gradients(left, right, delta, example, head, rows, heads, queries, PRECISION: tl.constexpr):
-    """dP - delta of a block, float32: times P it is dS. left @ right: dO V^T, or V dO^T. rows: as of `log_weights`.
+    """dP - delta of a block in float32; multiplied by P it is dS. left @ right: dO V^T or V dO^T. rows: as in
+    `log_weights`.
 
     dO and V are best loaded after the scores: before them they spill in exact float32 (Triton 3.6, sm_90).
     """
@@ -130,7 +131,8 @@ def _bias_gradient(
     BLOCK_K: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """result[part, h, q, k] = sum of dS over the part's `examples`. MASK: see `log_weights`.
+    """result[part, h, q, k] = the sum of dS over the `examples` examples of a part of the batch. MASK: as in
+    `log_weights`.
 
     q, k, v: [B, S, H, D] with dense rows of D; grad_out contiguous; lse and delta contiguous [B, H, Q]; result
     contiguous.
@@ -152,7 +154,7 @@ def _bias_gradient(
     total = tl.zeros((BLOCK_Q, BLOCK_K), dtype=tl.float32)
     places = head.to(tl.int64) * bias_head + rows[:, None].to(tl.int64) * bias_query + columns[None, :]
     bias_block = tl.load(bias + places, mask=row_in[:, None] & column_in[None, :], other=0.0).to(tl.float32)
-    across = heads * width  # from one token to the next
+    across = heads * width  # stride from one token to the next
     at_rows = rows[:, None] * across + head * width + d[None, :]
     of_q = rows[:, None] * q_row + head * q_head + d[None, :]
     of_k = columns[None, :] * k_row + head * k_head + d[:, None]
@@ -162,7 +164,7 @@ def _bias_gradient(
 
     first = part.to(tl.int64) * examples
     count = tl.minimum(examples, batch - part * examples)
-    if CAUSAL:  # a block whose keys all lie after its queries has nothing to add up
+    if CAUSAL:  # a block whose keys all come after its queries adds nothing
         count = tl.where(query_block * BLOCK_Q + BLOCK_Q > key_block * BLOCK_K, count, 0)
     for step in range(0, count):
         example = first + step
@@ -192,7 +194,7 @@ def _bias_gradient(
         grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
         v_block = tl.load(v + example * v_batch + of_v, mask=columns_in, other=0.0)
         change = weight_gradients(grad_block, v_block, delta, example, head, rows[:, None], heads, queries, PRECISION)
-        # The choice comes last: outside, exp() may be inf, and inf * 0 is not 0.
+        # `where` comes last: for hidden keys exp() may be inf, and inf * 0 is NaN.
         total += tl.where(seen, tl.exp(logs) * change, 0.0)
 
     spot = (part * heads + head).to(tl.int64) * queries * keys + rows[:, None].to(tl.int64) * keys + columns[None, :]
@@ -247,14 +249,14 @@ def bias_gradient_triton(
 
 
 def on_its_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
-    """Within it kernels start on the tensor's GPU; without it they start on the current one."""
+    """A block in which kernels start on the tensor's GPU; Triton would start them on the current one."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def prepared(
     grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor
 ) -> tuple[list, list[int], dict]:
-    """(tensors, strides, constants) as a kernel takes them which goes over blocks of scores; delta is computed here."""
+    """(tensors, strides, constants), the arguments of a kernel that goes over blocks of scores. Computes delta."""
     grad_out, out, lse = (x.contiguous() for x in (grad_out, out, lse))
     q, k, v, bias = (rows_dense(x) for x in given[:4])
     mask = given.mask
@@ -277,10 +279,10 @@ def prepared(
 
 
 def tile_of(dtype: torch.dtype, queries: int, keys: int, width: int) -> dict[str, int]:
-    """Which block of the bias a program adds up, and how it is compiled: `_bias_gradient`'s last arguments.
+    """The last arguments of `_bias_gradient`: the block of the bias that a program adds up, and how it is compiled.
 
-    For these ptxas keeps everything in registers on sm_90a; 128 x 128 spills, and exact float32 products, which tensor
-    cores do not have, spill from 64 x 64 on (tests/test_triton_kernel.py compiles them).
+    With these sizes ptxas keeps everything in registers on sm_90a. 128 x 128 spills; exact float32 products, which
+    tensor cores do not have, spill from 64 x 64 on (tests/slow/test_triton_kernel.py compiles them).
     """
     largest = (32, 32) if dtype == torch.float32 else (128, 64) if width <= 64 else (64, 64)
     block_q, block_k = min(largest[0], power(queries)), min(largest[1], power(keys))

@@ -165,7 +165,7 @@ class ScriptTest(parameterized.TestCase):
         other.save_pretrained(self.source("other"))
         cases = (
             ((), "--model_name_or_path: name the decoder-only checkpoint"),
-            (("--model_name_or_path", self.folder / "llama"), "is a llama model: only Gemma 2 .gemma2. has the layers"),
+            (("--model_name_or_path", self.folder / "llama"), "is a llama model. Give a Gemma 2 .gemma2. model"),
             (("--model_name_or_path", self.folder / "zoo"), "is a t5gemma model"),
             (("--model_name_or_path", source, "--encoder", self.folder / "other"), "other: has another tokenizer than"),
         )

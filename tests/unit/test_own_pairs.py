@@ -648,7 +648,7 @@ class EntryTest(TestCase):
 class MistakeTest(TestCase):
     @parameterized.parameters(
         ("--train_file pairs.csv", "pairs.csv: read as --record_shape prompt_completion", None),
-        ("--train_file labels.jsonl", "which column is read and which is written. Say --source_column"),
+        ("--train_file labels.jsonl", "name the columns of sources and targets with --source_column"),
         ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt: needs --target_column"),
         ("--source_column a --target_column b", "--source_column describes pairs of your own: name them"),
         ("--train_file pairs.jsonl --source_column promt --target_column completion", "did you mean prompt"),
