@@ -39,7 +39,8 @@ assumed: {bf16:g} TFLOP/s at {mfu:.0%} MFU on one GPU, {bandwidth:g} GB/s from G
 torch.compile saves some (states: the optimizer's; stored: activations)"""
 SCALE_HEAD = """\
 on 1 to 512 GPUs, in machines of {gpus}: the sharding to choose, and a checkpoint, which the first rank writes at an \
-assumed {disk:g} GB/s (GB: 10^9 bytes; stream_readers: GPUs that read and tokenise each row of a large stream)"""
+assumed {disk:g} GB/s
+(GB: 10^9 bytes; stream_readers: GPUs that read and tokenise each row of a large stream)"""
 
 
 def step_seconds(
