@@ -1,7 +1,8 @@
 """Where the time of a training step goes, by kind of work, beside the least that each kind can take on this machine.
 
-The least time (docs/measurements.md) is the number of operations over the rate of a matrix product, or of bytes over the rate
-of a copy; both rates are measured here. A kind of work that takes many times its least is worth optimising next.
+The least time (docs/measurements.md) is the number of operations over the rate of a matrix product, or of bytes over
+the rate of a copy; both rates are measured here. A kind of work that takes many times its least is worth optimising
+next.
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary.
 """

@@ -357,7 +357,7 @@ class RecordsTest(parameterized.TestCase):
             "--preference kto --source_column prompt --target_column chosen --rejected_column rejected",
             "--rejected_column rejected: pairs are compared",
         ),
-        ("--preference kto", "and which answers are good with --desirable_column; available: prompt, chosen"),
+        ("--preference kto", "and which answers are good with --desirable_column; the file has: prompt, chosen"),
         (
             "--preference dpo --target_type class",
             "--preference dpo: compares free texts: leave out --target_type class",
