@@ -51,5 +51,5 @@ def reading_weights(shown: str) -> Iterator[None]:
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         reason = first_line(error)
         if "file named" in reason:
-            reason += ". transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
+            reason += "; transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
         raise UserError(f"{shown}: its weights cannot be read ({reason})") from None

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 from absl.testing import absltest
 from helpers import call, write_tiny_model
 
@@ -37,8 +38,10 @@ class NotebookTest(absltest.TestCase):
         before = Path.cwd()
         self.addCleanup(os.chdir, before)
         os.chdir(NOTEBOOK.parent)  # where Jupyter starts it
-        with mock.patch.object(sys, "path", [*sys.path]):
+        picture = mock.patch("matplotlib.pyplot.imread", return_value=np.zeros((2, 2, 3)))  # the suite draws none
+        with mock.patch.object(sys, "path", [*sys.path]), picture:
             _, code, out, _ = call(run)
+        self.assertTrue((output / "loss.png").is_file())
         self.assertIsNone(code, out[-500:])
         self.assertEqual(Path.cwd(), ROOT)
         self.assertIn("200 pairs", out)
