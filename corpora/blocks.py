@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from common.digests import contents_digest
 from common.errors import UserError
 from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
@@ -83,7 +81,7 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.blocks)
 
-    @property
+    @functools.cached_property
     def can_be_divided(self) -> bool:
         """Whether a piece of any block can be read, from one place to another."""
         return all(block.kind in ("text", "jsonl", "ids", "parquet") for block in self.blocks)
@@ -93,11 +91,6 @@ class Corpus:
         """Whether a file, or a connection, stays open between two rows."""
         return any(block.kind not in ("text", "jsonl", "ids") for block in self.blocks)
 
-    @functools.cached_property
-    def sizes(self) -> np.ndarray:
-        """[blocks] bytes of each block."""
-        return np.array([block.size for block in self.blocks])
-
     def place(self, number: int, offset: int) -> int | None:
         """The place at byte `offset` of a block that can be divided; None at the block's beginning and end."""
         block = self.blocks[number]
@@ -105,11 +98,15 @@ class Corpus:
             return None
         return block.start + offset * (block.end - block.start) // block.size
 
-    def rows(self, piece: Piece, start: int | None = None) -> Rows:
-        """(place, row) for the rows of a piece, from the place `start` on."""
+    def _part(self, piece: Piece) -> Block:
+        """The block that holds the rows of a piece alone."""
         block = self.blocks[piece.block]
         begin = block.start if piece.begin is None else piece.begin
-        block = block._replace(start=begin, end=block.end if piece.end is None else piece.end)
+        return block._replace(start=begin, end=block.end if piece.end is None else piece.end)
+
+    def rows(self, piece: Piece, start: int | None = None) -> Rows:
+        """(place, row) for the rows of a piece, from the place `start` on."""
+        block = self._part(piece)
         for place, row in self._rows(block, start):
             self.last_read = block, place
             yield place, row
@@ -123,10 +120,8 @@ class Corpus:
 
     def share_read(self, piece: Piece, place: int | None) -> float:
         """Share of a piece that lies before a place; 0 if only reading the piece could tell."""
-        block = self.blocks[piece.block]
-        begin = block.start if piece.begin is None else piece.begin
-        end = block.end if piece.end is None else piece.end
-        return min((place - begin) / (end - begin), 1.0) if place and end else 0.0
+        block = self._part(piece)
+        return min((place - block.start) / (block.end - block.start), 1.0) if place and block.end else 0.0
 
     def all_rows(self) -> Rows:
         """All rows in the order of the blocks."""
@@ -144,7 +139,6 @@ class Corpus:
                     first = self.blocks[number]
                     rest = first.size * (first.end - place) // (first.end - first.start) if first.end else first.size
                     self.blocks = [first._replace(start=place, size=max(1, rest)), *self.blocks[number + 1 :]]
-                    self.__dict__.pop("sizes", None)
                     return held_out
                 held_out.append(row)
                 total += measure(row)

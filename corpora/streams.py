@@ -146,7 +146,7 @@ def number_of_lanes(corpora: Sequence[Corpus]) -> int:
         blocks = min(whole)
         numbers = [n for n in range(1, min(most, blocks) + 1) if LANES**6 % n == 0]  # 2^a * 3^b
         return max(n for n in numbers if blocks / n > 0.9 * -(-blocks // n))
-    size = sum(int(corpus.sizes.sum()) for corpus in corpora)
+    size = sum(block.size for corpus in corpora for block in corpus.blocks)
     return max(n for n in range(1, most + 1) if LANES % n == 0 and n * LANE_BYTES <= max(size, LANE_BYTES))
 
 
@@ -165,6 +165,7 @@ class LaneSource:
     def __init__(self, corpus: Corpus, units: Units, lanes: int, buffer: int, seed: int, number: int):
         self.corpus, self.units, self.lanes, self.buffer = corpus, units, lanes, buffer
         self.seed, self.number = seed, [number] * (number > 0)  # the first corpus keeps the order it would have alone
+        self.sizes = np.array([block.size for block in corpus.blocks])
         self._hands = functools.lru_cache(2)(self._hands_of_pass)
         self._pieces: dict[int, tuple[int, list[Piece]]] = {}
 
@@ -186,7 +187,7 @@ class LaneSource:
         begin, end = (int(ends[-1]) * part // self.lanes for part in (parts[lane], parts[lane] + 1))
         for which in range(np.searchsorted(ends, begin, "right"), np.searchsorted(ends, end, "left") + 1):
             block = int(order[which])
-            before = int(ends[which]) - int(self.corpus.sizes[block])
+            before = int(ends[which]) - int(self.sizes[block])
             piece = Piece(block, *(self.corpus.place(block, place - before) for place in (begin, end)))
             if begin < end and (piece.begin is None or piece.begin != piece.end):
                 yield piece
@@ -206,7 +207,7 @@ class LaneSource:
         hands.flat[:blocks] = np.arange(blocks)
         hands = random.permuted(random.permuted(hands, axis=1), axis=0).T
         order = hands[hands >= 0]
-        return hands, order, np.cumsum(self.corpus.sizes[order]), random.permutation(self.lanes).tolist()
+        return hands, order, np.cumsum(self.sizes[order]), random.permutation(self.lanes).tolist()
 
     def passes_of(self, lane: int, place: Place) -> float:
         """How many passes over its share of the corpus a lane has made up to a place, estimated from the place."""
@@ -238,14 +239,10 @@ class Lane:
         return [self.first, self.place]
 
     def take(self, number: int) -> object:
-        """The n-th example."""
-        self.seek(number)
-        return self.buffer[self.order[number - self.first]]
-
-    def seek(self, number: int) -> None:
-        """Reads on until the buffer holds the example of this number."""
+        """The n-th example: reads on until the buffer holds it."""
         while number >= self.first + len(self.buffer):
             self._fill()
+        return self.buffer[self.order[number - self.first]]
 
     def _fill(self) -> None:
         source, size = self.source, self.source.buffer
