@@ -420,15 +420,21 @@ def load_teacher(args: Any) -> PreTrainedModel:
     finally:
         if (config := getattr(args, "hf_deepspeed_config", None)) is not None:
             set_hf_deepspeed_config(config)
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        digest.update(name.encode())
-        digest.update(weight.detach().contiguous().numpy())
-    model.contents = digest.hexdigest()[:24]
+    model.contents = weights_digest(model)
     enable_packing(model)
     compute_loss_in_forward(model, chunk=CHUNK)  # its head can be left out then
     low = args.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return model.eval().requires_grad_(False).to(args.device, torch.bfloat16 if low else None)
+
+
+def weights_digest(model: PreTrainedModel) -> str:
+    """24 hexadecimal digits that change with the model's weights and their names; LoRA's matrices do not count."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if ".lora_" not in name:
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:24]
 
 
 def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:

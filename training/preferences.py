@@ -28,6 +28,7 @@ from common.processes import print_once
 from common.whole_folders import cached, difference
 from constants import IGNORE_INDEX
 from corpora.examples import row_lengths
+from model_t5 import weights_digest
 from modeling.preferences import OF_PREFERENCE, SUMS, Preference, preference_metrics
 from modeling.rows_at_a_time import parts, rows_to_score
 from training.teacher_forcing import score_rows
@@ -50,21 +51,12 @@ def with_reference(
     """
     if data.preference is None or not data.preference.has_reference:
         return data.train, data.validation
-    mark = [_fingerprint(model) if args.process_index == 0 else None]
+    mark = [weights_digest(model) if args.process_index == 0 else None]
     key = hashlib.sha256(f"{broadcast_object_list(mark)[0]} {args.bf16}".encode()).hexdigest()
     add = partial(_with_column, model=model, args=args, collator=collator, key=key, cache=data.args)
     splits = data.validation if isinstance(data.validation, dict) else {"": data.validation}
     validation = {name: add(rows) for name, rows in splits.items()}
     return add(data.train), validation if isinstance(data.validation, dict) else validation[""]
-
-
-def _fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the model's weights without LoRA's matrices."""
-    found = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        if ".lora_" not in name:
-            found.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
-    return found.hexdigest()
 
 
 def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, key: str, cache) -> "Dataset":
