@@ -8,11 +8,12 @@ import argparse
 import json
 import random
 import statistics
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from benchmarks.measure import interleaved, timed
 from common.reports import write_json
 from constants import PACKAGE_TOPIC_LABELS
 from corpora.sources import builtin_corpus
@@ -40,32 +41,27 @@ def write_pairs(folder: Path, cache: Path) -> None:
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
-def seconds_of_step(model, batches: list[dict], repeats: int) -> float:
-    """Median seconds of forward and backward passes over the batches."""
-    device, taken = model.device, []
-    for _ in range(repeats + 2):  # the first two warm up
-        began = time.perf_counter()
-        for batch in batches:
-            model(**batch).loss.backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
-        model.zero_grad(set_to_none=True)
-    return statistics.median(taken[2:])
-
-
 def compare(shape: str, rows: int, source: int, target: int, repeats: int = 10) -> dict:
     """Seconds of a step if a prompt is encoded once for both answers, and if it is encoded for each, as TRL did."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = create_model(build_config(shape)).to(device).train()
     ids = torch.randint(100, 30_000, (rows, source + 2 * target), device=device)
     prompts, chosen, rejected = ids.split([source, target, target], dim=1)
-    compute_loss_in_forward(model, preference=Preference("simpo", 2.0))
-    once = seconds_of_step(model, [dict(input_ids=prompts, labels=chosen, rejected=rejected)], repeats)
-    compute_loss_in_forward(model)
     both = dict(input_ids=prompts.repeat(2, 1), labels=torch.cat([chosen, rejected]))
-    twice = seconds_of_step(model, [both], repeats)
-    return dict(device=device, model=shape, rows=rows, source=source, target=target, once=once, twice=twice)
+    once = dict(input_ids=prompts, labels=chosen, rejected=rejected)
+    ways = {"once": (once, Preference("simpo", 2.0)), "twice": (both, None)}
+    found, runs = {name: {} for name in ways}, {}
+    for name, (batch, preference) in ways.items():
+        model = create_model(build_config(shape)).to(device).train()
+        compute_loss_in_forward(model, preference=preference)
+        runs[name] = timed(partial(_step, model, batch))
+    interleaved(found, runs, repeats, warm_up=2)
+    seconds = {name: statistics.median(row["seconds"]) for name, row in found.items()}
+    return dict(device=device, model=shape, rows=rows, source=source, target=target, **seconds)
+
+
+def _step(model, batch: dict) -> None:
+    model(**batch).loss.backward()
+    model.zero_grad(set_to_none=True)
 
 
 def main(argv: list[str] | None = None) -> None:
