@@ -7,21 +7,20 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from unittest import mock
 
 import torch
 from absl.testing import parameterized
-from helpers import run_main, sentences, write_tiny_model
+from helpers import run_main
 from peft import PeftModel
+from rows_and_base import ROWS, RowsAndBaseTest, reported
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 from warm_python import warm_python
 
 import evaluate_t5
 import export_checkpoint
-import fine_tune_t5
 import pre_train_t5
 import predict_t5
 from model_t5 import load_model
@@ -29,27 +28,12 @@ from modeling.low_rank import add_low_rank
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 FLAGS = {"nf4": ["--load_in_4bit"], "int8": ["--load_in_8bit"], "bfloat16": ["--dtype", "bfloat16", "--bf16", "true"]}
-ROWS = [
-    {"text": f"the {color} {thing} {n}", "kind": thing}
-    for n in range(8)
-    for color in ("red", "old")
-    for thing in ("tree", "moon")
-]
-TIMES = ("_runtime", "_per_second", "_preparation_time")
 
 
-def reported(results: dict) -> dict:
-    return {n: value for n, value in results.items() if n.startswith("eval_") and not n.endswith(TIMES)}
-
-
-class FrozenScriptsTest(parameterized.TestCase):
+class FrozenScriptsTest(RowsAndBaseTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        (cls.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        (cls.folder / "text.txt").write_text("\n".join(sentences(300)))
-        write_tiny_model(cls.folder / "base", [*(row["text"] for row in ROWS), "kind:", *sentences(200)], 300)
         cls.results = {form: cls.fine_tune(form, *flags)[0] for form, flags in FLAGS.items()}
 
     @classmethod
@@ -60,11 +44,6 @@ class FrozenScriptsTest(parameterized.TestCase):
         argv += f"--save_steps 2 --save_total_limit 9 --output_dir {cls.folder}/{name} --report_to none --use_cpu true "
         argv += f"--data_cache_dir {cls.folder}/cache --disable_tqdm true --learning_rate 0.01"
         return argv.split() + ([] if rank is None else ["--lora_rank", str(rank)])
-
-    @classmethod
-    def fine_tune(cls, name: str, *flags: str, code: int | None = None, **changes) -> tuple[dict, str]:
-        results, printed, errors = run_main(fine_tune_t5.main, *cls.argv(name, **changes), *flags, code=code)
-        return results, printed + errors
 
     def matrices(self, name: str) -> dict[str, torch.Tensor]:
         return load_file(self.folder / f"{name}/adapter_model.safetensors")

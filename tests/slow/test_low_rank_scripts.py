@@ -6,13 +6,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from absl.testing import parameterized
-from helpers import run_main, sentences, write_tiny_model
+from helpers import run_main
 from peft import PeftModel
+from rows_and_base import ROWS, RowsAndBaseTest, reported
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 from warm_python import warm_python
@@ -28,28 +28,12 @@ from corpora.tokenizers import load_tokenizer
 from model_t5 import count_parameters, load_model
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
-ROWS = [
-    {"text": f"the {color} {thing} number {n}", "kind": thing}
-    for n in range(8)
-    for color in ("red", "old")
-    for thing in ("tree", "moon")
-]
-TIMES = ("_runtime", "_per_second", "_preparation_time")
 
 
-def reported(results: dict) -> dict:
-    return {n: value for n, value in results.items() if n.startswith("eval_") and not n.endswith(TIMES)}
-
-
-class LowRankScriptsTest(parameterized.TestCase):
+class LowRankScriptsTest(RowsAndBaseTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        text = [*(row["text"] for row in ROWS), "kind:", *sentences(200)]
-        (cls.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        (cls.folder / "text.txt").write_text("\n".join(sentences(300)))
-        write_tiny_model(cls.folder / "base", text, 300)
         cls.results, cls.printed = cls.fine_tune("whole")
 
     @classmethod
@@ -60,11 +44,6 @@ class LowRankScriptsTest(parameterized.TestCase):
         argv += f"--save_strategy steps --save_steps {every} --save_total_limit 9 --output_dir {cls.folder}/{name} "
         argv += f"--data_cache_dir {cls.folder}/cache --report_to none --use_cpu true --disable_tqdm true"
         return argv.split()
-
-    @classmethod
-    def fine_tune(cls, name: str, *flags: str, code=None, **changes) -> tuple[dict, str]:
-        results, printed, errors = run_main(fine_tune_t5.main, *cls.argv(name, **changes), *flags, code=code)
-        return results, printed + errors
 
     def test_what_is_trained_and_written(self):
         self.assertRegex(self.printed, r"model .* parameters .*, dropout 0.1, of which [\d.]+K are trained")
