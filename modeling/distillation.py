@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from modeling.families import family_of
+from modeling.families import capped, family_of
 
 CHUNK = 1024  # target tokens whose logits exist at a time, unless --loss_chunk_size says otherwise
 # What a batch holds of a teacher that runs beside the student: the input of its head, and the head's matrix.
@@ -76,9 +76,7 @@ class Distillation(NamedTuple):
         """The teacher's log-probabilities [N, V], from its head's input [N, E] and its head's matrix [V, E]."""
         logits = states @ head.T
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.cap is not None:
-            logits = self.cap * torch.tanh(logits / self.cap)
-        return torch.log_softmax(logits / self.temperature, dim=-1)
+        return torch.log_softmax(capped(logits, self.cap) / self.temperature, dim=-1)
 
     def of_chunk(
         self, logits: torch.Tensor, part: slice, first: torch.Tensor, second: torch.Tensor

@@ -324,6 +324,11 @@ def refuse_lacking(config: PreTrainedConfig, option: str, shown: str | None = No
 
 
 # ---------------------------------------------------------------- of a model
+def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Logits under a soft cap c, c tanh(logit / c), as `Family.logit_cap` gives it; None leaves them."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
 def output_head(model: PreTrainedModel) -> torch.nn.Linear:
     """The matrix that makes logits."""
     return model.get_output_embeddings()

@@ -27,7 +27,7 @@ from transformers.utils import ModelOutput
 from common.processes import print_once
 from constants import IGNORE_INDEX
 from modeling.distillation import CACHED, CHUNK, LIVE, Distillation
-from modeling.families import family_of, output_head
+from modeling.families import capped, family_of, output_head
 from modeling.preferences import Preference
 from modeling.segment_masks import mask_type, side_by_side
 
@@ -203,7 +203,7 @@ def answers_nats(model, texts: list[torch.Tensor], inputs: dict, chunk: int = 0)
 
         def nats_of_part(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             logits = _at_least_float32(F.linear(hidden, weight))
-            return nats_of((logits if cap is None else cap * (logits / cap).tanh())[None], labels[None])[0]
+            return nats_of(capped(logits, cap)[None], labels[None])[0]
 
         parts = (values.flatten(0, 1).split(chunk) for values in (head_inputs(model, inputs), labels[..., None]))
         nats = [

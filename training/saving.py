@@ -32,9 +32,8 @@ class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves and resumes."""
 
     is_leaving = False  # whether the run was told to stop; set by PreemptionCallback
-    owed_evaluation: dict | None = (
-        None  # {"save_was_due"}, if the checkpoint was saved before an evaluation that was due
-    )
+    # {"save_was_due"}, if the checkpoint was saved before an evaluation that was due
+    owed_evaluation: dict | None = None
     _saved_step: int | None = None  # the step of the last checkpoint in --output_dir
     _is_saving = False  # whether a checkpoint is being written into _saving/
     _put_off: Exception | None = None  # the error of a full disk, kept until all ranks have written
