@@ -42,6 +42,7 @@ STRATEGIES = ("ddp", "zero1", "zero2", "fsdp2", "zero3")  # the simplest first
 BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's buffers, with overlap_comm, for reducing and gathering (its documentation)
 RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and fragmentation
 FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
+PRODUCT_BUFFERS = 2**16  # bytes that oneDNN's bfloat16 product needs beside a packed matrix: up to 59 KB with AMX
 
 
 # ---------------------------------------------------------------- activations
@@ -91,7 +92,7 @@ def activation_bytes(
     attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" instead keep the output, a
     log-sum [B, H, Q] and the bias [1, H, Q, K]. on_cpu: a CPU's autocast leaves the softmax of bfloat16 scores in
     bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
-    the CPU's instructions, at most as much as the layers' largest matrix holds. chunk: target tokens whose logits exist
+    the CPU's instructions, at most as much as the layers' largest matrix holds, and PRODUCT_BUFFERS. chunk: target tokens whose logits exist
     at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these anew for every product,
     and only a block that is not recomputed keeps the copies; in another form (modeling/frozen.py) there are none.
     low_rank: shapes of LoRA's matrices, of which copies and a product of its rank for each row are kept. distils: with
@@ -194,7 +195,7 @@ def activation_bytes(
         recomputed=recomputed,
         loss=loss,
         weight_copies=(2 * copied if bf16 else 0) + (0 if checkpointing else copies_of_low_rank),
-        packed=2 * largest if bf16 and on_cpu else 0,
+        packed=2 * largest + PRODUCT_BUFFERS if bf16 and on_cpu else 0,
         dequantised=dequantised,
     )
 

@@ -127,9 +127,12 @@ class LowRankScriptsTest(RowsAndBaseTest):
             self.assertEqual(self.answers(name), self.answers_of_peft("whole"), name)
 
     def test_merged_matrices_answer_alike_in_every_engine(self):
-        """Trained until the answers are clear, which int8 does not change then."""
-        self.fine_tune("learnt", "--learning_rate", "0.02", steps=120, every=60, rank=8)
+        """Trained until the answers to these texts are clear, which int8 does not change then."""
+        self.fine_tune("learnt", "--learning_rate", "0.01", steps=240, every=60, rank=8)
+        samples = self.folder / "samples.jsonl"
+        samples.write_text("".join(json.dumps({"source": row["text"]}) + "\n" for row in ROWS))
         flags = ["--model_name_or_path", self.folder / "learnt", "--output_dir", self.folder / "engines"]
+        flags += ["--samples_file", samples, "--num_samples", len(ROWS)]
         run_main(export_checkpoint.main, *flags, "--formats", "ctranslate2", "ctranslate2_int8")
         wanted = self.answers_of_peft("learnt")
         self.assertCountEqual(set(wanted), ["moon", "tree"])
