@@ -24,14 +24,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
-from arguments.task import task_arguments
+from arguments.task import task_arguments, task_names
 from arguments.training import PreTrainingArguments
 from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
 from common.errors import UserError
 from common.processes import print_once, run_script
 from common.reports import end_summary, human_bytes, human_count, lines_until, read_json, start_summary
 from common.whole_folders import made_aside, newest_whole_checkpoint
-from constants import DATASET_VALS, TASK_RECORD
+from constants import TASK_RECORD
 from corpora.files import check_file, is_plain_text
 from corpora.reading import read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
@@ -42,7 +42,7 @@ from modeling.loading import load_config
 from modeling.low_rank import WEIGHTS as LOW_RANK
 from publishing.exports import NEEDS, TOLERANCES, Original, beam_search, compare, encode, pytorch_answers, write_format
 from publishing.hub_uploads import upload
-from publishing.model_cards import model_card, read_run, shown_search, task_of
+from publishing.model_cards import first_entry, model_card, read_run, shown_search, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
@@ -136,14 +136,13 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
             raise UserError(f"--samples_file {path}: holds no text")
         return found, path.name
     names = task_of(run)
-    task = DATASET_VALS.get(names[0], {}).get(names[1]) if names else None
-    if task:
-        task_args, split = task_arguments(run["arguments"]), eval_splits(task)[0]
+    if names and (task := first_entry(names, run["arguments"])):
+        name, task_args, split = task_names(*names)[0], task_arguments(run["arguments"]), eval_splits(task)[0]
         try:
-            rows = load_rows(names[1], task, task_args, split)[: args.num_samples]
-            return [source_text(task, row) for row in rows], f"{len(rows)} {split} rows of {'/'.join(names)}"
+            rows = load_rows(name, task, task_args, split)[: args.num_samples]
+            return [source_text(task, row) for row in rows], f"{len(rows)} {split} rows of {names[0]}/{name}"
         except (ValueError, OSError) as error:
-            print_once(f"the rows of {'/'.join(names)} cannot be read here ({error}): comparing on built-in sentences")
+            print_once(f"the rows of {names[0]}/{name} cannot be read here ({error}): comparing on built-in sentences")
     return list(TEXTS[: args.num_samples]), "built-in sentences"
 
 

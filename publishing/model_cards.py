@@ -56,7 +56,7 @@ def model_card(
     """
     run, results = record["run"], record["results"]
     arguments, task = run.get("arguments", {}), task_of(run)
-    entry = _first_entry(task, arguments) if task else {}
+    entry = first_entry(task, arguments) if task else {}
     numbers = _numbers(results, record["metrics"])
     objective, family = arguments.get("objective") or "span_corruption", family_of(model.config)
     denoisers = denoisers_of(objective if objective in OBJECTIVES else "span_corruption").values()
@@ -107,7 +107,7 @@ def _numbers(results: dict, metrics: list[dict]) -> dict[str, float]:
     }
 
 
-def _first_entry(task: tuple[str, str], arguments: dict) -> dict:
+def first_entry(task: tuple[str, str], arguments: dict) -> dict:
     """The entry of a task, or of the first one of a mixture; {} if DATASET_VALS no longer has it."""
     name = task_names(*task)[0]
     if name == OWN:

@@ -92,11 +92,11 @@ def activation_bytes(
     attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" instead keep the output, a
     log-sum [B, H, Q] and the bias [1, H, Q, K]. on_cpu: a CPU's autocast leaves the softmax of bfloat16 scores in
     bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
-    the CPU's instructions, at most as much as the layers' largest matrix holds, and PRODUCT_BUFFERS. chunk: target tokens whose logits exist
-    at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these anew for every product,
-    and only a block that is not recomputed keeps the copies; in another form (modeling/frozen.py) there are none.
-    low_rank: shapes of LoRA's matrices, of which copies and a product of its rank for each row are kept. distils: with
-    a teacher, whose logits exist for a chunk.
+    the CPU's instructions, at most as much as the layers' largest matrix holds, and PRODUCT_BUFFERS. chunk: target
+    tokens whose logits exist at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these
+    anew for every product, and only a block that is not recomputed keeps the copies; in another form
+    (modeling/frozen.py) there are none. low_rank: shapes of LoRA's matrices, of which copies and a product of its rank
+    for each row are kept. distils: with a teacher, whose logits exist for a chunk.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
