@@ -73,11 +73,11 @@ CODE_ENTRIES = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
 # ---------------------------------------------------------------- hardware
-# From the makers' data sheets: dense matrix peaks in TFLOP/s for MFU (H200: as measured in a matrix product), and the
-# memory in GB. For plans, GB/s of the memory, of a GPU's links within a machine in one direction (NVLink, else PCIe
-# x16) and of its network card (200 and 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). Below
-# compute capability 8 there is neither bf16 nor TF32: both peaks are float32's. A device has the first entry whose name
-# occurs in its own name, and not before a digit.
+# From the makers' data sheets: dense matrix peaks in TFLOP/s for MFU, and the memory in GB. For plans, GB/s of the
+# memory, of a GPU's links within a machine in one direction (NVLink, else PCIe x16) and of its network card (200 and
+# 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). Below compute capability 8 there is neither bf16
+# nor TF32: both peaks are float32's. A device has the first entry whose name occurs in its own name, and not before a
+# digit.
 def _gpu(
     bf16: float,
     tf32: float,
@@ -91,7 +91,7 @@ def _gpu(
 
 
 HARDWARE_PEAKS = {
-    "H200": _gpu(790.0, 494.0, 141, 4800, 450, 50, 9.0),
+    "H200": _gpu(989.0, 494.0, 141, 4800, 450, 50, 9.0),
     "H100": _gpu(989.0, 494.0, 80, 3350, 450, 50, 9.0),
     "A100": _gpu(312.0, 156.0, 80, 2039, 300, 25, 8.0),
     "L40S": _gpu(362.0, 183.0, 48, 864, 32, 12.5, 8.9),

@@ -236,7 +236,7 @@ class CommandsTest(BenchmarkTest):
         self.assertLen(found["rows"], 10)
         self.assertIn("an assumed GPU, H200 (141 GB)", printed.splitlines()[0])
         self.assertIn("2.85B weights, on 8 x 8 H200", printed)
-        self.assertIn("assumed: 790 TFLOP/s at 45% MFU", printed)
+        self.assertIn("assumed: 989 TFLOP/s at 45% MFU", printed)
         found, _ = self.run_main("plan", "--optim", "muon")
         self.assertEqual([row["name"] for row in found["rows"] if "error" not in row], ["DDP", "DDP + checkpointing"])
 
@@ -699,7 +699,7 @@ class PartsTest(BenchmarkTest):
         hardware = HARDWARE_PEAKS["H200"]
         sent = communication_bytes("zero3", 10**9, 8)
         fast = plan.step_seconds(1e15, 0, sent, hardware, 1e15, 0.5)
-        self.assertAlmostEqual(fast["step"], 1e15 / (790e12 * 0.5))
+        self.assertAlmostEqual(fast["step"], 1e15 / (989e12 * 0.5))
         slow = plan.step_seconds(1e15, 0, sent, hardware, 1e9, 0.5)
         # The forward pass hides its third of the communication behind a third of the compute, and so on.
         self.assertAlmostEqual(slow["step"], slow["communication"], places=6)

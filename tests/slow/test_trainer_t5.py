@@ -878,7 +878,7 @@ class RunTest(TrainerTest):
     def test_peak_flops_are_those_of_the_device_and_precision(self):
         self.assertIsNone(device_peak_flops(torch.device("cpu"), bf16=True))
         for name, bf16, expected in (
-            ("NVIDIA H200", True, 790e12),
+            ("NVIDIA H200", True, 989e12),
             ("NVIDIA A100-SXM4-80GB", False, 156e12),
             ("Some GPU of tomorrow", True, None),
         ):
