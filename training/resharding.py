@@ -36,15 +36,16 @@ def whole_state(model: nn.Module, optimizer: Optimizer, keep: bool) -> dict:
 
 def load_state(model: nn.Module, optimizer: Optimizer, path: Path) -> list[dict]:
     """Gives an optimizer the states in optimizer.pt; its options, such as the rate, stay as they are. Returns the
-    options in the file. UserError if the file has states of tensors that are not trained."""
+    options in the file. UserError unless the file has the states of the trained tensors and of no others."""
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     on_cpu = next(iter(names)).device.type == "cpu"  # on a CPU the states would remain views of the mapped file
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=not on_cpu)
     states, params = saved["state"], [p for group in optimizer.param_groups for p in group["params"]]
     if 0 in states:  # checkpoints of earlier versions number the tensors
-        states = {names[params[place]]: state for place, state in states.items()}
-    if unknown := states.keys() - names.values():
-        raise UserError(f"{path}: it has states of tensors that this run does not train, such as {min(unknown)}")
+        numbered = {names[params[place]]: state for place, state in states.items()}
+        states = dict.fromkeys(names.values(), {}) | numbered  # torch leaves out tensors that had no gradient yet
+    if wrong := states.keys() ^ set(names.values()):
+        raise UserError(f"{path}: it was saved while other tensors were trained; compare {min(wrong)}")
     if _is_zero(optimizer):
         _load_into_zero(optimizer, names, states)
     else:
