@@ -365,7 +365,10 @@ class Tasks:
             known = "needs the reference's log-probabilities of all rows before training"
             refuse(self.args, "streaming", f"{name} {known}: leave it out, or give --preference simpo")
             if zero_stage(args) == 3:
-                raise UserError(f"--deepspeed {args.deepspeed}: {name} {known}, and ZeRO-3 holds no whole weights then")
+                raise UserError(
+                    f"--deepspeed {args.deepspeed}: {name} {known}, and ZeRO-3 holds no whole weights then; take "
+                    "zero_stage2_config.json or --fsdp"
+                )
 
     def job(self, has_checkpoint: bool) -> str:
         """The key of TRAINING_DEFAULTS for these tasks. UserError for preferences without a checkpoint."""

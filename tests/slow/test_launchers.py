@@ -38,7 +38,7 @@ CELLS = [
     for launcher in LAUNCHERS
     for way in SHARDING
     for script in ("pre_train", "fine_tune", "preferences")
-    if (launcher, way) != ("deepspeed", "fsdp2") and (script != "preferences" or way == "ddp")
+    if (launcher, way) != ("deepspeed", "fsdp2") and (script, way) != ("preferences", "zero3")  # which is refused
 ]
 COVER = [
     ("accelerate", "ddp", "fine_tune"),
@@ -47,6 +47,8 @@ COVER = [
     ("deepspeed", "zero3", "pre_train"),
     ("torchrun", "fsdp2", "fine_tune"),
     ("torchrun", "ddp", "preferences"),
+    ("deepspeed", "zero2", "preferences"),
+    ("torchrun", "fsdp2", "preferences"),
 ]
 # (script, how the run began, how it goes on), of runs that COVER has made
 PAIR_COVER = [
@@ -113,7 +115,7 @@ class LauncherTest(parameterized.TestCase):
             return log.read_text()
         argv += [word for file in SHARDING[way] for word in ("--deepspeed", str(ROOT / file))]
         if way == "fsdp2":
-            started = [str(ROOT / "tests" / "support" / "fsdp2_on_cpu.py"), name, *argv, "--fsdp"]
+            started = [str(ROOT / "tests" / "support" / "fsdp2_on_cpu.py"), torture.file_of(script), *argv, "--fsdp"]
         else:
             started = [str(ROOT / torture.file_of(script)), *argv]
         command = [*launcher_command(launcher), *started]

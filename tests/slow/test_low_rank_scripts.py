@@ -186,7 +186,7 @@ class LowRankScriptsTest(RowsAndBaseTest):
             port = str(probe.getsockname()[1])
         launch = [warm_python(), BIN / "torchrun", "--nproc_per_node", "2", "--master_port", port]
         launch += {
-            "fsdp2": [ROOT / "tests/support/fsdp2_on_cpu.py", "fine_tune", "--fsdp"],
+            "fsdp2": [ROOT / "tests/support/fsdp2_on_cpu.py", "fine_tune_t5.py", "--fsdp"],
             "zero2": [ROOT / "fine_tune_t5.py", "--deepspeed", ROOT / "zero_stage2_config.json"],
         }[way]
         argv = [*self.argv(way, steps=4, batch=2, every=2), "--dropout_rate", "0"]

@@ -324,7 +324,7 @@ class ShardedTest(parameterized.TestCase):
         argv += [f"--output_dir={out[1]}"]
         started = [pre_train_t5.__file__, *argv, f"--deepspeed={ROOT}/zero_stage3_config.json"]
         if way == "fsdp2":
-            started = [f"{ROOT}/tests/support/fsdp2_on_cpu.py", "pre_train", *argv, "--fsdp"]
+            started = [f"{ROOT}/tests/support/fsdp2_on_cpu.py", "pre_train_t5.py", *argv, "--fsdp"]
         for more in ([], ["--resume_from_checkpoint", f"{out[1]}/checkpoint-2"]):
             command = [*torture.launcher_command("accelerate", warm_python()), *started, *more]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -1,6 +1,6 @@
 """Runs one of our scripts under FSDP2 on CPUs, where accelerate would silently use plain data parallelism.
 
-    torchrun --nproc_per_node 2 tests/support/fsdp2_on_cpu.py pre_train --fsdp --config_name tiny ...
+    torchrun --nproc_per_node 2 tests/support/fsdp2_on_cpu.py pre_train_t5.py --fsdp --config_name tiny ...
 
 accelerate uses FSDP2 only on what it calls a GPU-like device. `fully_shard` itself works over gloo, so telling
 accelerate's state that the plugin counts is enough: Trainer and accelerate then take the same path as on GPUs.
@@ -31,5 +31,5 @@ def _with_fsdp(self, *args, fsdp_plugin=None, **kwargs):
 
 if __name__ == "__main__":
     accelerate.state.AcceleratorState.__init__ = _with_fsdp
-    scripts = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main}
+    scripts = {"pre_train_t5.py": pre_train_t5.main, "fine_tune_t5.py": fine_tune_t5.main}
     run_script(lambda: scripts[sys.argv[1]](sys.argv[2:]))
