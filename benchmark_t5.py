@@ -319,7 +319,9 @@ def save(args: Namespace, result: dict, whole: bool = False) -> None:
         whole = whole and not any(TIME_IS_UP in row.get("error", "") for row in result.get("rows", ()))
         flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags[name]}  # not their folders
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
-        here = {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
+        instructions = torch.backends.cpu.get_cpu_capability()
+        instructions = f"{instructions}, AMX" if torch.cpu._is_amx_tile_supported() else instructions
+        here = {"threads": torch.get_num_threads(), "instructions": instructions, "load_average": os.getloadavg()[0]}
         here |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
         write_json(args.output, record | {"whole": whole, "hardware": record["hardware"] | here} | result)
 
