@@ -28,7 +28,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
     """(masked tokens, masked spans) of a chunk of `length` raw tokens: (568, .15, 3) -> (85, 28).
 
-    Both are at least 1, and as many tokens stay as there are spans, so that spans never touch.
+    Both are at least 1, and there are no more spans than kept tokens, so that spans never touch.
     """
     num_noise = min(max(int(np.round(length * noise_density)), 1), length - 1)
     num_spans = max(int(np.round(num_noise / mean_noise_span_length)), 1)

@@ -94,7 +94,7 @@ def check_metrics(task_name: str, task: dict) -> None:
             if _reads(module, kind) is None:
                 raise UserError(
                     f"{where} takes {module.features}, and this task has a {kind} for each row. Name another metric, "
-                    "or give {name: function of predictions and references}"
+                    "or write one of your own: metrics={name: function of (predictions, references)}"
                 )
         elif name not in fitting:
             raise UserError(f"{where} not for target_type {kind!r}. Possible are {', '.join(fitting)}")
