@@ -1,4 +1,4 @@
-"""Rows of the tasks in `DATASET_VALS`: read from files or the Hub, with the column names of the entry, and checked.
+"""Rows of the tasks in `DATASET_VALS`: read from files or the Hub under the entry's own column names, and checked.
 
 record of a file, the Hub or a stream --file_columns, preprocess--> rows --the entry's columns--> rows of the task
 """
@@ -34,7 +34,7 @@ from tasks.registry import (
 )
 
 Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together
-MISSING = object()  # stands for a column that is not there; None is an empty value
+MISSING = object()  # a missing column; None is an empty value
 HELD_OUT = 1_000  # rows held out of a streamed text where neither --validation_file nor --max_eval_samples is given
 
 
