@@ -1,8 +1,8 @@
 """T5's span corruption, on a whole batch at once.
 
 The pure functions follow T5's own definition (Raffel et al. 2020, section 3.1.4, and the released preprocessors):
-masks begin with kept tokens and end with a masked span, sentinels count down from <extra_id_0>, inputs and targets
-end in EOS, and there is no closing sentinel. All lengths are therefore fixed and no batch is ever padded.
+masks begin with kept tokens and end with a masked span, sentinels come in order from <extra_id_0> on, inputs and
+targets end in EOS, and there is no closing sentinel. All lengths are therefore fixed and no batch is ever padded.
 
 Legend of shapes: B batch, R raw tokens of a chunk, S source (input) length, T target length, K masked spans of a chunk.
 """
@@ -28,7 +28,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
     """(masked tokens, masked spans) of a chunk of `length` raw tokens: (568, .15, 3) -> (85, 28).
 
-    Both are at least 1, and as many tokens stay as there are spans, so that spans never touch.
+    Both are at least 1, and there are no more spans than kept tokens, so that spans never touch.
     """
     num_noise = min(max(int(np.round(length * noise_density)), 1), length - 1)
     num_spans = max(int(np.round(num_noise / mean_noise_span_length)), 1)
@@ -36,6 +36,7 @@ def noise_counts(length: int, noise_density: float, mean_noise_span_length: floa
 
 
 def _corrupted_lengths(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+    """(input tokens, target tokens), EOS included, of a chunk of `length` raw tokens."""
     num_noise, num_spans = noise_counts(length, noise_density, mean_noise_span_length)
     return length - num_noise + num_spans + 1, num_noise + num_spans + 1
 
@@ -43,15 +44,16 @@ def _corrupted_lengths(length: int, noise_density: float, mean_noise_span_length
 def compute_input_and_target_lengths(
     inputs_length: int, noise_density: float, mean_noise_span_length: float
 ) -> tuple[int, int]:
-    """Raw tokens that fill an input of `inputs_length`, and the length of their targets: (512, .15, 3) -> (568, 114).
+    """(raw tokens that fill an input of `inputs_length`, length of their targets): (512, .15, 3) -> (568, 114).
 
-    Lengths in tokens, EOS included. An input holds at least a kept token, a sentinel and EOS.
+    Lengths are in tokens, EOS included. An input holds at least a kept token, a sentinel and EOS. AssertionError unless
+    0 < noise_density < 1, mean_noise_span_length >= 1 and inputs_length >= 3.
     """
     assert 0 < noise_density < 1 and mean_noise_span_length >= 1 and inputs_length >= 3, "no such corruption"
     tokens_length = 2
     while _corrupted_lengths(tokens_length + 1, noise_density, mean_noise_span_length)[0] <= inputs_length:
         tokens_length += 1
-    # As in T5: at a density of one half, equal lengths are preferred to one more target token.
+    # As T5 does at a density of one half: one raw token less rather than targets that are longer than inputs.
     if noise_density == 0.5 and _corrupted_lengths(tokens_length, 0.5, mean_noise_span_length)[1] > inputs_length:
         tokens_length -= 1
     return tokens_length, _corrupted_lengths(tokens_length, noise_density, mean_noise_span_length)[1]
@@ -59,10 +61,10 @@ def compute_input_and_target_lengths(
 
 # ---------------------------------------------------------------- masks
 def masks_from_random(random: np.ndarray, num_noise: int, num_spans: int) -> np.ndarray:
-    """Random masks, bool [B, R], True where a token is masked. Each starts kept, ends masked, and is uniform over all
-    segmentations with this many masked tokens and spans.
+    """Random masks, bool [B, R], True where a token is masked. Each starts kept, ends masked, and is drawn uniformly
+    from all masks of `num_noise` masked tokens in `num_spans` spans.
 
-    random: uint32 or uint64 [B, R - 2], a number for every place where a span may be cut.
+    random: uint32 or uint64 [B, R - 2], one number for every place at which masked or kept tokens may be divided.
     """
     batch, length = random.shape[0], random.shape[1] + 2
     lengths = np.empty((batch, num_spans, 2), dtype=np.int64)
@@ -75,9 +77,9 @@ def masks_from_random(random: np.ndarray, num_noise: int, num_spans: int) -> np.
 def _random_segmentation(random: np.ndarray, num_items: int, num_segments: int) -> np.ndarray:
     """Lengths [B, segments] (each at least 1) of a uniformly random split of `num_items`, from [B, items - 1] numbers.
 
-    The places of the smallest `segments - 1` numbers are the cuts. A place is kept in the low bits of its own number,
-    so that one partition (which numpy vectorises; argpartition it does not) finds the places themselves. Of 32 bits at
-    least 18 stay random, 23 for T5's 482 kept tokens; should two numbers agree in them, the earlier place is smaller.
+    The places of the smallest `segments - 1` numbers are the cuts. The low bits of a number are replaced by its place,
+    so that one partition finds the places themselves; numpy vectorises partition, but not argpartition. At least 18 of
+    32 bits stay random, 23 for T5's 482 kept tokens; if two numbers agree in these, the earlier place is the smaller.
     """
     cuts = np.empty((random.shape[0], num_segments + 1), dtype=np.int64)
     cuts[:, 0], cuts[:, -1] = 0, num_items
@@ -91,9 +93,9 @@ def _random_segmentation(random: np.ndarray, num_items: int, num_segments: int) 
 
 
 def random_numbers(keys: np.ndarray, count: int) -> np.ndarray:
-    """[B, count] numbers of 64 random bits, row i a function of keys[i] alone (splitmix64 seeded by the key).
+    """[B, count] uint64 random numbers; row i depends on keys[i] alone, which seeds a splitmix64 generator.
 
-    A counter-based generator makes the masks of an example independent of its batch, its worker and what ran before.
+    So the mask of an example does not depend on its batch, its worker or what ran before.
     """
     state = keys.astype(np.uint64)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     state ^= state >> np.uint64(30)
@@ -105,14 +107,16 @@ def random_numbers(keys: np.ndarray, count: int) -> np.ndarray:
 
 
 def cut_numbers(keys: np.ndarray, length: int) -> np.ndarray:
-    """[B, length - 2] random numbers for `masks_from_random`; of 32 bits, two come from each number of 64."""
+    """[B, length - 2] random numbers for `masks_from_random`: uint32, of which each 64-bit number gives two, or uint64
+    for chunks of more than 2^14 tokens."""
     dtype = np.uint32 if length <= 2**14 else np.uint64  # numpy partitions 32 bits seven times as fast
     count = -(-(length - 2) * np.dtype(dtype).itemsize // 8)
     return random_numbers(keys, count).view(dtype)[:, : length - 2]
 
 
 def example_keys(seed: int, examples: np.ndarray) -> np.ndarray:
-    """[B] keys for `random_numbers`, one for each (seed, example); an example's number may count its epochs too."""
+    """[B] keys for `random_numbers`, one for each (seed, example number). If the numbers count on through the epochs,
+    an example gets a new key in each."""
     seed_key = random_numbers(np.array([seed % 2**64], dtype=np.uint64), 1)[0]
     return random_numbers(seed_key ^ examples.astype(np.uint64), 1)[:, 0]
 
@@ -124,14 +128,14 @@ def inputs_and_targets(
     """Corrupted inputs [B, S] and targets [B, T] of tokens [B, R] under a mask [B, R]; both end in EOS.
 
     With sentinels 999, 998 ... the tokens 10 11 12 13 14 15 under the mask T T F F T F become
-        inputs  999 12 13 998 15 EOS        (kept tokens, and each masked span's sentinel in its place)
+        inputs  999 12 13 998 15 EOS        (kept tokens, and a sentinel in place of each masked span)
         targets 999 10 11 998 14 EOS        (each span's sentinel, then its tokens)
     With a BOS, inputs begin with it and have no EOS, as Gemma's tokenizer writes them.
-    Every row must mask as many tokens in as many spans as the first; ValueError if not, or if sentinels run out.
+    ValueError unless all rows mask equally many tokens in equally many spans, at least one, and sentinels suffice.
     """
     batch, length = tokens.shape
-    # Flat places and 32 bits take half the time of boolean indexing and 64. Every row has a place before its text, so
-    # that each masked span has one before it: its sentinel's in the targets.
+    # Indices into flat int32 arrays take half the time of boolean indexing in int64. Each row has one more place before
+    # its text, so that there is a place before every masked span: in the targets it holds the span's sentinel.
     width, rows = length + 1, np.arange(batch)
     masked = np.zeros((batch, width), dtype=bool)
     masked[:, 1:] = mask
@@ -144,7 +148,7 @@ def inputs_and_targets(
     kept[starts] = masked[starts - 1] = True
 
     def by_rows(places: np.ndarray) -> np.ndarray:
-        """[B, n] places in rising order; all rows must have the same number of them."""
+        """Sorted flat places as [B, n]; ValueError unless every row has the same number n > 0 of them."""
         is_even = places.size and places.size % batch == 0
         if not is_even or (places.reshape(batch, -1)[:, [0, -1]] // width != rows[:, None]).any():
             raise ValueError(
@@ -166,19 +170,19 @@ def inputs_and_targets(
 
 
 def _closed(ids: np.ndarray, eos_id: int) -> np.ndarray:
-    """[B, n + 1] of 64 bits: the ids [B, n] and EOS."""
+    """[B, n + 1] int64: the ids [B, n], each row closed by EOS."""
     closed = np.empty((len(ids), ids.shape[1] + 1), dtype=np.int64)
     closed[:, :-1], closed[:, -1] = ids, eos_id
     return closed
 
 
 def find_sentinel_ids(tokenizer: PreTrainedTokenizerBase, required: bool = True) -> np.ndarray:
-    """Ids of the first sentinel, the second ... as the published checkpoints were trained with them.
+    """[sentinels] ids of the first sentinel, the second ..., with which the published checkpoints were trained.
 
     T5, LongT5, umT5 and own tokenizers have tokens <extra_id_0>, <extra_id_1> ..., mT5 has pieces ▁<extra_id_0> ...
     ByT5 counts down from its last byte, 258 257 ... 159: the tokens <extra_id_n> that its tokenizer adds after the
     bytes were never trained. Gemma's tokenizers have <unused0> <unused1> ... Ids derived from a vocabulary size are
-    wrong for mT5, ByT5 and own tokenizers. UserError if there is none, or an empty array if none is `required`.
+    wrong for mT5, ByT5 and own tokenizers. If there is no sentinel: UserError, or an empty array if not `required`.
     """
     if is_byte_level(tokenizer):
         last = tokenizer.offset + tokenizer.vocab_size - 1
@@ -189,7 +193,7 @@ def find_sentinel_ids(tokenizer: PreTrainedTokenizerBase, required: bool = True)
             found[name[1]][int(name[2])] = number
         elif (name := UNUSED_NAME.fullmatch(token)) and int(name[1]) < NUM_SENTINELS:
             found["unused"][int(name[1])] = number
-    # A token that is added to mT5's pieces has no trained row.
+    # mT5's pieces come first: a token <extra_id_n> that was added beside them has no trained embedding.
     by_number = found["▁"] or found[""] or found["unused"]
     ids = list(itertools.takewhile(lambda i: i is not None, map(by_number.get, range(len(by_number)))))
     if not ids and required:
@@ -201,7 +205,7 @@ def find_sentinel_ids(tokenizer: PreTrainedTokenizerBase, required: bool = True)
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's tokens are UTF-8's bytes, from id 3 on: ByT5's."""
+    """Whether the tokenizer is ByT5's, whose tokens from id 3 on are the bytes of UTF-8."""
     return type(tokenizer).__name__ == "ByT5Tokenizer"
 
 
@@ -213,14 +217,15 @@ def find_eos_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def find_bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id that the tokenizer puts before every input (Gemma's); None where it puts EOS behind it (T5's), also where
-    it puts both (CodeT5's)."""
+    """The id of BOS if it is all that the tokenizer adds to a text (Gemma's); None if it adds EOS (T5's) or both
+    (CodeT5's)."""
     bos = getattr(tokenizer, "bos_token_id", None)
     return bos if bos is not None and tokenizer("")["input_ids"] == [bos] else None
 
 
 def shift_right(labels: torch.Tensor, decoder_start_token_id: int, pad_token_id: int) -> torch.Tensor:
-    """Decoder inputs of teacher forcing: [a, b, EOS, -100] -> [start, a, b, EOS] (shape [..., T])."""
+    """Decoder inputs [..., T] of teacher forcing, from labels [..., T]: [a, b, EOS, -100, -100] -> [start, a, b, EOS,
+    pad]."""
     shifted = torch.full_like(labels, decoder_start_token_id)
     shifted[..., 1:] = labels[..., :-1]
     return shifted.masked_fill_(shifted == IGNORE_INDEX, pad_token_id)
@@ -234,7 +239,8 @@ class T5DataCollator:
     `key` stands for (seed, epoch, example) and alone decides the example's mask; without one the tokens decide it, so
     that it is the same in each epoch. Trainer keeps keys, and takes a `ChunkDataset`, with remove_unused_columns=False.
 
-    Raises UserError if the tokenizer has too few sentinels for the denoiser, or a chunk is not `tokens_length` long.
+    Making one raises UserError if the tokenizer has no EOS or too few sentinels; calling it raises ValueError if a
+    chunk is not `tokens_length` long.
     """
 
     def __init__(
@@ -280,12 +286,12 @@ class T5DataCollator:
 
 
 def whole_keys(keys: np.ndarray | Sequence[int]) -> np.ndarray:
-    """[B] keys as an array; of integers below and above 2^63, as rows of `datasets` have them, numpy would make floats,
-    which lack their last bits."""
+    """[B] keys as an array, of uint64 if they are a list. Numpy by itself would make floats of integers below and above
+    2^63, as `datasets` gives them, and lose their last bits."""
     return keys if isinstance(keys, np.ndarray) else np.array([int(key) % 2**64 for key in keys], dtype=np.uint64)
 
 
 def content_keys(tokens: np.ndarray) -> np.ndarray:
-    """[B] keys made of the tokens themselves."""
+    """[B] keys that are hashes of the tokens [B, R]."""
     weights = random_numbers(np.zeros(1, dtype=np.uint64), tokens.shape[1])[0] | np.uint64(1)
     return (tokens.astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)

@@ -3,9 +3,9 @@
     found = FoundText(text_args, model_args, tokenizer)     # corpora and their weights; nothing is tokenised yet
     text = Text(found, objective, args)                     # text.train, text.validation
 
-A text is one corpus or several drawn by weight, of texts or of ready-made ids. It is tokenised once into flat files of
-ids (corpora/token_files.py), or with --streaming while the model trains (corpora/streamed_text.py). Every corpus works
-with every objective.
+A text is one corpus, or several that are drawn by weight, of texts or of ready-made ids. It is tokenised once into flat
+files of ids (corpora/token_files.py), or with --streaming while the model trains (corpora/streamed_text.py). Every
+corpus works with every objective.
 """
 
 import itertools
@@ -36,8 +36,9 @@ from objectives.objective import Objective
 class FoundText:
     """What the user named as text: corpora, their weights, and the tokenizer that reads them.
 
-    tokenizer: the one that the flags name, None to train one on the text. sources: {name of a corpus: {split: its
-    Source, or of a stream its Corpus}}. UserError if there is no text.
+    tokenizer: the one that the flags name; None to train one on the text, or to make one for ready-made ids. sources:
+    {name of a corpus: {split: its Source, or with --streaming its Corpus}}. UserError if there is no text, or a stream
+    of texts without a tokenizer.
     """
 
     def __init__(
@@ -72,34 +73,34 @@ class FoundText:
         check_saved(self.tokenizer)
 
     def of_split(self, split: str) -> list:
-        """The sources of a split, one of each corpus that has it."""
+        """The sources of a split, one for each corpus that has this split."""
         return [sources[split] for sources in self.sources.values() if split in sources]
 
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-        """Fingerprints of the contents of both splits and of the run's tokenizer."""
+        """{split: hash of its contents, "tokenizer": hash of the run's tokenizer}."""
         first = next(iter(self.sources.values()))
-        found = {split: source.fingerprint for split, source in first.items()}
+        prints = {split: source.fingerprint for split, source in first.items()}
         if self.is_mixed:
             weights = "".join(f" {weight:.9f}" for weight in self.weights)
-            found["train"] = joint_fingerprint(self.of_split("train")) + weights
-        return found | {"tokenizer": tokenizer_fingerprint(tokenizer)}
+            prints["train"] = joint_fingerprint(self.of_split("train")) + weights
+        return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}
 
 
 class Text:
     """The examples of a text for an objective, and what a run reports of them.
 
-    train, validation: the data sets; validation is None if no text is held out. files: {split: [a TokenFile of each
-    corpus]}, where a stream has only validation. rows: training examples of each corpus; [] of a stream.
+    train, validation: the data sets; validation is None if it has no example. files: {split: [a TokenFile of each
+    corpus]}; a stream has only those of validation. rows: [training examples of each corpus]; [] for a stream.
 
-    A resumed stream begins where `checkpoint` left it. UserError if there are too few examples for one step, or none to
-    evaluate on.
+    checkpoint: where a resumed stream continues. UserError if there are too few examples for one step, or none to
+    evaluate on although --eval_strategy is not "no".
     """
 
     def __init__(
         self, found: FoundText, objective: Objective, args: T5TrainingArguments, checkpoint: str | None = None
     ):
         self.found, self.args, self.objective, self.batch = found, found.args, objective, global_batch_size(args)
-        # A --validation_file is for all corpora; else each has its own held-out text.
+        # A --validation_file validates all corpora together; without it each corpus has held-out text of its own.
         self.is_joined = found.is_mixed and not self.args.validation_file
         default = EVALUATED_OF_A_STREAM if self.args.streaming else EVALUATED
         most = self.args.max_eval_samples or default
@@ -109,7 +110,7 @@ class Text:
 
             self.files = held_out_files(found, objective, most)
         else:
-            with args.main_process_first(desc="tokenising the text"):  # the others find it in the cache
+            with args.main_process_first(desc="tokenising the text"):  # the other processes find it in the cache
                 corpora = [tokenised(self.args, sources, found.tokenizer) for sources in found.sources.values()]
             self.files = {split: [files[split] for files in corpora] for split in ("train", "validation")}
         held_out = [objective.rows(file.tokens) for file in self.files["validation"]]
@@ -117,7 +118,7 @@ class Text:
         scored = [
             SomeExamples(rows, count) if len(rows) > count else rows for rows, count in zip(held_out, most, strict=True)
         ]
-        self.ends = list(itertools.accumulate(map(len, scored)))  # of each corpus among the validation examples
+        self.ends = list(itertools.accumulate(map(len, scored)))  # where each corpus ends in the validation examples
         validation = ConcatDataset(scored) if self.is_joined else scored[0]
         if not len(validation) and args.eval_strategy != "no":
             raise UserError(self._too_little_validation())
@@ -132,7 +133,7 @@ class Text:
             self.train = WeightedExamples(self.rows, found.weights, args.seed) if found.is_mixed else self.rows[0]
 
     def _check_rows(self) -> None:
-        """UserError if the training text is too short for a step, or a corpus for a row."""
+        """UserError if the training text has fewer rows than a step needs, or a corpus has none."""
         found = self.found
         empty = [name for name, rows in zip(found.names, self.rows, strict=True) if not len(rows)]
         total = 0 if empty else sum(map(len, self.rows))
@@ -145,6 +146,7 @@ class Text:
             )
 
     def _too_little_validation(self) -> str:
+        """The message for a validation text that is shorter than a row."""
         tokens = sum(len(file.tokens) for file in self.files["validation"])
         if self.args.validation_file or self.args.streaming:
             advice = "give a longer --validation_file"
@@ -158,7 +160,7 @@ class Text:
 
     # ------------------------------------------------------------ what a run reports
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-        """Fingerprints of the contents of both splits and of the run's tokenizer."""
+        """As `FoundText.fingerprints`."""
         return self.found.fingerprints(tokenizer)
 
     @property
@@ -170,12 +172,12 @@ class Text:
 
     @property
     def documents(self) -> dict[str, int]:
-        """{split: documents read}."""
+        """{split: number of documents read}."""
         return {split: sum(file.documents for file in files) for split, files in self.files.items()}
 
     @property
     def unknown(self) -> Unknown | None:
-        """The <unk> among the tokens; None for ready-made ids."""
+        """The share of <unk> among the tokens of each split; None for ready-made ids."""
         all_files = list(itertools.chain(*self.files.values()))
         if not any(file.text_bytes for file in all_files):
             return None
@@ -187,21 +189,22 @@ class Text:
 
     @property
     def tokens_per_example(self) -> float:
-        """Mean raw tokens of an example; for a stream, of one of its validation text."""
+        """Mean raw tokens of a training example; for a stream, of a validation example."""
         examples = self.validation if self.args.streaming else self.train
         return getattr(examples, "tokens_length", self.objective.tokens_length)
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in a pass over the text; None of a stream, whose length is not known."""
+        """Optimizer steps in a pass over the text; None for a stream, whose length is not known."""
         return None if self.args.streaming else len(self.train) // self.batch
 
     def flops_per_sequence(self, config: PretrainedConfig) -> int:
-        """Floating-point operations of a training row."""
+        """Floating-point operations for one training row."""
         return flops_per_sequence(config, self.objective.inputs_length, self.objective.targets_length)
 
     def plan(self, steps: int) -> dict[str, str]:
-        """The rows of the plan: what is read, how it is masked, and how often each corpus will be seen."""
+        """{name: text}, lines of the plan: what is read, how it is masked, and how often each corpus will be seen.
+        steps: optimizer steps of the run."""
         found, objective, length = self.found, self.objective, self.tokens_per_example
         files = self.files.get("train", self.files["validation"])
         documents, empty = sum(file.documents for file in files), sum(file.empty_documents for file in files)
@@ -238,7 +241,7 @@ class Text:
         )
 
     def compute_metrics(self) -> Callable:
-        """The function from predictions to metrics, of each corpus too if there are several."""
+        """The function from predictions to metrics; those of each corpus too, if every corpus has held-out text."""
         eos_id = self.objective.eos_id if self.args.eos_between_documents else None
         of_corpus = [self.objective.metrics(file.bytes_per_token(eos_id)) for file in self.files["validation"]]
         if not self.is_joined:

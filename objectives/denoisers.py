@@ -1,10 +1,11 @@
 """Mixtures of denoisers (UL2, prefix LM, own ones): rows of several corrupted examples, full to the last position.
 
-Denoisers mask different shares of a text, so their targets have different lengths. A row of S input and T target tokens
-is therefore shared by two examples: one of a denoiser that masks less than the mixture does on average, one of a
-denoiser that masks more. Two equations give their lengths such that both sides are exactly full; two denoisers meet so
-often that each has its weight's share of all input tokens. Masks come from the row's key alone, as in
-data_collator_t5.py. Examples of a row do not attend to each other: modeling/segment_masks.py.
+Denoisers mask different fractions of a text, so their targets have different lengths. A row of S input and T target
+tokens therefore holds two examples: one of a denoiser that masks less than the mixture does on average, one of a
+denoiser that masks more. Two equations give their lengths such that both sides are exactly full. How often each pair of
+denoisers comes is chosen such that the input tokens of every denoiser are in proportion to its weight. Masks come from
+the row's key alone, as in data_collator_t5.py. Examples of a row do not attend to each other:
+modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, R raw tokens of a row, S and T input and target length of a row, N raw
 tokens of all rows, D denoisers.
@@ -34,12 +35,12 @@ from data_collator_t5 import (
 )
 from objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
 
-PATTERN = 1024  # rows after which the order of the kinds of rows repeats
+PATTERN = 1024  # rows after which the sequence of kinds of rows repeats
 
 
 @dataclass(frozen=True)
 class Denoiser:
-    """An entry of constants.DENOISERS."""
+    """An entry of constants.DENOISERS, with the tokens of its mode. UserError for impossible values."""
 
     noise_density: float
     mean_noise_span_length: float | None = None  # None: a prefix denoiser, which masks the end of the example
@@ -61,13 +62,14 @@ class Denoiser:
 
     @property
     def input_overhead(self) -> int:
-        """Input tokens of an example that are neither text nor sentinels: EOS and the mode."""
+        """Number of input tokens of an example that are neither text nor sentinels: EOS and the mode."""
         return 1 + len(self.mode_ids)
 
     def targets_for(self, inputs: float) -> float:
-        """Target tokens for `inputs` input tokens at the denoiser's own density, sentinels and EOS included."""
+        """Mean number of target tokens for `inputs` input tokens at the denoiser's noise density; both counts include
+        sentinels and EOS."""
         density = self.noise_density
-        if self.is_prefix:  # a pair of examples
+        if self.is_prefix:  # prefix examples come in pairs
             kept = inputs - 2 * (self.input_overhead + self.sentinels)
             return density / (1 - density) * kept + 2 * (1 + self.sentinels)
         spans = density / self.mean_noise_span_length  # for each raw token
@@ -90,7 +92,8 @@ class Example:
 
 
 def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
-    """{name: (denoiser, weight)} of an entry of OBJECTIVES; weights add up to 1. UserError for impossible values."""
+    """{name: (denoiser, weight)} of an entry of OBJECTIVES; the weights add up to 1. UserError for an unknown denoiser
+    or impossible values."""
     weights = OBJECTIVES[objective]
     if unknown := [name for name in weights if name not in DENOISERS]:
         raise UserError(
@@ -102,20 +105,21 @@ def denoisers_of(objective: str) -> dict[str, tuple[Denoiser, float]]:
 
 # ---------------------------------------------------------------- rows
 def mean_targets(denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int) -> float:
-    """Target tokens of rows of this input length, in the mean of the denoisers under their weights."""
+    """Target tokens for inputs of this length, averaged over the denoisers with their weights."""
     return sum(w * denoiser.targets_for(inputs_length) for w, denoiser in zip(weights, denoisers, strict=True))
 
 
 def build_rows(
     denoisers: Sequence[Denoiser], weights: Sequence[float], inputs_length: int
 ) -> tuple[list[list[Example]], list[float], int]:
-    """(rows, shares, T): the kinds of rows as lists of `Example`, how often each comes (adding up to 1), target length.
+    """(kinds of rows, each a list of `Example`; the fraction of all rows that are of each kind; target length T).
 
-    With r_i targets per input token of denoiser i alone and r their mean under the weights w, a row of a denoiser i
-    below and j above the mean is full on both sides if i has the share a of its inputs with a r_i + (1 - a) r_j = r.
-    Such rows come as often as f_ij / (a (r - r_i)), where f_ij = w_i (r - r_i) w_j (r_j - r) / F couples the deficit of
-    i with the surplus of j and F is the sum of either: then denoiser i has the share w_i of all input tokens.
-    ValueError if `inputs_length` is too short for the examples of a row.
+    Let denoiser i alone have r_i targets per input token, and r be the mean of r_i with the weights w. A row of
+    denoisers i below and j above the mean is full on both sides if i has the fraction a of its inputs, where
+    a r_i + (1 - a) r_j = r. Such rows come in proportion to f_ij / (a (r - r_i)). Here f_ij =
+    w_i (r - r_i) w_j (r_j - r) / F couples the deficit of i with the surplus of j, and F is the sum of all deficits,
+    which equals that of all surpluses. Then denoiser i has the fraction w_i of all input tokens. ValueError if
+    `inputs_length` is too short for the examples of a row.
     """
     alone = [denoiser.targets_for(inputs_length) for denoiser in denoisers]
     mean = mean_targets(denoisers, weights, inputs_length)
@@ -129,7 +133,7 @@ def build_rows(
         rows.append(_fill(i, denoisers[i], inputs_length, targets_length))
         shares.append(weights[i])
     for i, j in itertools.product(low, high):
-        inputs = _share_of_first(denoisers[i], denoisers[j], inputs_length, targets_length)
+        inputs = _inputs_of_first(denoisers[i], denoisers[j], inputs_length, targets_length)
         targets = round(denoisers[i].targets_for(inputs))
         first = _fill(i, denoisers[i], inputs, targets)
         rows.append(first + _fill(j, denoisers[j], inputs_length - inputs, targets_length - targets))
@@ -138,15 +142,16 @@ def build_rows(
     return rows, [share / sum(shares) for share in shares], targets_length
 
 
-def _share_of_first(first: Denoiser, second: Denoiser, inputs_length: int, targets_length: int) -> int:
-    """Input tokens of the first example for which the targets of both come nearest to `targets_length`."""
+def _inputs_of_first(first: Denoiser, second: Denoiser, inputs_length: int, targets_length: int) -> int:
+    """Number of input tokens of the first example with which the targets of both come nearest to `targets_length`."""
     base = second.targets_for(inputs_length) + first.targets_for(0)
     slope = first.targets_for(1) - first.targets_for(0) - second.targets_for(1) + second.targets_for(0)
     return round((targets_length - base) / slope)
 
 
 def _fill(index: int, denoiser: Denoiser, inputs: int, targets: int) -> list[Example]:
-    """The example, or pair of prefix examples, with exactly these lengths; ValueError if they are too short."""
+    """The example, or pair of prefix examples, with exactly these numbers of input and target tokens; ValueError if
+    they are too small."""
     if denoiser.is_prefix:
         noise = targets - 2 * (1 + denoiser.sentinels)
         kept = inputs - 2 * (denoiser.input_overhead + denoiser.sentinels)
@@ -164,12 +169,12 @@ def _fill(index: int, denoiser: Denoiser, inputs: int, targets: int) -> list[Exa
 
 
 def most_spans(rows: list[list[Example]]) -> int:
-    """Sentinels that the rows need."""
+    """The most spans that an example of the rows has, each of which needs a sentinel of its own."""
     return max(example.spans for row in rows for example in row)
 
 
 def pattern_of(shares: Sequence[float], count: int = PATTERN) -> np.ndarray:
-    """[count] kinds, evenly spread: up to any place each kind comes about as often as its share says."""
+    """[count] indices of kinds, evenly spread: up to any place each kind has come about in proportion to its share."""
     shares, given = np.asarray(shares), np.zeros(len(shares))
     pattern = np.empty(count, dtype=np.int64)
     for place in range(count):
@@ -179,11 +184,11 @@ def pattern_of(shares: Sequence[float], count: int = PATTERN) -> np.ndarray:
 
 
 class PackedChunks(Examples):
-    """Rows of a flat array for several kinds of rows, which take different numbers of tokens.
+    """Rows of a flat array of tokens, of several kinds, which take different numbers of tokens.
 
-    lengths: raw tokens of a row of each kind. pattern: the kinds in their order, repeated to the end of the text. Every
-    token is in one row of an epoch, except less than a row at the end. Later epochs start elsewhere in the text, as in
-    a ring, so that a token meets other denoisers.
+    lengths: raw tokens of a row of each kind. pattern: the kinds of successive rows, repeated to the end of the text.
+    Every token is in one row of an epoch, except less than a row at the end. Later epochs start elsewhere in the text
+    and go on at its beginning, so that other denoisers mask a token.
     """
 
     def __init__(self, tokens: np.ndarray, lengths: np.ndarray, pattern: np.ndarray, seed: int = 0):
@@ -196,17 +201,18 @@ class PackedChunks(Examples):
         return self.rows
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        """{"input_ids": [B, R] as long as the longest kind, "row": [B] the kinds, "key": [B]}."""
+        """{"input_ids": [B, R], "row": [B] the kinds, "key": [B]}; R is the length of the longest kind, and shorter
+        rows go on with the tokens behind them."""
         numbers = np.asarray(numbers)
         epochs, rows = np.divmod(numbers, len(self))
         cycles, places = np.divmod(rows, len(self.pattern))
         kinds = self.pattern[places]
-        starts = cycles * self.ends[-1] + self.ends[places] - self.lengths[kinds] + self._turn(epochs)
+        starts = cycles * self.ends[-1] + self.ends[places] - self.lengths[kinds] + self._first_token(epochs)
         where = (starts[:, None] + np.arange(self.lengths.max())) % len(self.tokens)
         return {"input_ids": self.tokens[where], "row": kinds, "key": example_keys(self.seed, numbers)}
 
-    def _turn(self, epochs: np.ndarray) -> np.ndarray:
-        """[B] place in the text at which an epoch begins; 0 in the first."""
+    def _first_token(self, epochs: np.ndarray) -> np.ndarray:
+        """[B] place in the text at which each of these epochs begins; 0 for the first epoch."""
         random = random_numbers(example_keys(self.seed + 1, epochs), 1)[:, 0]
         return np.where(epochs == 0, 0, random % np.uint64(len(self.tokens))).astype(np.int64)
 
@@ -218,7 +224,7 @@ class DenoiserMixture(PackedObjective):
     too short.
     """
 
-    shows_gaps = False  # of several denoisers in one row
+    shows_gaps = False  # a row has gaps of several denoisers
 
     def __init__(
         self,
@@ -274,7 +280,8 @@ class DenoiserMixture(PackedObjective):
         return PackedChunks(tokens, self.raw_lengths, self.pattern, seed)
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
-        """A row's first tokens and the pass decide its kind: later passes draw anew, a resumed stream the same."""
+        """As `Objective.cut`. A row's first tokens and the pass decide its kind, which differs between passes but not
+        in a resumed stream."""
         key = example_keys(number, content_keys(tokens[None, : min(16, len(tokens))]))[0]
         kind = int(np.searchsorted(np.cumsum(self.shares), (key >> np.uint64(11)) * 2.0**-53, side="right"))
         kind = min(kind, len(self.raw_lengths) - 1)
@@ -286,21 +293,24 @@ class DenoiserMixture(PackedObjective):
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         tokens, kinds, keys = rows["input_ids"], rows["row"], rows["key"]
         rows, width = tokens.shape
-        there = np.arange(width) < self.raw_lengths[kinds][:, None]
-        random = random_numbers(keys, width)[there]
+        in_row = np.arange(width) < self.raw_lengths[kinds][:, None]
+        random = random_numbers(keys, width)[in_row]
         counts = self._counts[kinds]
         local = places_within(counts)
         chosen = np.repeat(self._first[kinds], counts) + local
         lengths, noise, spans, pair, denoiser, marked = self._examples[:, chosen]
-        _share_pairs(noise, lengths, np.flatnonzero(pair == 1), random)
+        _divide_pairs(noise, lengths, np.flatnonzero(pair == 1), random)
         mask = ragged_noise_mask(random, lengths, noise, spans)
         examples = PackedExamples(local, lengths, noise, spans, denoiser, marked.astype(bool), self._mode[chosen])
-        return self.inputs_and_targets(rows, tokens[there].astype(np.int64), mask, examples)
+        return self.inputs_and_targets(rows, tokens[in_row].astype(np.int64), mask, examples)
 
 
-def _share_pairs(noise: np.ndarray, lengths: np.ndarray, first: np.ndarray, random: np.ndarray) -> None:
-    """Divides the masked tokens [G] of pairs of prefix examples, which begin at `first`: the first of a pair draws its
-    number, the second masks the rest. Both are uniform, and their sum, and so the row's length, is fixed."""
+def _divide_pairs(noise: np.ndarray, lengths: np.ndarray, first: np.ndarray, random: np.ndarray) -> None:
+    """Divides the masked tokens, in place in `noise` [G], between both prefix examples of each pair.
+
+    first: index of the first example of each pair. It masks a number of tokens that is drawn uniformly, and the second
+    example masks the rest, so that their sum, and with it the length of the row, is fixed.
+    """
     total, own, other = noise[first], lengths[first], lengths[first + 1]
     least = np.maximum(1, total - (other - 1))
     most = np.minimum(own - 1, total - 1)
@@ -310,26 +320,26 @@ def _share_pairs(noise: np.ndarray, lengths: np.ndarray, first: np.ndarray, rand
 
 
 def modes_of(objective: str) -> list[str]:
-    """The modes of an objective's denoisers."""
+    """The different modes of an objective's denoisers, texts such as "[NLU]"."""
     return list(dict.fromkeys(denoiser.mode for denoiser, _ in denoisers_of(objective).values() if denoiser.mode))
 
 
 def mode_ids(tokenizer: PreTrainedTokenizerBase, objective: str) -> dict[str, tuple[int, ...]]:
-    """{mode: its tokens}: its own token, or those that the tokenizer writes its text with, as UL2's checkpoints were
-    trained (`prepend_prompt` of GoogleCloudPlatform/t5x-on-vertex-ai). UserError if a mode would be <unk>."""
-    vocabulary, encode, found = tokenizer.get_vocab(), plain_encoder(tokenizer), {}
+    """{mode: its token ids}: its own token if the tokenizer has one, else the tokens of its text, with which UL2's
+    checkpoints were trained (`prepend_prompt` of GoogleCloudPlatform/t5x-on-vertex-ai). UserError for <unk>."""
+    vocabulary, encode, ids = tokenizer.get_vocab(), plain_encoder(tokenizer), {}
     for mode in modes_of(objective):
-        found[mode] = (vocabulary[mode],) if mode in vocabulary else tuple(map(int, encode([mode])[0]))
-        if tokenizer.unk_token_id in found[mode]:
+        ids[mode] = (vocabulary[mode],) if mode in vocabulary else tuple(map(int, encode([mode])[0]))
+        if tokenizer.unk_token_id in ids[mode]:
             raise UserError(
                 f"--objective {objective}: the tokenizer {tokenizer.name_or_path} cannot write {mode}: "
                 "use another objective, or other modes (DENOISERS in constants.py)"
             )
-    return found
+    return ids
 
 
 def with_mode_tokens(tokenizer: PreTrainedTokenizerBase, objective: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a new model, with a token for each mode: itself if it has them, or a copy with new ones."""
+    """The tokenizer with a token for each mode, for a new model: itself if it has them all, or a copy with new ones."""
     missing = [mode for mode in modes_of(objective) if mode not in tokenizer.get_vocab()]
     if not missing:
         return tokenizer

@@ -6,8 +6,8 @@
 
 A row of G examples that masks N of its L raw tokens in K spans has L - N + K + G inputs and N + K + G targets. Both are
 fixed to T5's lengths, so K follows from the mean span, and N and L from G: every row is full to the last position, and
-its documents decide how much of the flat file it covers. One pass over the file finds where rows begin; their examples
-are found again from their tokens.
+its documents decide how much of the flat file it covers. One pass over the file finds where rows begin; a batch finds
+the examples of its rows again from their tokens.
 
 Some tokens are in no row: the rest of a document cut by a row's end, if it is too short for an example; up to five
 tokens at the end of a document after which the row has no room for two tokens of the next one; and less than a row at
@@ -28,26 +28,26 @@ from corpora.examples import Examples
 from data_collator_t5 import T5DataCollator, example_keys, random_numbers
 from objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
 
-SHORTEST = 8  # tokens of a whole example: with fewer, 15 % are not even one token
+SHORTEST = 8  # fewest tokens of a whole example: of fewer than 7, 15 % are not even one token
 LEAST_PART = 2  # tokens of a row's last example, one kept and one masked; the document continues in the next row
-LANE = 4096  # rows, about, of a lane of the index, which searches all lanes side by side
+LANE = 4096  # rows, about, of each part (lane) into which the index cuts the text, to search all parts side by side
 SCANNED = 1 << 24  # tokens searched for EOS at once
-FAR = 1 << 62  # beyond any text
+FAR = 1 << 62  # a place beyond the end of any text
 
 
 class RowLayout:
-    """What a row of S inputs and T targets holds, by its number of examples (the arrays' index).
+    """How much a row of S inputs and T targets holds, in arrays whose index is its number of examples G.
 
-    texts, noise, spans: its raw tokens L, masked tokens N, and spans K, which is (T - G) / (1 + mean span) rounded, but
-    at least G, and such that spans <= masked and spans <= kept can hold in each example.
-    shortest: fewest tokens of a whole example, at least SHORTEST, and such that rows of nothing longer are full too.
+    texts, noise, spans: its raw tokens L, masked tokens N, and spans K. K is (T - G) / (1 + mean span), rounded, but at
+    least G, and small enough for each example to have no more spans than masked tokens, and than kept ones.
+    shortest: fewest tokens of a whole example, at least SHORTEST, and enough to fill a row with such examples alone.
     width: most tokens of the file that a row spans.
     """
 
     def __init__(self, inputs_length: int, targets_length: int, mean_noise_span_length: float):
         count = np.arange(min(inputs_length, targets_length) // 3 + 1)
         both = inputs_length + targets_length
-        odd = count - (count + both) % 2  # examples of an odd length, at most: a token of each is left without a pair
+        odd = count - (count + both) % 2  # most examples that can have odd length: each leaves a token without a pair
         room = np.minimum(np.minimum(inputs_length, targets_length) - count, (both - 2 * count - odd) // 2) // 2
         ideal = np.round((targets_length - count) / (1 + mean_noise_span_length)).astype(np.int64)
         self.spans = np.minimum(np.maximum(ideal, count), room)[count <= room]
@@ -61,11 +61,12 @@ class RowLayout:
     def next_example(
         self, ends: np.ndarray, begin: np.ndarray, used: np.ndarray, count: np.ndarray | int
     ) -> tuple[np.ndarray, ...]:
-        """The next example of rows that hold `count` examples of `used` tokens: four arrays [rows].
+        """The next example of rows that hold `count` examples of together `used` tokens, as four arrays [rows]: its
+        number of tokens, how many tokens at the end of the previous example make room for it, whether it fills its row,
+        and the place of the EOS that ends its document.
 
-        ends: sorted places of EOS, then FAR. begin: place of the example's first token. Returns the example's tokens,
-        how many tokens of the example before are left out for it, whether it fills the row, and where its document
-        ends: at the first EOS that makes an example of `shortest` tokens or more.
+        ends: sorted places of EOS, then FAR. begin: place of the example's first token. A document ends at the first
+        EOS that gives it at least `shortest` tokens: a shorter one is joined with the next.
         """
         close = ends[np.searchsorted(ends, begin + self.shortest)]
         room = self.texts[count + 1] - used
@@ -76,9 +77,10 @@ class RowLayout:
 
 # ---------------------------------------------------------------- rows
 class DocumentRows(Examples):
-    """Rows of a flat array of tokens with EOS between documents, by the number of the row.
+    """Rows of a flat array of tokens with EOS between documents.
 
-    tokens_length: mean raw tokens of a row, without EOS between examples. unused: share of the text that is in no row.
+    tokens_length: mean raw tokens of a row, without the EOS between examples. unused: fraction of the text that is in
+    no row. examples_per_row: their mean number.
     """
 
     def __init__(self, tokens: np.ndarray, layout: RowLayout, eos_id: int, seed: int = 0):
@@ -93,7 +95,7 @@ class DocumentRows(Examples):
         return len(self.starts)
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        """{"input_ids": [B, W] from each row's beginning on, and more than the row, "key": [B]}."""
+        """{"input_ids": [B, W] the tokens from each row's beginning on, also beyond its end, "key": [B]}."""
         numbers = np.asarray(numbers)
         where = self.starts[numbers % len(self)][:, None] + np.arange(self.layout.width)
         tokens = self.tokens[np.minimum(where, len(self.tokens) - 1)]
@@ -101,10 +103,10 @@ class DocumentRows(Examples):
 
 
 def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """([rows] where they begin, [rows] their examples, number of EOS that separate examples).
+    """([rows] places where rows begin, [rows] their numbers of examples, number of EOS that separate examples).
 
-    The text is cut into lanes; each step finds one more example in each. A lane begins at a document if one begins
-    within a row's length, else anywhere.
+    The text is cut into lanes, and each step finds the next example of every lane. A lane begins with a document if one
+    begins within a row's length, else anywhere.
     """
     size, longest = len(tokens), int(layout.texts[1])
     blocks = range(0, size, SCANNED)
@@ -136,9 +138,10 @@ def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.nd
 
 # ---------------------------------------------------------------- corruption
 def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """[G] parts of each row's total [B] in proportion to its examples' capacities [G], which are enough for it.
+    """[G] each row's total [B] divided among its examples in proportion to their capacities [G], by largest remainders:
+    5 over capacities 4 4 2 -> 2 2 1.
 
-    counts: [B] examples of a row. Largest remainder: 5 over capacities 4 4 2 -> 2 2 1.
+    counts: [B] number of examples of each row. A row's capacities must add up to its total or more.
     """
     first = np.cumsum(counts) - counts
     row = np.repeat(np.arange(len(counts)), counts)
@@ -151,10 +154,10 @@ def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) ->
 
 
 class DocumentSpans(PackedObjective, T5DataCollator):
-    """T5's span corruption of each document, or part of one, alone: packed batches of `DocumentRows`.
+    """T5's span corruption of each document, or part of one, by itself: packed batches of `DocumentRows`.
 
-    Arguments, lengths S and T, and errors are T5DataCollator's. The row's key alone decides its masks. N and K of a row
-    are divided among its examples in proportion to their lengths.
+    Arguments and lengths S and T are T5DataCollator's. A row's key alone decides its masks. Masked tokens N and spans K
+    of a row are divided among its examples in proportion to their lengths.
     """
 
     names = ["span_corruption"]
@@ -162,7 +165,7 @@ class DocumentSpans(PackedObjective, T5DataCollator):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.layout = RowLayout(self.inputs_length, self.targets_length, self.mean_noise_span_length)
-        # A row, and what shows whether its last document continues in the next one.
+        # The tokens of a row, and of what follows as many as show whether its last document continues in the next row.
         self.window = self.layout.width + self.layout.shortest + 1
 
     def rows(self, tokens: np.ndarray, seed: int = 0) -> DocumentRows:
@@ -184,8 +187,8 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         unused = "/".join(f"{corpus.unused:.2%}" for corpus in rows)
         found = f", {examples} per row; {unused} of the text is not used" if rows else ""
         return {
-            "packing": f"documents do not attend to each other{found}; those shorter than "
-            f"{self.layout.shortest} tokens are joined with the next one"
+            "packing": f"documents do not attend to each other{found}; a document shorter than "
+            f"{self.layout.shortest} tokens is joined with the next one"
         }
 
     def corrupt(self, rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -194,7 +197,8 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         places = np.repeat(begins, lengths) + places_within(lengths)
         random = random_numbers(rows["key"], tokens.shape[1]).ravel()[places]
         row_spans, row_noise = self.layout.spans[counts], self.layout.noise[counts]
-        # A span each, the others by the room for spans; as many noise tokens as spans, the rest by the room for noise.
+        # Each example has a span; the other spans are divided by the room for spans. Each span has a masked token; the
+        # other masked tokens are divided by the room for them.
         spans = 1 + share_out(row_spans - counts, lengths // 2 - 1, counts)
         noise = spans + share_out(row_noise - row_spans, lengths - 2 * spans, counts)
         mask = ragged_noise_mask(random, lengths, noise, spans)
@@ -205,7 +209,8 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         return self.inputs_and_targets(len(tokens), tokens.ravel()[places].astype(np.int64), mask, examples)
 
     def find_examples(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """([G] where the examples of rows [B, W] begin in the flat array, [G] their lengths, [B] examples of a row)."""
+        """([G] where the examples of rows [B, W] begin in the flattened rows, [G] their lengths, [B] number of examples
+        of each row)."""
         batch, width = tokens.shape
         assert width == self.layout.width, f"rows of {width} tokens, not {self.layout.width}"
         ends = np.append(np.flatnonzero(tokens.ravel() == self.eos_id), FAR)
@@ -215,9 +220,9 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         for count in itertools.count():
             taken, left_out, full, close = self.layout.next_example(ends, begin, used, count)
             begins[rows, count], lengths[rows, count] = begin, taken
-            lengths[rows, count - 1] -= left_out  # a row's first example takes nothing
+            lengths[rows, count - 1] -= left_out  # 0 for a row's first example, which has none before it
             if full.all():
                 break
             begin, used, rows = (close + 1)[~full], (used + taken)[~full], rows[~full]
-        there = lengths > 0
-        return begins[there], lengths[there], there.sum(axis=1)
+        is_example = lengths > 0
+        return begins[is_example], lengths[is_example], is_example.sum(axis=1)

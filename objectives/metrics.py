@@ -19,16 +19,17 @@ CORPUS_METRICS = ("loss", "text_token_accuracy", "bits_per_byte", "nats_per_id")
 def language_model_metrics(
     eval_prediction: EvalPrediction, bytes_per_token: float | None, names: Sequence[str] = ("span_corruption",)
 ) -> dict[str, float]:
-    """Loss, token accuracy, the same over masked text alone, perplexity, bits per byte, and `loss_<denoiser>` for each
-    of the D `names` if there are several.
+    """{metric: value}: loss (nats per target token), token accuracy, token accuracy of masked text alone, perplexity,
+    bits per byte, and with several denoisers `loss_<denoiser>` for each of the D `names`.
 
-    statistics: [N, 5 + 3 * 2D], after the usual columns nats, tokens and correct tokens of each kind of target: the
-    denoisers' text, then their sentinels and EOS (`Objective.statistics`). text_token_accuracy leaves out sentinels and
-    EOS, which are soon always right and make up a third of the targets.
+    eval_prediction.predictions: (unused, statistics [N, 5 + 3 * 2D]). After the 5 usual columns come nats, tokens and
+    correct tokens of each kind of target: the denoisers' text, then their sentinels and EOS (`Objective.statistics`).
+    text_token_accuracy leaves out sentinels and EOS, which soon are always right and make up a third of the targets.
 
-    bits_per_byte = nats of all targets / ln 2 / bytes of the masked text: the cost of a masked byte, its sentinels and
-    EOS included. Unlike the loss per token it compares tokenizers. `bytes_per_token` is the mean over the validation
-    text, without EOS between documents. For ready-made ids it is None, and nats_per_id = nats of all / masked ids.
+    bits_per_byte = nats of all targets / ln 2 / bytes of the masked text: what a masked byte costs, with sentinels and
+    EOS. Unlike the loss per token it compares models with different tokenizers. bytes_per_token: mean over the
+    validation text, without EOS between documents. It is None for ready-made ids, which have instead of bits_per_byte
+    nats_per_id = nats of all targets / masked ids.
     """
     _, statistics = eval_prediction.predictions
     nats, tokens = (statistics[:, STATISTICS.index(name)].astype(np.float64).sum() for name in ("nats", "tokens"))
@@ -57,23 +58,24 @@ def corpora_metrics(
     weights: Sequence[float],
     metrics: Sequence[Callable],
 ) -> dict[str, float]:
-    """Means over several corpora under the weights of the training, and `<corpus>_loss` and the like for each.
+    """{metric: its mean over several corpora, with their training weights}, and `<corpus>_loss` and the other
+    CORPUS_METRICS of each. The perplexity is that of the mean loss.
 
-    The rows of a corpus end before its entry of `ends`; a corpus without rows is left out of the means. metrics: for
-    each corpus the function from predictions to metrics.
+    ends: for each corpus the number of the row after its last one. A corpus without rows is left out of the means.
+    metrics: for each corpus the function from predictions to metrics.
     """
     generated, statistics = eval_prediction.predictions
-    found = {}
+    by_corpus = {}
     for name, start, end, weight, score in zip(names, [0, *ends], ends, weights, metrics, strict=False):
         if end > start:
             rows = SimpleNamespace(predictions=(generated[start:end], statistics[start:end]))
-            found[name] = (weight, score(rows))
-    keys = list(dict.fromkeys(key for _, values in found.values() for key in values))
+            by_corpus[name] = (weight, score(rows))
+    keys = list(dict.fromkeys(key for _, values in by_corpus.values() for key in values))
     joint = {}
     for key in keys:
-        share = sum(weight for weight, values in found.values() if key in values)
-        joint[key] = sum(weight * values.get(key, 0.0) for weight, values in found.values()) / share
+        total = sum(weight for weight, values in by_corpus.values() if key in values)
+        joint[key] = sum(weight * values.get(key, 0.0) for weight, values in by_corpus.values()) / total
     joint["perplexity"] = _perplexity(joint["loss"])
-    for name, (_, values) in found.items():
+    for name, (_, values) in by_corpus.items():
         joint |= {f"{name}_{key}": values[key] for key in CORPUS_METRICS if key in values}
     return joint

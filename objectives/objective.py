@@ -1,7 +1,7 @@
 """What an objective is: everything that depends on which tokens are masked, behind one interface.
 
-A new objective is a subclass, its line in objectives/registry.py and its name in arguments/text.py, or, for a mixture
-of denoisers, an entry of OBJECTIVES in constants.py (CONTRIBUTING.md shows both).
+A new objective is a subclass with a line in objectives/registry.py and a name in arguments/text.py. A new mixture of
+denoisers is only an entry of OBJECTIVES in constants.py (CONTRIBUTING.md shows both).
 
 Legend of shapes: B rows of a batch, R raw tokens of a row, S and T input and target length.
 """
@@ -17,12 +17,13 @@ from objectives.metrics import language_model_metrics
 
 
 class Objective:
-    """A data collator: called with a batch of raw rows, returns the tensors of a training batch.
+    """A data collator: called with a batch of raw rows, it returns the tensors of a training batch.
 
-    names: of its denoisers, for metrics such as `loss_<name>`. inputs_length, targets_length: S and T. tokens_length:
-    raw tokens of a row, on average. window: raw tokens that `cut` looks at. sentinel_ids, eos_id: of the tokenizer.
-    bos_id: begins each input, which then has no EOS; None: inputs end in EOS. packs_examples: rows hold several
-    examples, so the model needs segment masks. shows_gaps: samples.md shows how the model fills held-out rows.
+    names: the denoisers' names, for metrics such as `loss_<name>`. inputs_length, targets_length: S and T.
+    tokens_length: raw tokens of a row, on average. window: raw tokens that `cut` looks at. sentinel_ids, eos_id: the
+    tokenizer's. bos_id: the token that begins each input, which then has no EOS; None: inputs end in EOS.
+    packs_examples: rows hold several examples, so the model needs segment masks. shows_gaps: samples.md shows how the
+    model fills the gaps of held-out rows.
     """
 
     names: list[str]
@@ -37,41 +38,42 @@ class Objective:
     shows_gaps = True
 
     def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
-        """{"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], ...} of {"input_ids" [B, R], "key" [B],
-        ...}, or of a list of such rows."""
+        """{"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], ...} from raw rows {"input_ids" [B, R],
+        "key" [B], ...}, or from a list of single rows."""
         raise NotImplementedError
 
     def rows(self, tokens: np.ndarray, seed: int = 0) -> Examples:
-        """The rows of a flat array of tokens."""
+        """The data set of the rows that a flat array of tokens gives; the seed decides their masks."""
         raise NotImplementedError
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
-        """(tokens used, one row) from the beginning of `window` tokens of a stream; number: of the pass over the text.
-        It depends on its arguments alone, so that a resumed stream gives the same rows."""
+        """(number of tokens used, one row) from the first of `window` tokens of a stream. number: which pass over the
+        text it is. The result depends on the arguments alone, so that a resumed stream gives the same rows."""
         raise NotImplementedError
 
     def target_kinds(self, labels: torch.Tensor, batch: dict) -> torch.Tensor:
-        """[B, T] number of the denoiser that masked each target token, plus D, their number, for sentinels and EOS."""
+        """[B, T] the kind of each target token: the index of its denoiser, plus D, the number of denoisers, for
+        sentinels and EOS."""
         raise NotImplementedError
 
     def statistics(self, nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, batch: dict) -> torch.Tensor:
-        """[B, 3 * 2D] more columns of the evaluation's statistics: nats, tokens and correct tokens of each kind of
-        target. nats [B, T]: cross-entropy of the labels [B, T]; correct [B, T]: whether the label is the most likely
-        token."""
+        """[B, 3 * 2D] further columns of the evaluation's statistics: the sums of nats, tokens and correct tokens over
+        each kind of target. nats [B, T]: cross-entropy of the labels [B, T]. correct [B, T]: whether the label is the
+        most likely token."""
         kinds = torch.nn.functional.one_hot(self.target_kinds(labels, batch), 2 * len(self.names)).to(nats.dtype)
         return torch.cat([(values[..., None] * kinds).sum(1) for values in (nats, torch.ones_like(nats), correct)], 1)
 
     def metrics(self, bytes_per_token: float | None) -> Callable:
         """The function from an evaluation's predictions to its metrics. bytes_per_token: mean UTF-8 bytes per token of
-        the validation text; None: ready-made ids."""
+        the validation text; None for ready-made ids."""
         return partial(language_model_metrics, names=self.names, bytes_per_token=bytes_per_token)
 
     def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
-        """Lines of the plan about this objective. rows: of each corpus; [] of a stream."""
+        """{name: text}, lines of the plan about this objective. rows: those of each corpus; [] for a stream."""
         return {}
 
     @property
     def identity(self) -> str:
-        """What decides the tokens of a row: a stream cannot be resumed with another objective."""
+        """A text of all that decides the tokens of a row: a stream is resumed only with the same identity."""
         values = (self.names, self.inputs_length, self.targets_length, self.window, f"{self.tokens_length:.3f}")
         return f"{type(self).__name__} {values}"

@@ -1,7 +1,7 @@
 """Batches of rows with several corrupted examples: masks of any lengths, inputs, targets and segments.
 
-denoisers.py (mixtures of denoisers) and documents.py (a document an example) decide what a row holds. Examples of a row
-do not attend to each other: modeling/segment_masks.py.
+denoisers.py (mixtures of denoisers) and documents.py (each document an example) decide what a row holds. Examples of a
+row do not attend to each other: modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, S and T input and target length of a row, N raw tokens of all rows, D
 denoisers.
@@ -18,32 +18,33 @@ from objectives.objective import Objective
 
 
 def places_within(counts: np.ndarray) -> np.ndarray:
-    """[sum of counts] the place of every item in its group: [2, 3] -> 0 1 0 1 2."""
+    """[sum of counts] the place of every item in its group, for groups of these sizes: [2, 3] -> 0 1 0 1 2."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Masks of examples of different lengths one after the other: bool [N] from random 64-bit numbers [N].
+    """bool [N], True where a token is masked, for examples of different lengths one after the other, from random 64-bit
+    numbers [N].
 
-    lengths, noise, spans: [G]. Like those of `masks_from_random`, masks begin kept, end masked and are uniform over all
-    segmentations. The first `noise` numbers of an example decide the lengths of its masked spans, the others those of
-    its kept ones: the places of the lowest numbers are the cuts.
+    lengths, noise, spans: [G] tokens, masked tokens and masked spans of each example. As in `masks_from_random`, each
+    mask begins kept, ends masked and is uniform over all segmentations. The first `noise` numbers of an example cut its
+    masked tokens into spans, the others its kept tokens: the places of the lowest numbers are the cuts.
     """
     starts, places = np.cumsum(lengths) - lengths, places_within(lengths)
     kept_part = places >= np.repeat(noise, lengths)
     group = 2 * np.repeat(np.arange(len(lengths)), lengths) + kept_part
     forced = (places == 0) | (places == np.repeat(noise, lengths))
     assert len(lengths) < 1 << 19 and lengths.max() < 1 << 16, "too many or too long examples in a batch"
-    # 20 bits of the group, 28 random ones, and 16 of the place itself, so that one sort finds the places.
+    # 20 bits hold the group, 28 are random, and 16 hold the place itself, so that one sort finds the places.
     ranked = group.astype(np.uint64) << np.uint64(44) | places.astype(np.uint64)
     ranked |= np.where(forced, 0, random >> np.uint64(36) << np.uint64(16))
     ranked.sort()
     # The sort keeps each group in its place, so the rank of a number is its new place in its group.
     rank = np.where(kept_part, places - np.repeat(noise, lengths), places)
     cut = np.zeros(len(random), dtype=bool)
-    found = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
-    cut[found[rank < np.repeat(spans, lengths)]] = True
-    pieces = np.diff(np.append(np.flatnonzero(cut), len(random)))  # of each example: masked spans, then kept ones
+    sorted_places = (ranked & np.uint64(0xFFFF)).astype(np.int64) + np.repeat(starts, lengths)
+    cut[sorted_places[rank < np.repeat(spans, lengths)]] = True
+    pieces = np.diff(np.append(np.flatnonzero(cut), len(random)))  # lengths: an example's masked spans, its kept ones
     count = np.repeat(spans, 2 * spans)
     place = places_within(2 * spans)
     masked = place < count
@@ -56,13 +57,13 @@ def ragged_noise_mask(random: np.ndarray, lengths: np.ndarray, noise: np.ndarray
 class PackedExamples:
     """The examples of a batch, row by row; every array but the last is [G]."""
 
-    place: np.ndarray  # in its row, from 0
+    place: np.ndarray  # number of the example in its row, from 0
     lengths: np.ndarray  # raw tokens
-    noise: np.ndarray  # of them masked
-    spans: np.ndarray  # in this many spans
-    denoiser: np.ndarray
+    noise: np.ndarray  # masked tokens
+    spans: np.ndarray  # masked spans
+    denoiser: np.ndarray  # index
     marked: np.ndarray  # whether each span has a sentinel
-    mode: np.ndarray  # [G, M]: tokens at the beginning of the input, then -1
+    mode: np.ndarray  # [G, M]: tokens at the beginning of the input, padded with -1
 
 
 class PackedObjective(Objective):
@@ -70,7 +71,7 @@ class PackedObjective(Objective):
 
     Called with a batch of rows, returns tensors {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T],
     "input_segments" [B, S], "target_segments" [B, T], "target_kinds" [B, T]}. Segments number the examples of a row
-    from 1. Kinds are the target token's denoiser, plus D for sentinels and EOS, masked ones too.
+    from 1. Kinds are those of `target_kinds`; a masked EOS of the text counts as EOS too.
     """
 
     decoder_start_token_id: int
@@ -92,7 +93,7 @@ class PackedObjective(Objective):
     def inputs_and_targets(
         self, rows: int, tokens: np.ndarray, mask: np.ndarray, examples: PackedExamples
     ) -> dict[str, torch.Tensor]:
-        """The tensors of a batch of this many rows, from raw tokens [N] under a mask [N]."""
+        """The tensors of a batch of this many rows, from the raw tokens [N] and the mask [N] of their examples."""
         lengths, noise, spans = examples.lengths, examples.noise, examples.spans
         marked, mode = examples.marked, examples.mode
         mode_sizes = (mode >= 0).sum(axis=1)
@@ -100,7 +101,7 @@ class PackedObjective(Objective):
         opens = mask.copy()
         opens[1:] &= ~mask[:-1]  # every example begins with a kept token, so no span continues into it
         sentinels = self.sentinel_ids[places_within(spans)][np.repeat(marked, spans)]
-        written = opens & marked[example]  # where a sentinel stands
+        written = opens & marked[example]  # where a sentinel replaces a span
 
         ends = np.cumsum(lengths - noise + spans * marked + 1 + mode_sizes)
         first = 0 if self.bos_id is None else 1  # BOS stands before an example, EOS behind it
@@ -120,7 +121,7 @@ class PackedObjective(Objective):
         targets[places] = tokens[mask]
         targets[places[written[mask]] - 1] = sentinels
         kinds = np.repeat(examples.denoiser, target_sizes) + len(self.names)
-        kinds[places] -= len(self.names) * (tokens[mask] != self.eos_id)  # a document's EOS is not text
+        kinds[places] -= len(self.names) * (tokens[mask] != self.eos_id)  # a document's own EOS is no text
         decoder_inputs = np.empty_like(targets)
         decoder_inputs[1:] = targets[:-1]
         decoder_inputs[target_ends - target_sizes] = self.decoder_start_token_id

@@ -17,10 +17,11 @@ SPANS = {"chunks": SpanCorruption, "documents": DocumentSpans}  # --objective sp
 def get_objective(
     args: PreTrainingDataArguments, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
 ) -> Objective:
-    """The objective that the flags of the text name, for this tokenizer; the model is made ready for it.
+    """The objective that the flags name, for this tokenizer. Changes the model for it.
 
-    The model gets segment masks if rows hold several examples, and its configuration names sentinels and offset of
-    ready-made ids for readers of the checkpoint. UserError for impossible lengths, densities and vocabularies.
+    The model gets segment masks if rows hold several examples. For readers of the checkpoint its configuration gets the
+    offset of ready-made ids, and with such ids or ByT5's bytes the ids of the sentinels. UserError for impossible
+    lengths, densities and vocabularies.
     """
     start, config = model.config.decoder_start_token_id, model.config
     if args.objective == "span_corruption":
@@ -32,13 +33,13 @@ def get_objective(
         enable_packing(model)
     if ids_offset(tokenizer):
         config.input_ids_offset = ids_offset(tokenizer)
-    if ids_offset(tokenizer) or is_byte_level(tokenizer):  # tokenizers whose tokens do not name the sentinels
+    if ids_offset(tokenizer) or is_byte_level(tokenizer):  # tokens are ids or bytes, and no text has an <extra_id_N>
         config.sentinel_ids = find_sentinel_ids(tokenizer).tolist()
     return objective
 
 
 def lengths_of(args: PreTrainingDataArguments) -> tuple[int, int]:
-    """(S, T): input and target length of the rows of the objective that the flags of the text name."""
+    """(S, T): input and target length in tokens of the rows of the objective that the flags name."""
     if args.objective == "span_corruption":
         spans = args.noise_density, args.mean_noise_span_length
         return args.input_seq_length, compute_input_and_target_lengths(args.input_seq_length, *spans)[1]
@@ -47,7 +48,7 @@ def lengths_of(args: PreTrainingDataArguments) -> tuple[int, int]:
 
 
 def packed_flag(args: PreTrainingDataArguments) -> str | None:
-    """The flag and value that put several examples into a row; None if none does."""
+    """The flag and value, as text, that put several examples into a row; None if no flag does."""
     if args.packing == "documents":
         return f"--packing {args.packing}"
     return f"--objective {args.objective}" if args.objective != "span_corruption" else None

@@ -10,11 +10,11 @@ from corpora.examples import ChunkDataset, Examples
 from data_collator_t5 import T5DataCollator, is_byte_level
 from objectives.objective import Objective
 
-UNUSED_BYTES = 11  # F5 to FF never occur in UTF-8
+UNUSED_BYTES = 11  # the bytes F5 to FF never occur in UTF-8
 
 
 class SpanCorruption(T5DataCollator, Objective):
-    """Rows of one chunk of `tokens_length` raw tokens, some spans of which are masked."""
+    """T5's objective: a row is a chunk of `tokens_length` raw tokens in which some spans are masked."""
 
     names = ["span_corruption"]
 
@@ -30,11 +30,11 @@ class SpanCorruption(T5DataCollator, Objective):
         return self.window, {"input_ids": tokens}
 
     def target_kinds(self, labels: torch.Tensor, batch: dict) -> torch.Tensor:  # noqa: ARG002
-        used = self.sentinel_ids[: self.num_spans]  # ByT5's other sentinels are bytes of text
+        used = self.sentinel_ids[: self.num_spans]  # ByT5's further sentinels are bytes that occur in text
         return torch.isin(labels, torch.tensor([*used, self.eos_id], device=labels.device)).long()
 
     def plan(self, rows: list[Examples]) -> dict[str, str]:  # noqa: ARG002
-        """A line if a row needs so many of ByT5's sentinels that some are bytes of UTF-8 text."""
+        """A line if a row needs so many of ByT5's sentinels that some of them are bytes that occur in UTF-8 text."""
         if not self._is_byte_level or self.num_spans <= UNUSED_BYTES:
             return {}
         return {

@@ -1,7 +1,7 @@
 """Token ids of the rows of tasks, and texts and metrics of a model's answers.
 
-A row goes through three steps: tasks/rows.py (the entry's columns), `source_text` and `target_text` of
-tasks/registry.py (T5's texts), and the function of `build_tokenize_function` (token ids).
+A row goes through three steps: tasks/rows.py gives it the entry's columns, `source_text` and `target_text` of
+tasks/registry.py make T5's texts of them, and the function of `build_tokenize_function` makes token ids.
 """
 
 import math
@@ -30,19 +30,19 @@ from tasks.registry import as_list, is_desirable, reference_texts, source_text, 
 def build_tokenize_function(
     name: str, task: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int | None
 ) -> Callable[[dict], dict]:
-    """The function from a batch of rows to "input_ids", "attention_mask" and "labels", each cut and with EOS; also
-    "rejected" and "desirable" (1 or 0) where the entry has these columns.
+    """The function from a batch of rows {column: values} to "input_ids", "attention_mask" and "labels", each cut and
+    with EOS; also "rejected" and "desirable" (1 or 0) where the entry names these columns.
 
     Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels. Where the entry has a
-    `tokenize`, its ids are taken as they are.
+    `tokenize`, its ids are taken as they are; the function raises UserError if they are none or too many.
     """
 
-    def own(rows: list[dict]) -> dict[str, list]:
-        found = [task["tokenize"](tokenizer, row) for row in rows]
+    def by_entry(rows: list[dict]) -> dict[str, list]:
+        tokenised = [task["tokenize"](tokenizer, row) for row in rows]
         made = {}
         for side, most in (("input_ids", max_source_length), ("labels", max_target_length)):
             if side == "input_ids" or task["target"] in rows[0]:
-                made[side] = [list(map(int, ids[side])) for ids in found]
+                made[side] = [list(map(int, ids[side])) for ids in tokenised]
                 if not all(0 < len(ids) <= (most or math.inf) for ids in made[side]):
                     raise UserError(
                         f"task {name}, tokenize: it returns {max(map(len, made[side]))} {side} for a row, and there "
@@ -53,7 +53,7 @@ def build_tokenize_function(
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
         rows = as_rows(batch)
         if "tokenize" in task:
-            return own(rows)
+            return by_entry(rows)
         made = dict(tokenizer([source_text(task, row) for row in rows], max_length=max_source_length, truncation=True))
         if task["target"] in batch:
             texts = [target_text(name, task, row) for row in rows]
@@ -71,10 +71,11 @@ def build_tokenize_function(
 def without_end_tokens(
     task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], place: str | None = None
 ) -> list[dict]:
-    """The rows, without the names of EOS and padding at the end of free texts to be written: "a b </s>" -> "a b". The
+    """The rows, whose free-text targets no longer end in the names of EOS or padding: "a b </s>" -> "a b". The
     tokenizer writes EOS itself.
 
-    place: prints what was left out, and the other special tokens in the texts, as of these rows.
+    place: what printed lines begin with, on names that were left out and on special tokens that the rows still hold;
+    None prints nothing.
     """
     ends = tuple(token for token in (tokenizer.eos_token, tokenizer.pad_token) if token)
 
@@ -96,12 +97,12 @@ def without_end_tokens(
     if place and cut:
         print_once(f"{place}: {cut:,} targets end in {' or '.join(ends)}, which is left out: the tokenizer writes it")
     if place:
-        _tell_special_tokens(task, tokenizer, kept, place)
+        _print_special_tokens(task, tokenizer, kept, place)
     return kept
 
 
-def _tell_special_tokens(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], place: str) -> None:
-    """Prints which special tokens of the tokenizer texts of the rows hold: they are read as such, not as text."""
+def _print_special_tokens(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], place: str) -> None:
+    """Prints which names of special tokens the rows' texts hold: the tokenizer makes special tokens of them."""
     special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True))))
     found = Counter()
     for row in rows:
@@ -113,7 +114,8 @@ def _tell_special_tokens(task: dict, tokenizer: PreTrainedTokenizerBase, rows: l
 
 
 def known_sources(task: dict, rows: dict[str, list[dict]]) -> dict[str, int]:
-    """{split: rows whose source is a training row's too}, where there are any. rows: {split: its rows}."""
+    """{split: number of its rows whose source is also that of a training row}, without splits that have none. rows:
+    {split: its rows}."""
     trained = {hash(source_text(task, row)) for row in rows.get("train", [])}
     known = {split: sum(hash(source_text(task, row)) in trained for row in those) for split, those in rows.items()}
     return {split: count for split, count in known.items() if count and split != "train"}
@@ -125,8 +127,8 @@ def as_rows(columns: dict[str, list]) -> list[dict]:
 
 
 def max_lengths(task: dict, split: str) -> tuple[int, int | None]:
-    """(source, target) tokens at which a split is cut. Only training cuts targets, and never class labels: metrics
-    compare with the whole target."""
+    """(source, target) lengths in tokens at which the rows of a split are cut; None: not cut. Targets are cut in
+    training alone, since metrics compare with the whole target, and class labels never."""
     cuts_targets = split == "train" and task["target_type"] != "class"
     return task["max_source_length"], task["max_target_length"] if cuts_targets else None
 
@@ -152,20 +154,21 @@ def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Ten
 
 
 def answer_length(task: dict, labels: torch.Tensor | None) -> int:
-    """Tokens that an answer may have, EOS included: `max_target_length`, or those of the longest class label. labels:
-    what `class_label_ids` returns."""
+    """Tokens that an answer may have, EOS included: `max_target_length`, or the longest class label if it has more.
+    labels: what `class_label_ids` returns."""
     return max(task["max_target_length"], 0 if labels is None else labels.shape[1])
 
 
 def decode_texts(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
-    """Texts of token ids [N, T] padded with -100; class labels as the entry writes them."""
+    """The texts [N], stripped, of token ids [N, T] padded with -100; class labels as the entry spells them."""
     texts = tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
     names = _labels_as_read_back(task, tokenizer)
     return [names.get(text.strip(), text.strip()) for text in texts]
 
 
 def _labels_as_read_back(task: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """{what this tokenizer decodes a label to: label}; without a "_" "not_entailment" becomes "notentailment"."""
+    """{what this tokenizer decodes a label to: label}, {} for tasks without classes. A tokenizer without "_" decodes
+    "not_entailment" to "notentailment"."""
     if task["target_type"] != "class":
         return {}
     texts = tokenizer.batch_decode(encode_targets(tokenizer, task["labels"]), skip_special_tokens=True)
@@ -173,11 +176,11 @@ def _labels_as_read_back(task: dict, tokenizer: PreTrainedTokenizerBase) -> dict
 
 
 def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> dict[str, int]:
-    """{"non_canonical_outputs": how many rows of generated ids [N, T] spell a label with other tokens than its own}, {}
-    for tasks without classes.
+    """{"non_canonical_outputs": how many rows of generated ids [N, T] write a label with other tokens than the
+    tokenizer does}, {} for tasks without classes.
 
-    _en tail ment EOS for entail ment EOS, or a label cut off by the length: they count as the label where texts are
-    compared, and as no label under teacher forcing.
+    Such as _en tail ment EOS for entail ment EOS, or a label without EOS at the maximum length. They count as the label
+    where texts are compared, and as no label under teacher forcing.
     """
     if task["target_type"] != "class":
         return {}
@@ -193,7 +196,8 @@ def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: n
 class EvaluationTask:
     """How the answers to one evaluation data set are found and scored.
 
-    class_label_ids: as T5Trainer's. max_length: of `generate`, start token included.
+    class_label_ids: what the function of this name returns. max_length: tokens that `generate` may write, start token
+    included.
     """
 
     compute_metrics: Callable
@@ -205,17 +209,19 @@ class EvaluationTask:
 def task_metrics(
     task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict]
 ) -> Callable[[EvalPrediction], dict[str, float]]:
-    """The function from T5Trainer's evaluation output on `rows` to the entry's metrics, loss and token accuracy.
+    """The function from T5Trainer's evaluation output on `rows` to the entry's metrics, loss, token accuracy and, with
+    a preference, PREFERENCE_METRICS.
 
     generated: the answers are the generated texts, and `non_canonical_outputs` are counted; otherwise they are the
-    classes that teacher forcing found.
+    classes that teacher forcing found. An undesirable answer (`is_desirable`) is no reference: in all but
+    PREFERENCE_METRICS its row does not count.
     """
 
     def compute(output: EvalPrediction) -> dict[str, float]:
         tokens, statistics = output.predictions
         if "preference" not in task:
             return measured(tokens, statistics, rows)
-        good = [number for number, row in enumerate(rows) if is_desirable(task, row)]  # the others are no references
+        good = [number for number, row in enumerate(rows) if is_desirable(task, row)]
         metrics = measured(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
         return metrics | evaluated(Preference(**task["preference"]), statistics)
 
@@ -228,8 +234,8 @@ def task_metrics(
 
 
 def references_of(task: dict, rows: list[dict]) -> tuple[list, list[tuple] | None]:
-    """What `score_predictions` compares answers to the rows with: (the text of each class or number, of other targets
-    the list of references; the values of the entry's `metric_columns`, or None)."""
+    """(target texts, context) of the rows, as `score_predictions` takes them: for each row the text of its class or
+    number, or its list of references; and the values of the entry's `metric_columns`, or None if it has none."""
     references = [reference_texts("", task, row) for row in rows]
     if task["target_type"] != "text":
         references = [text for (text,) in references]
@@ -240,8 +246,8 @@ def references_of(task: dict, rows: list[dict]) -> tuple[list, list[tuple] | Non
 def answer_texts(
     task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, predictions: tuple[np.ndarray, np.ndarray]
 ) -> list[str]:
-    """The answer to each row, from T5Trainer's predictions: the text generated, or else the label whose own tokens
-    greedy decoding would have written, "" for none of them."""
+    """The answer to each row, from T5Trainer's predictions (ids, statistics): the generated text, or, without
+    generation, the label whose tokens greedy decoding would write, "" if it would write none of them."""
     tokens, statistics = predictions
     if generated:
         return decode_texts(task, tokenizer, tokens)

@@ -1,12 +1,12 @@
-"""Several tasks in one training: how often each is seen, and in which order.
+"""Several tasks in one training: how many of its rows each task gives, and in which order.
 
     rates = mixing_rates([8_551, 67_349], "proportional", cap=65_536)                -> [8551, 65536]
     mixture = Mixture({"cola": rows, "sst2": rows}, rates, rows_per_epoch=74_087)
-    list(mixture.sampler(seed=0))                                                    -> 74,087 numbers of its rows
+    list(mixture.sampler(seed=0))                                                    -> 74,087 row numbers
 
-The rows depend on the seed and the place in the run alone, so a resumed run sees those of one never stopped, and all
-ranks draw the same. Each pass over a task's rows has a new order and every row once; an epoch begins where the last one
-left each task. As in T5 (Raffel et al. 2020, section 3.5.2). Corrupted text may be one of the parts:
+The order depends only on the seed and the epoch, so a resumed run sees the rows that an uninterrupted one sees, and all
+ranks draw the same. Each pass over a task's rows has a new order and every row once; an epoch continues each task where
+the last one stopped. Rates are those of T5 (Raffel et al. 2020, section 3.5.2). Corrupted text may be one of the parts:
 
     rows = CorruptedText(task_args, tokenizer, inputs_length=512, seed=0)
     rows[7]                      {"input_ids": [512 ids], "attention_mask": [512 ones], "labels": [114 ids]}
@@ -28,14 +28,15 @@ from corpora.token_files import tokenised
 from corpora.tokenizers import tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator
 
-CORRUPTED = "span_corruption"  # the name of these rows in a mixture
+CORRUPTED = "span_corruption"  # the name of corrupted text among the parts of a mixture
 
 
 def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1.0) -> list[float]:
-    """Relative rates of tasks with these numbers of training rows; mixing: one of arguments.task.MIXING.
+    """Relative rates at which tasks with these numbers of training rows are drawn.
 
-    proportional min(n, cap), equal 1, temperature min(n, cap) ** (1 / temperature), which lies between the two:
-    [100, 10_000] with cap 2_500 and temperature 2 -> [100, 2500], [1, 1] and [10, 50]
+    mixing: one of arguments.task.MIXING. For a task of n rows "proportional" gives min(n, cap), "equal" 1, and
+    "temperature" min(n, cap) ** (1 / temperature), which lies between the two: [100, 10_000] with cap 2_500 and
+    temperature 2 -> [100, 2500], [1, 1] and [10, 50]
     """
     if mixing == "equal":
         return [1.0] * len(sizes)
@@ -46,8 +47,8 @@ def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1
 class Mixture(torch.utils.data.ConcatDataset):
     """Training rows of several tasks as one data set, to be read in the order of its `sampler`.
 
-    parts: {task: `datasets.Dataset` of tokenised rows, or a CorruptedText}. Row numbers count through the parts in
-    their order. UserError if a task gets no row in an epoch.
+    parts: {task: `datasets.Dataset` of tokenised rows, or a CorruptedText}; rows are numbered from 0 through all parts.
+    rates: relative, one for each part. UserError if a task gets no row in an epoch.
     """
 
     def __init__(self, parts: dict, rates: list[float], rows_per_epoch: int):
@@ -68,18 +69,18 @@ class Mixture(torch.utils.data.ConcatDataset):
         return [self[number] for number in numbers]
 
     def described(self) -> str:
-        """ "cola 8,551 of 8,551 (11.5 %), ..." of an epoch's rows."""
+        """For the plan: "74,087 rows an epoch: cola 8,551 of 8,551 (11.5 %), ..."."""
         total = sum(self.counts.values())
         parts = [f"{n} {c:,} of {self.sizes[n]:,} ({100 * c / total:.1f} %)" for n, c in self.counts.items()]
         return f"{total:,} rows an epoch: {', '.join(parts)}"
 
     def sampler(self, seed: int, batch: int = 1) -> "MixtureSampler":  # noqa: ARG002
-        """The order of the rows, in batches of any size."""
+        """The order of the rows, which is the same for every `batch`."""
         return MixtureSampler(list(self.sizes.values()), list(self.counts.values()), seed)
 
 
 class MixtureSampler(EpochSampler):
-    """Row numbers of an epoch, `counts` of each task; what `EpochSampler` is for one task."""
+    """Row numbers of an epoch in random order, `counts` of each task. `EpochSampler` does the same for one task."""
 
     def __init__(self, sizes: list[int], counts: list[int], seed: int):
         super().__init__(sum(sizes), seed)
@@ -95,7 +96,8 @@ class MixtureSampler(EpochSampler):
         return numbers_of(np.concatenate(chosen)[order])
 
     def _of_task(self, task: int) -> np.ndarray:
-        """The task's rows of this epoch: a stretch of its passes, each in its own order."""
+        """The task's row numbers in this epoch: the next `count` of all its passes, one after the other, each of which
+        has its own order."""
         size, count = self.sizes[task], self.counts[task]
         first = self.epoch * count
         passes = range(first // size, (first + count - 1) // size + 1)
@@ -104,8 +106,8 @@ class MixtureSampler(EpochSampler):
 
 
 class CorruptedText:
-    """The rows of `--span_corruption_file`, made on demand; each keeps its mask, a function of the seed and
-    its number. UserError if the text gives none."""
+    """The rows of `--span_corruption_file`, corrupted when they are read. A row's mask depends on the seed and its
+    number, and so is the same in every epoch. UserError if the text is too short for a row."""
 
     def __init__(self, args: TaskArguments, tokenizer: PreTrainedTokenizerBase, inputs_length: int, seed: int):
         shared = ("data_cache_dir", "overwrite_cache", "preprocessing_num_workers")

@@ -1,4 +1,4 @@
-"""Entries that the scripts write: completed from the rows of own pairs, or translated from another toolkit.
+"""Entries that the scripts make themselves: from the user's own pairs, or from the fields of another toolkit.
 
 completed(args)            -> the entry of --train_file ..., with the shape of its records and its labels
 as_source("mine", entry)   -> the text to paste into constants.py
@@ -16,16 +16,17 @@ from corpora.reading import first_line
 from tasks.registry import as_list, number_of
 from tasks.rows import SplitReader, pieces_of, single_answer
 
+# {field of another toolkit: ours}
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
-# {--preference: the flag of the column that it needs too}
+# {value of --preference: how an error asks for the further column that it needs}
 _COMPARED_TOO = dict.fromkeys(("dpo", "ipo", "simpo"), ", and which answer is worse with --rejected_column")
 _COMPARED_TOO["kto"] = ", and which answers are good with --desirable_column"
-_OPTIMIZED = "metric_to_optimize"  # the first of `metrics` here
+_OPTIMIZED = "metric_to_optimize"  # another toolkit's field; in ours this metric is the first of `metrics`
 
 
 def completed(args: TaskArguments) -> dict:
-    """The entry of own pairs. --record_shape and --labels, where the rows tell them, are printed and set in `args`, and
-    so in task.json. UserError if the first record has no known shape."""
+    """The entry of own pairs. --tsv_header, --record_shape and --labels, if not given, are found in the rows, printed
+    and set in `args`, from where task.json takes them. UserError if the first record has no known shape."""
     if args.tsv_header is None:
         args.tsv_header = _tsv_header(args)
     entry = own_entry(args)
@@ -42,7 +43,7 @@ def completed(args: TaskArguments) -> dict:
         columns = ", ".join(SHAPES[args.record_shape])
         print_once(
             f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
-            "--target_column would say otherwise"
+            "--target_column would name other columns"
         )
     if entry["target_type"] == "class" and "labels" not in entry:
         args.labels = _labels_of(entry, args)
@@ -52,21 +53,21 @@ def completed(args: TaskArguments) -> dict:
 
 
 def _tsv_header(args: TaskArguments) -> bool | None:
-    """Whether the .tsv files have a header line, where all columns are given as numbers: only if their first lines have
-    these names. None if that is no question. UserError if the files differ."""
-    names, found = named_columns(args), {}
+    """Whether line 1 of the .tsv files is a header where all columns are given as numbers: it is one if it has these
+    names. None if a column is given by a name, or there is no .tsv file. UserError if the files differ."""
+    names, files = named_columns(args), {}
     if not (names and all(name.isdecimal() for name in names)):
         return None
     for flag in ("train_file", "validation_file"):
         for file in expand_files(f"--{flag}", getattr(args, flag) or [], ROW_SUFFIXES):
             if data_suffix(file) == ".tsv":
-                found[set(names) <= set(first_line(file))] = file
-    if len(found) > 1:
+                files[set(names) <= set(first_line(file))] = file
+    if len(files) > 1:
         raise UserError(
-            f"--tsv_header: line 1 of {found[True]} has the columns {', '.join(names)}, and line 1 of {found[False]} "
+            f"--tsv_header: line 1 of {files[True]} has the columns {', '.join(names)}, and line 1 of {files[False]} "
             "has not. Say whether line 1 of all files is a header: true or false"
         )
-    for is_header, file in found.items():
+    for is_header, file in files.items():
         what = "names the columns" if is_header else "is a row, and columns are counted from 0"
         print_once(f"{file}: line 1 {what} (--tsv_header {str(is_header).lower()})")
         return is_header
@@ -74,7 +75,7 @@ def _tsv_header(args: TaskArguments) -> bool | None:
 
 
 def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
-    """(the first record unchanged, its place). UserError if there is none."""
+    """(the first record, without any preprocessing, its file or data set). UserError if there is none."""
     split = "train" if has_training_rows(args) else "validation"
     for records, where in SplitReader(OWN, entry, args, split).sources():
         for record in records:
@@ -83,25 +84,24 @@ def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
 
 
 def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
-    """The values of the target column, sorted: numbers by size. UserError if they look like free texts, or one is
-    empty: an answer that is no label would count as it."""
+    """The values of the target column, sorted, numbers by size. UserError if they look like free texts, or one is empty
+    (answers that are no label are "", and would count as this class)."""
     if not has_training_rows(args):
         raise UserError("--target_type class needs --labels where there are no training rows to find them in")
-    texts = entry | dict(target_type="text")
-    rows = SplitReader(OWN, texts, args, "train")
+    rows = SplitReader(OWN, entry | dict(target_type="text"), args, "train")
     values = [single_answer(row[entry["target"]], entry["target"], "--target_type class") for row in rows]
-    found = {str(value).strip() for value in values}
-    if len(found) > max(10, len(values) // 2):
+    texts = {str(value).strip() for value in values}
+    if len(texts) > max(10, len(values) // 2):
         raise UserError(
-            f"--target_type class: {entry['target']} has {len(found):,} different values in "
-            f"{len(values):,} rows; name the classes with --labels, or leave it out"
+            f"--target_type class: {entry['target']} has {len(texts):,} different values in "
+            f"{len(values):,} rows; name the classes with --labels, or leave out --target_type class"
         )
-    if "" in found:
+    if "" in texts:
         raise UserError(
             f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
             f"with --skip_rows_where {entry['target']}=, or write a label into them"
         )
-    numbers = {text: number_of(text) for text in sorted(found)}
+    numbers = {text: number_of(text) for text in sorted(texts)}
     spelled = {text if number is None else number: text for text, number in numbers.items()}  # 1 and 1.0 are one class
     if None in numbers.values():
         return sorted(spelled.values())
@@ -110,21 +110,21 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
 
 # ---------------------------------------------------------------- entries for people
 def as_source(name: str, entry: dict) -> str:
-    """The entry as constants.py has it: "DATASET_VALS['mine'] = {\\n    'name': dict(\\n        prefix=..."."""
+    """The entry as code for constants.py: "DATASET_VALS['mine'] = {\\n    'name': dict(\\n        prefix=..."."""
     fields = "".join(f"        {field}={value!r},\n" for field, value in entry.items())
     return f"DATASET_VALS['mine'] = {{\n    {name!r}: dict(\n{fields}    ),\n}}"
 
 
 def name_of(args: TaskArguments) -> str:
-    """What to call own pairs in constants.py: "pairs" of pairs.jsonl.gz."""
+    """The name that own pairs get in constants.py, from their first file: pairs.jsonl.gz -> "pairs"."""
     source = (args.train_file or args.source_file or [args.hub_dataset])[0]
     return Path(source).name.split(".")[0].strip("*?[]") or OWN
 
 
 def translated(name: str, entry: dict) -> dict:
-    """An entry with the fields of other registries (`text_column_name`, `label_column_name`, `metric_names`,
-    `metric_to_optimize`, a dictionary of `labels`) in those of constants.py, with a line that shows it; other entries
-    unchanged.
+    """The entry with the fields of another toolkit (`text_column_name`, `label_column_name`, `metric_names`,
+    `metric_to_optimize`, a dictionary as `labels`) replaced by those of constants.py, and printed; other entries
+    unchanged. UserError if it has a field in both forms, or labels do not count from 0.
 
     {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"},
      "metric_names": ["accuracy", "f1"], "metric_to_optimize": "f1"}

@@ -1,8 +1,8 @@
-"""Inputs of predict_t5.py as the texts that the model reads, and the file of answers, which a later run resumes.
+"""Inputs of predict_t5.py as the texts that the model reads, and the file of answers, which a later run continues.
 
-reader = InputReader(entry, source_column=None)
-for item in reader.read(Path("inputs.jsonl")):      # Input(row, texts, between)
-    answers.append(item, ["an answer to each of item.texts"])
+for item in InputReader(entry).read(Path("inputs.jsonl")):      # Input(row, texts, between)
+    answer = item.answer(["an answer to each of item.texts"])
+    answer_file.append([item.row | {"prediction": answer}])
 """
 
 import itertools
@@ -24,7 +24,7 @@ from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, so
 from tasks.rows import checked_value, is_text_corpus, nested_rows, preprocessed, read_records, renamed_columns
 from tasks.task_records import check_functions, read_record
 
-PLAIN = dict(
+PLAIN = dict(  # the entry of a model without task.json
     inputs={"": "text"},
     target="prediction",
     target_type="text",
@@ -35,8 +35,12 @@ PLAIN = dict(
 
 
 def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
-    """(entry, record) of the task in a checkpoint's task.json, of several the one called `name`. Without a task.json
-    (PLAIN, {}): the input is read unchanged. UserError if `name` is needed or wrong."""
+    """(entry, record) of the task in a checkpoint's task.json; `name` chooses one of several. Without a task.json
+    (PLAIN, {}), whose source text is the input unchanged.
+
+    UserError if `name` is needed or wrong, or if texts alone cannot be answered: the task's entry is gone, or makes its
+    tokens of whole rows.
+    """
     record = read_record(folder)
     if not record:
         return PLAIN, {}
@@ -71,16 +75,17 @@ class Input:
     between: list[str]
 
     def answer(self, answers: list[str]) -> str:
-        """The answers in their places: "", ["Bună ", ""] and so on -> one text."""
+        """The answers and what is between them as one text: ["A!", "B."] between ["", " ", "\\n"] -> "A! B.\\n"."""
         parts = itertools.zip_longest(self.between, answers, fillvalue="")
         return "".join(part for pair in parts for part in pair)
 
 
 class InputReader:
-    """Reads the inputs of a task. A line of a text file is an input, or a row of JSON, CSV, TSV and parquet.
+    """Reads the inputs of a task. An input is a line of a text file, or a row of JSON, CSV, TSV or parquet.
 
-    entry: the task's. columns: of the file, for the entry's inputs in their order; None: those of the same names.
-    tsv_header: whether line 1 of a .tsv is a header although the columns are numbers; None: if it has them.
+    entry: the task's. columns: the file's columns for the entry's inputs, in their order; None: those of the inputs'
+    own names. tsv_header: whether line 1 of a .tsv is a header, where the columns are given as numbers; None: it is one
+    if it has columns of these names. UserError if there are more or fewer columns than inputs.
     """
 
     def __init__(self, entry: dict, columns: list[str] | None = None, tsv_header: bool | None = None):
@@ -95,10 +100,10 @@ class InputReader:
         self.numbers = self.numbers if all(name.isdecimal() for name in self.numbers) else []
         self.renamed = dict(zip(self.inputs, columns, strict=True)) if columns else entry.get("file_columns", {})
         self.entry = entry | {"file_columns": self.renamed}
-        self.prepares = not (columns or is_text_corpus(entry))  # whether `preprocess` gets whole rows
+        self.prepares = not (columns or is_text_corpus(entry))  # whether the entry's `preprocess` is applied to rows
 
     def read(self, path: Path) -> Iterator[Input]:
-        """The inputs, one after another. UserError with the place of one that cannot be read."""
+        """Yields the inputs of a file in their order. UserError with the place of an input that cannot be read."""
         if not is_plain_text(path):
             has_header, renamed = None, self.renamed
             if data_suffix(path) == ".tsv" and self.numbers:
@@ -114,36 +119,38 @@ class InputReader:
                 f"--input_file {path}: the task reads {', '.join(self.inputs)}. Give a file of rows "
                 "(.jsonl, .csv) with these columns"
             )
-        with open_text(path, newline="\n") as stream:  # as tasks.rows.read_parallel
+        with open_text(path, newline="\n") as stream:  # \r ends no line, as in tasks.rows.read_parallel
             for line in stream:
                 line = line.rstrip("\r\n")
                 yield self.made({"source": line}, {self.inputs[0]: line})
 
     def _rows_within(self, record: dict, place: str) -> Iterable[dict]:
-        """The rows that the record holds where the entry's `records` says, if it has such a field, else itself."""
+        """The rows nested in the record, as the entry's `records` says, or the record itself if it has no such field:
+        a file to answer may have single rows instead."""
         path = self.entry.get("records", "").split(".")
         nested = record and all(isinstance(value, dict) for value in record.values())
-        holds = path[0] in record or path[0] == "*" and nested
-        return nested_rows(record, path, place) if holds else [record]
+        holds_rows = path[0] in record or path[0] == "*" and nested
+        return nested_rows(record, path, place) if holds_rows else [record]
 
     def _of_row(self, row: dict, renamed: dict, place: str) -> Iterator[Input]:
-        """The input that a row is, or those that the entry's preprocess makes of it."""
+        """Yields the input of a row; several if the entry's `preprocess` makes several rows of it."""
         if taken := {"prediction", "n_best"} & row.keys():
             raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
         read = row | renamed_columns(row, renamed)
         if self.prepares:
             read = preprocessed(self.entry, read, place)
-        why = "which the task reads; --source_column names yours"
+        why = "which the task reads; name yours with --source_column"
         for one in as_list(read):
-            found = {column: checked_value(one, column, renamed, place, why) for column in self.inputs}
-            yield self.made(one if isinstance(read, list) else row, found)
+            values = {column: checked_value(one, column, renamed, place, why) for column in self.inputs}
+            yield self.made(one if isinstance(read, list) else row, values)
 
-    def made(self, row: dict, found: dict) -> Input:
-        """The input of a row whose values for `self.inputs` were found."""
+    def made(self, row: dict, values: dict) -> Input:
+        """The input of a row. values: {column: its value} for `self.inputs`; if all are blank, the input has no texts.
+        Running text is cut into pieces, as in training."""
         if not is_text_corpus(self.entry):
-            blank = not any(str(value).strip() for value in found.values())
-            return Input(row, [] if blank else [source_text(self.entry, found)], [""] if blank else ["", ""])
-        text, texts, between, end = str(found["text"]), [], [], 0
+            blank = not any(str(value).strip() for value in values.values())
+            return Input(row, [] if blank else [source_text(self.entry, values)], [""] if blank else ["", ""])
+        text, texts, between, end = str(values["text"]), [], [], 0
         function, _ = preprocess_of(self.entry)
         for piece in cut_sentences(text, self.entry["max_piece_length"]):
             begin = text.index(piece, end)
@@ -154,18 +161,18 @@ class InputReader:
 
 
 class AnswerFile:
-    """answers.jsonl, a line for each input in their order, and answers.jsonl.settings.json, how they were made.
-    Answers of the same settings are kept: the first `done` inputs are answered.
+    """The file of answers, a line for each input in their order, and beside it PATH.settings.json, how they were made.
 
-    UserError if the file holds others. overwrite: start again.
+    Answers with the same settings are kept: the first `done` inputs are answered already. UserError if the file holds
+    answers with other settings. overwrite: delete what it holds.
     """
 
     def __init__(self, path: Path, settings: dict, overwrite: bool):
-        self.path, beside, kept = path, path.with_name(f"{path.name}.settings.json"), b""
+        self.path, settings_file, kept = path, path.with_name(f"{path.name}.settings.json"), b""
         if path.is_dir():
             raise UserError(f"--output_file {path}: is a folder. Name a file")
         if path.exists() and not overwrite:
-            earlier = read_json(beside)
+            earlier = read_json(settings_file)
             other = next((name for name in settings if earlier.get(name) != settings[name]), None)
             if other and path.stat().st_size:
                 was = f"with {other} {earlier.get(other)}, not {settings[other]}" if earlier else "of unknown settings"
@@ -176,7 +183,7 @@ class AnswerFile:
             kept = content[: content.rfind(b"\n") + 1]  # the run may have ended within a line
         self.done = kept.count(b"\n")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(beside, settings)
+        write_json(settings_file, settings)
         with path.open("ab") as file:
             file.truncate(len(kept))
 

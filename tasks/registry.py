@@ -15,7 +15,7 @@ from constants import PREFERENCE_METRICS
 from modeling.preferences import BETAS
 from tasks.transforms import TRANSFORMS
 
-# {what a value may be: (fields of an entry, the test)}.
+# {what a value must be: (fields of an entry, the test of a value)}
 _KINDS = {
     "a text": (
         (
@@ -53,17 +53,17 @@ _KINDS = {
 }
 FIELDS = [field for fields, _ in _KINDS.values() for field in fields]
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
-# The column that a function `inputs` fills. Only `source_text` reads it, so a column of the same name loses nothing.
+# The column for the text that a function `inputs` returns, which `source_text` reads.
 MADE_SOURCE = "text of inputs"
-OTHER_ANSWER = "answer to another prompt"  # the column of unpaired rows that `with_other_answers` adds
+OTHER_ANSWER = "answer to another prompt"  # the column that `with_other_answers` adds to unpaired rows
 _TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 INVALID = -1  # class index of a text that is no label: equals no gold class, so it always counts as wrong
 
 
 # ---------------------------------------------------------------- the entry
 def plain_entry(entry: dict) -> dict:
-    """The entry with its functions in the places where they are used: those of `metrics` in `metric_functions`, and a
-    function `inputs` as the last step of `preprocess`, which fills the only input column.
+    """The entry with plain `metrics` and `inputs`: functions in `metrics` move to `metric_functions`, and a function
+    `inputs` becomes the last step of `preprocess`, which fills the only input column.
 
     dict(inputs=f, metrics={"rougeL": None, "mine": g}) -> dict(inputs={"": MADE_SOURCE}, preprocess=...,
     metrics=["rougeL", "mine"], metric_functions={"mine": g})
@@ -83,12 +83,12 @@ def plain_entry(entry: dict) -> dict:
 
 
 def functions_of(entry: dict) -> dict[str, str]:
-    """{field: where its function comes from} of an entry as constants.py has it, for task.json:
+    """{field: where its function comes from}, for task.json, of an entry as constants.py has it:
     {"inputs": "/home/me/tasks.py, line 3, <lambda>", "metrics mine": "/home/me/tasks.py, line 9, share_of_verbs"}."""
     metrics = entry.get("metrics")
-    found = {field: entry.get(field) for field in ("inputs", "tokenize", "preprocess")}
-    found |= {f"metrics {name}": function for name, function in metrics.items()} if isinstance(metrics, dict) else {}
-    return {field: _place(function) for field, function in found.items() if callable(function)}
+    values = {field: entry.get(field) for field in ("inputs", "tokenize", "preprocess")}
+    values |= {f"metrics {name}": function for name, function in metrics.items()} if isinstance(metrics, dict) else {}
+    return {field: _place(function) for field, function in values.items() if callable(function)}
 
 
 def _place(function: Callable) -> str:
@@ -140,7 +140,7 @@ def check_entry(name: str, task: dict) -> None:
 
 
 def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]:
-    """The entry's function of a row and its name; the row itself where the entry has none."""
+    """(the entry's `preprocess` as a function, its name). Without one the function returns the row unchanged."""
     function = task.get("preprocess")
     if callable(function):
         return function, getattr(function, "__qualname__", type(function).__name__)  # a functools.partial has no name
@@ -153,14 +153,15 @@ def eval_splits(task: dict) -> list[str]:
 
 
 def test_splits(task: dict) -> list[str]:
-    """Names of the splits without labels that a submission predicts: "test", or MNLI's test_matched and so on."""
+    """Names of the splits that a submission predicts, whose labels may be secret: "test", or MNLI's test_matched and
+    test_mismatched."""
     named = [split.replace("validation", "test") for split in eval_splits(task) if split.startswith("validation")]
     return named or ["test"]
 
 
 def metric_names(task: dict) -> dict[str, str]:
-    """{name of each number of an evaluation, without "eval_": the metric that it is}; with several splits a name begins
-    with its split: {"validation_matched_accuracy": "accuracy", ...}. The first one chooses the best checkpoint."""
+    """{name of a result of an evaluation, without "eval_": its metric}. With several splits a name begins with its
+    split: {"validation_matched_accuracy": "accuracy", ...}. The first one chooses the best checkpoint."""
     metrics = [*task["metrics"], "loss", "token_accuracy"]
     if task["target_type"] != "text":
         metrics.append("invalid_outputs")
@@ -176,7 +177,8 @@ def main_metric(task: dict) -> str:
 
 
 def positive_label(task: dict) -> str | None:
-    """The class whose F1, precision and recall are meant: `positive_label`, else the second of two labels."""
+    """The class of which F1, precision and recall are reported: `positive_label`, else the second of two labels; None
+    unless there are two."""
     labels = task.get("labels") or []
     return task.get("positive_label", labels[1]) if len(labels) == 2 else None
 
@@ -187,14 +189,15 @@ def may_hide_answers(task: dict, split: str) -> bool:
 
 
 def columns_of(task: dict) -> list[str]:
-    """The columns that a task needs of its rows."""
+    """The columns that a task reads from its rows."""
     compared = (task[field] for field in ("rejected", "desirable") if field in task)
     columns = [*task["inputs"].values(), task["target"], *task.get("metric_columns", []), *compared]
     return [column for column in dict.fromkeys(columns) if column != OTHER_ANSWER]
 
 
 def is_desirable(task: dict, row: dict) -> bool:
-    """Whether the target of a row is a good answer, as the column `desirable` says; True without one."""
+    """Whether the target of a row is a good answer, as the entry's column `desirable` says; True if the entry has none.
+    UserError for a value that is neither true nor false."""
     text = str(as_list(row[task["desirable"]])[0]).strip().lower() if "desirable" in task else "1"
     if text not in _TRUTHS:
         raise UserError(f"the column {task['desirable']} has {text!r}: must be true or false, 1 or 0")
@@ -202,8 +205,8 @@ def is_desirable(task: dict, row: dict) -> bool:
 
 
 def with_other_answers(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
-    """(the entry, its rows) where a divergence is estimated from answers to other prompts: each row has the answer of
-    the next one as OTHER_ANSWER. Others unchanged."""
+    """(the entry, its rows), of unpaired preferences with the next row's answer as OTHER_ANSWER in each row: from such
+    answers to other prompts the divergence is estimated (modeling/preferences.py). Others are unchanged."""
     if "desirable" not in task or task["target"] not in rows[0]:
         return task, rows
     following = [*rows[1:], rows[0]]
@@ -213,12 +216,12 @@ def with_other_answers(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
 
 # ---------------------------------------------------------------- a row -> texts
 def source_text(task: dict, row: dict) -> str:
-    """The text T5 reads: {"sentence1": "A.", "sentence2": "B."} -> "rte sentence1: A. sentence2: B.".
+    """The text that T5 reads: {"sentence1": "A.", "sentence2": "B."} -> "rte sentence1: A. sentence2: B.".
 
     The items of a list are joined by spaces.
     """
     prefix = task.get("prefix") or ""
-    if prefix and prefix == prefix.rstrip():  # otherwise literally: "TL;DR <text>"
+    if prefix and prefix == prefix.rstrip():  # a prefix that ends in white space is written unchanged: "TL;DR <text>"
         prefix += ": " if "" in task["inputs"] else " "  # "summarize: <text>", "rte sentence1: ..."
     parts = []
     for key, column in task["inputs"].items():
@@ -228,7 +231,8 @@ def source_text(task: dict, row: dict) -> str:
 
 
 def target_text(name: str, task: dict, row: dict) -> str:
-    """The text T5 should write: a label's words, a number to the step of `numbers`, or the (first) text unchanged."""
+    """The text that T5 should write: a label, a number rounded to the step of `numbers`, or the first reference,
+    stripped. UserError if the value is no number or label of the task."""
     value = row[task["target"]]
     if task["target_type"] == "text":
         return reference_texts(name, task, row)[0]
@@ -256,7 +260,7 @@ def target_text(name: str, task: dict, row: dict) -> str:
 
 
 def number_of(text: str) -> float | None:
-    """The finite number that a text is: " 3.80" -> 3.8; "3.8 4", "", "nan" -> None."""
+    """The finite number that a text spells, or None: " 3.80" -> 3.8; "3.8 4", "", "nan" -> None."""
     try:
         return float(text) if math.isfinite(float(text)) else None
     except ValueError:
@@ -264,8 +268,8 @@ def number_of(text: str) -> float | None:
 
 
 def number_text(value: float, step: float | None) -> str:
-    """A number to the nearest multiple of the step, halves to the even one: 3.87, 0.2 -> "3.8"; 2.5, 0.2 -> "2.4"; in
-    full without a step. 0.2 is STS-B's, as in T5's code."""
+    """The text of a number, rounded to a multiple of the step, halves to an even one: 3.87, 0.2 -> "3.8"; 2.5, 0.2 ->
+    "2.4"; unrounded without a step. STS-B's step is 0.2, as in T5's code. UserError for nan and infinities."""
     if not math.isfinite(value):
         raise UserError(f"the target is {value!r}, and must be a finite number. Correct the row, or leave it out")
     exact = Decimal(str(as_written(value)))
@@ -277,7 +281,8 @@ def number_text(value: float, step: float | None) -> str:
 
 
 def as_written(value: float) -> float:
-    """A number that was stored in 32 bits as it was before: 2.9000000953674316 -> 2.9. The Hub's columns often are."""
+    """The number as it was written before it was stored as float32, as many columns of the Hub are:
+    2.9000000953674316 -> 2.9. Other numbers unchanged."""
     return float(str(np.float32(value))) if len(repr(value)) > 12 and float(np.float32(value)) == value else value
 
 
@@ -287,9 +292,12 @@ def _decimals(value: float) -> int:
 
 
 def found_numbers(values: Iterable[float]) -> dict[str, float]:
-    """The field `numbers` of an entry from the targets of its rows: [0.25, 0.5, 1] -> {"step": 0.01, "least": 0.25,
-    "most": 1}. The step is their last decimal place; of targets with more than four, which no one wrote by hand, the
-    place that tells a thousand values in their range apart."""
+    """The field `numbers` of an entry, from the targets of its rows: [0.25, 0.5, 1] -> {"step": 0.01, "least": 0.25,
+    "most": 1}.
+
+    The step is the last decimal place that a target uses, but at most the fourth: more are not written by hand. Only
+    where range / step would be below a thousand is it a later one.
+    """
     values = [as_written(float(value)) for value in values]
     least, most = min(values), max(values)
     enough = max(4, math.ceil(3 - math.log10(most - least))) if most > least else 4
@@ -298,8 +306,8 @@ def found_numbers(values: Iterable[float]) -> dict[str, float]:
 
 
 def reference_texts(name: str, task: dict, row: dict) -> list[str]:
-    """All texts that count as right: {"answers.text": ["a", "b "]} -> ["a", "b"]; of a number, the row's own without
-    rounding: "3.750" -> ["3.75"]."""
+    """All texts that count as right answers to a row: {"answers.text": ["a", "b "]} -> ["a", "b"]. A number is not
+    rounded: "3.750" -> ["3.75"]."""
     value = row[task["target"]]
     if task["target_type"] == "number":
         return [str(float(value))]
@@ -309,13 +317,14 @@ def reference_texts(name: str, task: dict, row: dict) -> list[str]:
 
 
 def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:
-    """Number of rows whose input columns, and whose target, are all empty: {"sources": 3}."""
-    found = {"sources": 0, "targets": 0}
+    """{"sources": number of rows whose input columns are all empty, "targets": number of rows whose target is empty},
+    without zeros."""
+    counts = {"sources": 0, "targets": 0}
     for row in rows:
         items = (item for column in task["inputs"].values() for item in as_list(row[column]))
-        found["sources"] += not any(str(item).strip() for item in items)
-        found["targets"] += task["target"] in row and not target_text(name, task, row)
-    return {what: count for what, count in found.items() if count}
+        counts["sources"] += not any(str(item).strip() for item in items)
+        counts["targets"] += task["target"] in row and not target_text(name, task, row)
+    return {what: count for what, count in counts.items() if count}
 
 
 def as_list(value: object) -> list:
@@ -325,7 +334,7 @@ def as_list(value: object) -> list:
 
 # ---------------------------------------------------------------- a text -> its value
 def value_of_text(task: dict, text: str) -> float | int | None:
-    """Class index or number of a text, None if it is neither.
+    """The class index or the number that a text stands for, by the task's `target_type`; None if it is neither.
 
     labels ["no", "yes"]: " yes" -> 1; "Yes", "yes yes" -> None. Numbers: " 3.8" -> 3.8; "3.8 4", "", "nan" -> None
     """

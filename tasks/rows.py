@@ -33,17 +33,17 @@ from tasks.registry import (
     target_text,
 )
 
-Files = list[Path] | dict[str, list[Path]] | None  # of a split; by column for line-aligned files
+Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together
 MISSING = object()  # a missing column; None is an empty value
-HELD_OUT = 1_000  # rows of a streamed text without --validation_file and --max_eval_samples
+HELD_OUT = 1_000  # rows held out of a streamed text where neither --validation_file nor --max_eval_samples is given
 
 
 def load_rows(name: str, task: dict, args: TaskArguments, split: str, left_out: Counter | None = None) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. UserError if there are none.
 
-    Rows of a test split have the target column only where their labels are public. With --streaming no more than
-    --max_eval_samples rows of a --validation_file are read. left_out: gets the rows that each condition of skip_where
-    left out.
+    Rows of a test split have the target column only where their labels are public. With --streaming at most
+    --max_eval_samples rows of a --validation_file are read. left_out: a counter to which {(column, value): rows that
+    this condition of skip_where leaves out} is added.
     """
     named, evaluated = own_files(args, task), eval_splits(task)[0]
     held_out = task.get("held_out") and split in ("train", evaluated) and evaluated not in named
@@ -65,8 +65,8 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, left_out: 
 
 
 def _halves(name: str, task: dict, rows: list[dict]) -> tuple[list[dict], list[dict]]:
-    """(rows to train on, rows that are held out): the same ones in every run. Rows with the same source are on the same
-    side, so that no evaluated source was trained on."""
+    """(rows to train on, rows that are held out), drawn alike in every run. Rows with the same source stay together, so
+    that the model is not trained on a source that evaluates it."""
     source_of = [source_text(task, row) for row in rows]
     sources = list(dict.fromkeys(source_of))
     if len(sources) < 2:
@@ -83,14 +83,16 @@ def _halves(name: str, task: dict, rows: list[dict]) -> tuple[list[dict], list[d
 
 
 def training_rows(task: dict, rows: list[dict]) -> list[dict]:
-    """A row for each reference: {"a": "x", "target": ["y", "z"]} -> one with "y" and one with "z"."""
+    """The rows of a task of texts with one reference each: {"a": "x", "target": ["y", "z"]} -> a row with "y" and a row
+    with "z". Rows of other tasks are unchanged."""
     if task["target_type"] != "text":
         return rows
     return [row | {task["target"]: text} for row in rows for text in as_list(row[task["target"]])]
 
 
 def merged_references(task: dict, rows: list[dict]) -> list[dict]:
-    """Evaluation rows; those with the same source are one row with all their references, at the place of the first."""
+    """The evaluation rows with one row for each source: rows with the same source become one, with all their
+    references, at the place of the first."""
     target, merged = task["target"], {}
     for row in rows:
         source = tuple(str(row[column]) for column in task["inputs"].values())
@@ -101,8 +103,8 @@ def merged_references(task: dict, rows: list[dict]) -> list[dict]:
 
 
 def _hides_answers(task: dict, rows: list[dict]) -> bool:
-    """Whether the answers of a test split are secret: missing, or in all rows -1, "" or an empty list, as on the Hub.
-    In single rows such a value may be an answer, as with labels -1, 0 and 1."""
+    """Whether the answers of a test split are secret: missing, or -1, "" or an empty list in every row, as on the Hub.
+    In some rows alone such a value may be an answer, as with the labels -1, 0 and 1."""
     columns = [[row.get(column) for row in rows] for column in (task["target"], *task.get("metric_columns", []))]
     return any(None in values or all(value in (-1, "", []) for value in values) for values in columns)
 
@@ -118,8 +120,8 @@ def own_files(args: TaskArguments, task: dict) -> dict[str, list[str]]:
 
 
 def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Files:
-    """The files of a split that the flags or the entry name, or {column: text files}; None if it is on the Hub.
-    UserError if it is nowhere."""
+    """The files of a split that the flags or the entry name, as {column: files} where lines of text files belong
+    together; None if the split is on the Hub. UserError if the entry names neither files nor the Hub for it."""
     suffixes = TEXT_SUFFIXES if is_text_corpus(task) else ROW_SUFFIXES
     if own := own_files(args, task).get(split):
         return expand_files("--train_file" if split == "train" else "--validation_file", own, suffixes)
@@ -129,17 +131,17 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
     if task.get("hub") and (name == OWN or not args.data_dir):
         return None
     if split not in files:
-        there = ", ".join(files) or "none (nor hub or builtin), give --train_file"
-        raise UserError(f"task {name}: its entry has no file for the split {split}; available: {there}")
+        available = ", ".join(files) or "none (and the entry has no hub or builtin): give --train_file"
+        raise UserError(f"task {name}: its entry has no file for the split {split}; available: {available}")
     if not isinstance(files[split], dict):
-        return _found(name, args, split, files[split], suffixes)
-    return {column: _found(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
+        return _paths(name, args, split, files[split], suffixes)
+    return {column: _paths(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
 
 
-def _found(name: str, args: TaskArguments, split: str, names: str | list[str], suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of these names, folders or patterns below --data_dir, which may be the task's own folder: WNLI/dev.tsv
-    below glue/WNLI is glue/WNLI/dev.tsv."""
-    found, folder = [], Path(args.data_dir or ".")
+def _paths(name: str, args: TaskArguments, split: str, names: str | list[str], suffixes: tuple[str, ...]) -> list[Path]:
+    """The files that names, folders or patterns mean below --data_dir. That may be the task's own folder: with
+    --data_dir glue/WNLI the name WNLI/dev.tsv means glue/WNLI/dev.tsv. UserError if there is no such file."""
+    paths, folder = [], Path(args.data_dir or ".")
     for file in as_list(names):
         path = folder / home_path(file)
         first, *within = Path(file).parts
@@ -148,14 +150,14 @@ def _found(name: str, args: TaskArguments, split: str, names: str | list[str], s
         if not path.exists() and not compressed(path) and not set("*?[") & set(str(file)):
             folder = f"--data_dir {args.data_dir}" if args.data_dir else "--data_dir is not given"
             raise UserError(f"{folder}: no file {file}, which task {name} reads as {split}")
-        found += [path] if path.is_file() else expand_files(f"task {name}:", [str(path)], suffixes)
-    return found
+        paths += [path] if path.is_file() else expand_files(f"task {name}:", [str(path)], suffixes)
+    return paths
 
 
 def read_records(task: dict, path: Path, has_header: bool | None = None) -> Iterator[dict]:
-    """The records of one file, under its own column names, or under numbers for a .tsv without a header line.
+    """The records of one file as {its own column name: value}; columns of a .tsv without a header are numbered from 0.
 
-    has_header: of a .tsv. None: as the entry and the file say.
+    has_header: whether line 1 of a .tsv is a header; None: found out from the entry and that line.
     """
     if is_text_corpus(task) and is_plain_text(path):
         return ({"text": document} for document in read_text_documents(path))
@@ -165,9 +167,9 @@ def read_records(task: dict, path: Path, has_header: bool | None = None) -> Iter
 
 
 def _has_header(task: dict, path: Path) -> bool:
-    """Whether the first line of a tab-separated file names its columns. If the entry counts them, only a line with the
-    entry's own names does, and no line if these are numbers."""
-    places = [place for there in task.get("file_columns", {}).values() for place in as_list(there)]
+    """Whether line 1 of a tab-separated file is a header. Where the entry counts the file's columns, it is one only if
+    it has the names of the entry's inputs, and these are not numbers themselves."""
+    places = [place for source in task.get("file_columns", {}).values() for place in as_list(source)]
     if {type(place) for place in places} != {int}:
         return True
     names = set(task["inputs"].values())
@@ -176,8 +178,10 @@ def _has_header(task: dict, path: Path) -> bool:
 
 def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
     """Rows of text files whose lines belong together: {"en": train.en, "de": train.de} -> {"en": line, "de": line}.
-    UserError if one of them has fewer lines. A carriage return within a line does not end it, as in TensorFlow
-    Datasets' reader of WMT: the lines behind it would be paired with others than theirs."""
+
+    A carriage return does not end a line, as in TensorFlow Datasets' reader of WMT: all later lines would be paired
+    with wrong ones. UserError if one file has fewer lines than another.
+    """
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(open_text(path, newline="\n")) for path in paths.values()]
         for number, lines in enumerate(itertools.zip_longest(*streams), start=1):
@@ -192,7 +196,8 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
 class SplitReader:
     """Iterates over the rows of one split, with the entry's columns. UserError, with the place, for a wrong row.
 
-    files_of: the split whose files are read, if that is another. left_out: {(column, value): rows with it so far}.
+    files_of: the split whose files are read, if it is not `split`. left_out: {(column, value): rows that have been left
+    out for it so far}, for each condition of skip_where and train_without.
     """
 
     def __init__(self, name: str, task: dict, args: TaskArguments, split: str, files_of: str | None = None):
@@ -208,7 +213,7 @@ class SplitReader:
         if isinstance(without, str) and self.files and not own_files(args, task):
             self.elsewhere = {source_text(task, row) for row in SplitReader(name, task, args, without)}
 
-        self.first = ""  # the place of the first record and its columns, for an error about another
+        self.first = ""  # place and columns of the first record, named in errors about later ones
 
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
@@ -216,7 +221,7 @@ class SplitReader:
                 yield from self.rows_of(record, f"{where}, row {number}")
 
     def sources(self) -> Iterator[tuple[Iterable[dict], str]]:
-        """(records, where they are) of each file of the split, or of the Hub."""
+        """Yields (records, their file or data set) for each file of the split, or once for the Hub."""
         if self.files is None:
             where, config = self.task["hub"]
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
@@ -235,8 +240,11 @@ class SplitReader:
                 yield self.with_class_names(read_records(self.task, path), class_names(path)), str(path)
 
     def with_class_names(self, records: Iterable[dict], names: dict[str, list[str]]) -> Iterable[dict]:
-        """The records of own pairs with the names of classes in place of their numbers, as `names` has them by column;
-        unchanged if --labels gives a column's classes otherwise. -1, for no class, stays."""
+        """The records of own pairs with class names in place of class numbers; other tasks' records unchanged.
+
+        names: {column: its class names}. A column of which --labels names no class keeps its numbers, and so does -1,
+        which means no class.
+        """
         labels = self.task.get("labels", [])
         names = {column: of_column for column, of_column in names.items() if not labels or {*labels} & {*of_column}}
         if self.name != OWN or not names:
@@ -248,7 +256,7 @@ class SplitReader:
         return (record | {c: name(c, record[c]) for c in names if c in record} for record in records)
 
     def rows_of(self, record: dict, place: str) -> Iterator[dict]:
-        """The rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
+        """Yields the rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
         self.first = self.first or f"{place} has ({listed(record)})"
         for piece in pieces_of(self.task, record, place):
             renamed = piece | renamed_columns(piece, self.renamed)
@@ -260,19 +268,19 @@ class SplitReader:
                     yield picked
 
     def _is_left_out(self, row: dict, place: str) -> bool:
-        """Whether the row has one of the values that leave rows out; each is counted."""
-        found = []
+        """Whether the row meets a condition of skip_where or train_without; counts it under each that it meets."""
+        met = []
         for column, text in self.left_out:
             value = value_of(row, column)
             if value is MISSING:
                 raise no_column(place, column, row, "by which rows are left out")
             if is_written(value, text):
-                found.append((column, text))
-        self.left_out.update(found)
-        return bool(found)
+                met.append((column, text))
+        self.left_out.update(met)
+        return bool(met)
 
     def _picked(self, row: dict, place: str) -> dict:
-        """The task's columns of a row; only the answers of a test split may be missing."""
+        """The task's columns of a row, checked. Only the answers of a test split may be missing."""
         task, hidden = self.task, may_hide_answers(self.task, self.split)
         picked = dict(row) if "tokenize" in task else {}  # its function may read any column
         for column in columns_of(task):
@@ -297,12 +305,13 @@ class SplitReader:
 
 
 def lacks_value(value: object) -> bool:
-    """Whether a value, or an item of a list, is missing."""
+    """Whether a value is missing, or a list has a missing item."""
     return any(map(is_missing, as_list(value)))
 
 
 def is_written(value: object, text: str) -> bool:
-    """Whether a text says the value of a row: "0" is 0.0, "false" is False, "" is a missing value."""
+    """Whether `text`, the value of a condition such as skip_where's, means this value of a row: "0" means 0.0, "false"
+    False, "" a missing or empty value."""
     if lacks_value(value) or text == "":
         return text == "" and (lacks_value(value) or value == "")
     if text.lower() in ("true", "false"):
@@ -314,8 +323,11 @@ def is_written(value: object, text: str) -> bool:
 
 
 def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:
-    """The value of a column. UserError if it is missing or empty, or holds a record, a list or bytes, whose text would
-    be Python's. renamed: {column: its name in the source}, as an entry's `file_columns`."""
+    """The value of a column, or its list of values. UserError if it is missing or empty, or if a value is a record, a
+    list or bytes, which have no text but Python's notation.
+
+    renamed: {column: its name in the source}, as an entry's `file_columns`. why: what the message says of the need.
+    """
     value = value_of(row, column)
     if value is MISSING:
         names = as_list(renamed.get(column, column))
@@ -329,7 +341,8 @@ def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -
 
 
 def single_answer(value: object, column: str, place: str) -> object:
-    """The item of a list of one, as labelling tools write it; any other value unchanged. UserError for several."""
+    """The only item of a list, as labelling tools write a label; any other value unchanged. UserError for several
+    items."""
     if not isinstance(value, list | tuple) or not value:
         return value
     if len(value) > 1:
@@ -342,7 +355,8 @@ def single_answer(value: object, column: str, place: str) -> object:
 
 
 def no_column(place: str, column: str, row: dict, why: str) -> UserError:
-    """The error of a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A, B"."""
+    """The error to raise for a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A,
+    B"."""
     names = [quoted(str(name)) for name in row]
     near = did_you_mean(column, names)
     header = "; line 1 of the file is its header" if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes} else ""
@@ -350,8 +364,8 @@ def no_column(place: str, column: str, row: dict, why: str) -> UserError:
 
 
 def pieces_of(task: dict, record: dict, place: str) -> Iterator[dict]:
-    """The record; the rows in it if the entry has `records`; or of a task on running text, a row for each sentence-like
-    piece of its column text."""
+    """The rows of a record: those nested in it if the entry has `records`; for a task on running text, one for each
+    sentence-like piece of its column text; else the record itself."""
     if is_text_corpus(task) and isinstance(record.get("text"), str):
         return (record | {"text": piece} for piece in cut_sentences(record["text"], task["max_piece_length"]))
     return nested_rows(record, task["records"].split("."), place) if task.get("records") else iter([record])
@@ -362,13 +376,13 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
     {"a": 1, "c": 2}. * stands for any name: {"x": {"c": 2}}, ["*"] -> {"c": 2}. UserError if there are none."""
     first, *rest = path
     if first != "*" and first not in record:
-        there = list(map(str, record))
+        fields = list(map(str, record))
         raise UserError(
-            f"{place}: no field {first}{did_you_mean(first, there)} that holds records; available: {listed(there)}"
+            f"{place}: no field {first}{did_you_mean(first, fields)} that holds records; available: {listed(fields)}"
         )
     outer = {} if first == "*" else {name: value for name, value in record.items() if name != first}
     inner = record if first == "*" else record[first]
-    if first != "*" and rest and isinstance(inner, dict) and rest[0] in inner:  # one record, not records by their names
+    if first != "*" and rest and isinstance(inner, dict) and rest[0] in inner:  # a single record, not {name: record}
         inner = [inner]
     for row in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else [inner]:
         if not isinstance(row, dict):
@@ -377,18 +391,20 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
 
 
 def renamed_columns(row: dict, names: dict) -> dict:
-    """{column: the row's value under the source's name}; for several names the list of values that are not empty."""
-    found = {}
-    for column, there in names.items():
-        values = [value_of(row, name) for name in as_list(there)]
+    """{column: the row's value under its name in the source}, without columns that the row lacks. names: {column: name
+    in the source, or a list of names}, which gives the list of all their values that are not empty."""
+    renamed = {}
+    for column, source in names.items():
+        values = [value_of(row, name) for name in as_list(source)]
         if MISSING not in values:
             several = [text for value in values for text in as_list(value) if not (is_missing(text) or text == "")]
-            found[column] = several if isinstance(there, list) else values[0]
-    return found
+            renamed[column] = several if isinstance(source, list) else values[0]
+    return renamed
 
 
 def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
-    """What the entry's function makes of a row. UserError with the place of what it cannot read."""
+    """The row, or list of rows, that the entry's `preprocess` makes of a row. UserError, with the place, if it cannot
+    read the row or returns anything else."""
     function, name = preprocess_of(task)
     try:
         made = function(row)
@@ -404,10 +420,10 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
 
 
 def value_of(row: dict, column: str | int) -> object:
-    """The value of a column, or MISSING; a dotted name descends, also through a list of records.
+    """The value of a column, or MISSING; a dotted name descends into records, and through lists of them.
 
-    ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], as from {"answers": [{"text": "a"}]}, and lists within it
-    are one list.
+    ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], and so does {"answers": [{"text": "a"}]}. Lists in a list
+    of records are joined to one.
     """
     if column in row or not isinstance(column, str):
         return row.get(column, MISSING)
@@ -421,12 +437,13 @@ def value_of(row: dict, column: str | int) -> object:
 
 # ---------------------------------------------------------------- --streaming
 def is_text_corpus(task: dict) -> bool:
-    """Whether the rows of the task are pieces of running text, made of any plain text."""
+    """Whether the task's rows are pieces of running text, cut from documents."""
     return bool(task.get("max_piece_length"))
 
 
 def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
-    """The corpus of the training rows, which is not read yet. UserError if there is none."""
+    """The corpus of the training rows, of which none is read yet. UserError if there are no training files, or files
+    whose lines belong together."""
     files = files_of_split(name, task, args, "train")
     if isinstance(files, dict):
         raise UserError(
@@ -442,7 +459,8 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
 
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
-    """The rows of a text corpus's first documents, to evaluate on; the corpus begins after them."""
+    """The rows of a text corpus's first documents, to evaluate on: --max_eval_samples or HELD_OUT of them, up to the
+    end of a document. Training then begins after these documents."""
     rows_of = row_splitter(name, task, args, "validation", corpus)
     held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
     return [row for record in held_out for row in rows_of(record)]
@@ -451,7 +469,7 @@ def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) ->
 def row_splitter(
     name: str, task: dict, args: TaskArguments, split: str = "train", corpus: Corpus | None = None
 ) -> Callable[[dict], list[dict]]:
-    """The function that makes a split's rows from a record of the corpus, which tells its place."""
+    """The function from a record of the corpus to a split's rows. corpus: gives the record's place, for errors."""
     reader = SplitReader(name, task, args, split, files_of="train")
     names = classes_of(getattr(corpus, "dataset", None))
     for path in reader.files or []:

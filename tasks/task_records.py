@@ -1,8 +1,8 @@
-"""`task.json` of a fine-tuned model: the flags that decided the numbers of its evaluation, repeated by evaluate_t5.py.
+"""`task.json` of a fine-tuned model: the flags that decide its evaluation, with which evaluate_t5.py repeats it.
 
     {"benchmark": "glue", "dataset_name": "cola", "data_dir": "/data/glue", "max_source_length": 64, "bf16": false, ...}
 
-Every checkpoint and export has it; uploads leave it out, since its paths, which are absolute, are of one machine.
+Every checkpoint and export has it; uploads leave it out, since its absolute paths belong to one machine.
 """
 
 import json
@@ -20,14 +20,14 @@ from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import compressed
 from tasks.registry import as_list
 
-# Where the rows are: used from the record all together or not at all. The first ones are paths.
+# The flags that say where the rows are: taken from the record all together or not at all.
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
 _OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
 _OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where")
 _OWN_PAIRS += ("preference", "rejected_column", "desirable_column", "preference_beta", "simpo_gamma")
-# {flags of the run: their types}; those of the task have theirs in TaskArguments.
+# {flag of the run: its type}; TaskArguments has the types of a task's flags.
 _RUN_FLAGS = {"bf16": bool, "bf16_full_eval": bool, "predict_with_generate": bool}
 _GENERATION = {"predict_with_generate": bool, "generation_num_beams": int, "generation_max_length": int}
 _RUN_FLAGS |= _GENERATION
@@ -37,10 +37,10 @@ FUNCTIONS = "functions"  # {task: {field of its entry: where its function comes 
 
 
 def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
-    """The flags of a fine-tuning that are set and decide its evaluation.
+    """{flag: value}: those set flags of a fine-tuning that decide its evaluation, with absolute paths.
 
     groups: the parsed dataclasses. generates: whether any task is evaluated by generated texts. holds_out: whether
-    validation rows are taken from the training rows, where no others are named.
+    validation rows are taken from the training rows if --validation_file names none.
     """
     flags = {name: value for group in groups for name, value in vars(group).items()}
     evaluates_training_rows = not flags["validation_file"] and (flags["streaming"] or holds_out)
@@ -57,7 +57,8 @@ def _absolute(paths: str | list[str]) -> str | list[str]:
 
 
 def read_record(folder: str) -> dict:
-    """The record of a model's folder; {} if it has none. UserError if it cannot be read."""
+    """The content of task.json in a model's folder; {} if there is none. UserError if it is damaged or has a value that
+    its flag does not take."""
     path = Path(folder) / TASK_RECORD
     if not path.is_file():
         return {}
@@ -98,14 +99,14 @@ def _is_of(value: typing.Any, wanted: typing.Any) -> bool:
 
 
 def recorded_fields(folder: str, name: str) -> dict:
-    """Fields of a task's entry that the record knows: {"numbers": {"step": 0.01, "least": 0, "most": 1}}, or {}."""
+    """The fields that task.json adds to a task's entry: {"numbers": {"step": 0.01, "least": 0, "most": 1}}, or {}."""
     numbers = read_record(folder).get(NUMBERS, {}).get(name.replace("/", "_"))
     return {"numbers": numbers} if numbers else {}
 
 
 def check_functions(folder: str, name: str, now: dict[str, str]) -> None:
-    """UserError if the entry of a recorded task lacks a function that it had in training; a line if one comes from
-    another place. now: as `functions_of` of tasks/registry.py finds them."""
+    """UserError if the entry of a recorded task lacks a function that it had in training; prints a line if a function
+    now comes from another place. now: what `functions_of` of tasks/registry.py returns for the entry."""
     recorded = read_record(folder).get(FUNCTIONS, {}).get(name.replace("/", "_"), {})
     for field, place in recorded.items():
         if field not in now:
@@ -118,10 +119,11 @@ def check_functions(folder: str, name: str, now: dict[str, str]) -> None:
 
 
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
-    """{flag: value} that the record adds to the flags `given`; {} if those name a task that was not recorded.
+    """{flag: value} that task.json adds to the flags `given`; {} if those name a task that is not in it.
 
-    values: of all flags. The flags that say where the rows are come together or not at all, and --max_eval_samples for
-    the evaluation splits only. UserError if the recorded files are gone.
+    values: {flag: value} of all flags, given or not. If a flag that says where the rows are is given, no such flag is
+    taken from the record; nor is --max_eval_samples with --split or --do_predict. UserError if the recorded files, or
+    the entry of a task with functions of its own, are gone.
     """
     record = read_record(folder)
     recorded = set(comma_words(record.get("dataset_name", "")))
@@ -138,9 +140,9 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
         return {}
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
     if names and OWN not in names:
-        left_out |= {*_OWN_PAIRS, *_PLACES[1:]}  # of the pairs beside the tasks asked for
+        left_out |= {*_OWN_PAIRS, *_PLACES[1:]}  # describe own pairs, which are not asked for
     if names == {OWN}:
-        left_out.add("data_dir")  # of the tasks beside the pairs
+        left_out.add("data_dir")  # of other tasks, which are not asked for
     if values["split"] or values["do_predict"]:
         left_out.add("max_eval_samples")
     flags = {name: record[name] for name in _FLAGS if name in record and name not in left_out}
@@ -154,6 +156,6 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
 
 
 def recorded_lengths(folder: str, benchmark: str, name: str, given: Collection[str]) -> dict:
-    """The lengths that the record of one task's checkpoint adds to the flags `given`."""
+    """{flag: value} of LENGTHS that task.json of one task's checkpoint adds to the flags `given`."""
     values = dict(benchmark=benchmark, dataset_name=name, split=None, do_predict=False)
     return recorded_flags(folder, values, set(_FLAGS) - set(LENGTHS) | set(given))

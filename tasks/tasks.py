@@ -1,6 +1,6 @@
-"""The tasks that a user named, from their entries to the numbers of an evaluation.
+"""The tasks that the flags name, from their entries in DATASET_VALS to the data sets and metrics of a training.
 
-tasks = Tasks.of_flags(task_args)               # entries and metrics; nothing is read
+tasks = Tasks.of_flags(task_args)               # entries and metrics; no row is read
 data = TaskData(tasks, tokenizer, training_args)   # rows and their tokens, or a stream of them
 T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tasks=data.judged, ...)
 """
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 class Task:
-    """One task of those that the flags name: its entry in DATASET_VALS and the flags for it. UserError for a wrong
+    """One of the tasks that the flags name: its entry in DATASET_VALS and the flags for it. UserError for a wrong
     entry.
 
-    is_one_of_several: whether the names of its metrics begin with its own. recorded: fields of the entry that only
-    task.json knows, of a model that is evaluated. functions: {field: where its function comes from}.
+    is_one_of_several: the names of its metrics then begin with its own. recorded: fields for the entry from task.json
+    of the evaluated model. functions: {field of the entry: where its function comes from}.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class Task:
         entry = registry.plain_entry(entry) | (recorded or {})
         registry.check_entry(name, entry)
         check_metrics(name, entry)
-        benchmark, slash, _ = name.rpartition("/")  # of a task of another benchmark
+        benchmark, slash, _ = name.rpartition("/")  # a task of another benchmark than --benchmark is BENCHMARK/NAME
         self.name, self.entry, self.is_one_of_several = name.replace("/", "_"), entry, is_one_of_several
         self.args = dataclasses.replace(args, benchmark=benchmark) if slash else args
 
     def open_stream(self) -> Corpus:
-        """The training rows of `--streaming`, of which none is read yet."""
+        """The corpus of the training rows with --streaming; no row is read yet."""
         return open_corpus(self.name, self.entry, self.args)
 
     def read(self, splits: list[str], corpus: Corpus | None = None) -> dict[str, list[dict]]:
-        """{split: all its rows}; of a streamed text without validation file the first documents are held out.
-        UserError if a condition of --skip_rows_where leaves out no row.
+        """{split: all its rows}. A streamed text without --validation_file is evaluated on its first documents.
 
-        corpus: of the training rows, if they are streamed, which then begins behind them.
+        corpus: that of streamed training rows; it then begins after those documents. UserError if the training rows and
+        others are read, and no row meets a condition of --skip_rows_where.
         """
         holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
         if holds_out and corpus is None:
@@ -95,7 +95,7 @@ class Task:
         return rows
 
     def label(self, split: str) -> str:
-        """What the names of a split's metrics begin with, after "eval_": "", "cola", "validation_matched" or
+        """What the names of a split's metrics begin with after "eval_": "", "cola", "validation_matched" or
         "mnli_validation_matched"."""
         task = [self.name] if self.is_one_of_several else []
         part = [split] if [split] != registry.eval_splits(self.entry) else []
@@ -105,9 +105,9 @@ class Task:
 class LoadedTask(Task):
     """A task with its rows and their tokens.
 
-    rows: {split: rows, limited to --max_train_samples and --max_eval_samples}; data: {split: their tokens}; examples:
-    {split: number of rows before any limit}. corpus: of the training rows, if they are streamed. The entry of a task of
-    numbers gets their step and range from the training rows, or from the others where those are not read.
+    rows: {split: its rows}, of which at most --max_train_samples or --max_eval_samples are kept; data: {split: their
+    tokens}; examples: {split: number of rows before this limit}. corpus: that of streamed training rows. The entry of a
+    task of numbers gets step and range from the training rows, or else from the first split that has targets.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class LoadedTask(Task):
                 numbers = registry.found_numbers(row[target] for row in rows[known[0]])
                 self.entry = self.entry | {"numbers": numbers}
         self.rows, self.data, plain = {}, {}, self.entry
-        self.examples = {split: len(found) for split, found in rows.items()}
-        for split, found in rows.items():
+        self.examples = {split: len(all_rows) for split, all_rows in rows.items()}
+        for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            of_split = examples.without_end_tokens(plain, tokenizer, found[:limit], self._place(split))
+            of_split = examples.without_end_tokens(plain, tokenizer, all_rows[:limit], self._place(split))
             self.entry, of_split = registry.with_other_answers(plain, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
@@ -141,34 +141,34 @@ class LoadedTask(Task):
                 if missing:
                     first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
                     print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
-            self._tell_letters_lost_by_rouge(split)
+            self._warn_about_rouge(split)
 
     def _place(self, split: str) -> str:
-        """What messages about a split begin with."""
+        """The beginning of messages about a split."""
         return f"task {self.name}, {split}"
 
-    def _tell_letters_lost_by_rouge(self, split: str) -> None:
-        """Prints that ROUGE means little where most letters of the targets are none to rouge_score's tokenizer."""
+    def _warn_about_rouge(self, split: str) -> None:
+        """Prints a line if ROUGE means little: if rouge_score's tokenizer drops most letters of the targets."""
         rouge = [metric for metric in self.entry["metrics"] if metric.startswith("rouge")]
         if rouge and split in registry.eval_splits(self.entry):
             texts = (registry.target_text(self.name, self.entry, row) for row in self.rows[split])
             letters = [letter for text in texts for letter in text if letter.isalpha()]
             lost = sum(not letter.isascii() for letter in letters)
             if lost > len(letters) / 2:
-                share = f"{100 * lost / len(letters):.0f} % of the targets' letters are others"
+                others = f"{100 * lost / len(letters):.0f} % of the targets' letters are others"
                 print_once(
                     f"{self._place(split)}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
-                    f"{share}: name other --metrics, the first of which chooses the best model"
+                    f"{others}: name other --metrics, the first of which chooses the best model"
                 )
 
     def _tokens(self, split: str) -> "Dataset":
-        """The tokens of the rows, kept in `--data_cache_dir` under a key of everything that decides them."""
+        """The tokens of a split's rows, cached in --data_cache_dir under a hash of everything that decides them."""
         import datasets
 
         entry, args, rows = self.entry, self.args, self.rows[split]
         lengths = examples.max_lengths(entry, split)
         tokenize = examples.build_tokenize_function(self.name, entry, self.tokenizer, *lengths)
-        if "tokenize" in entry:  # no key holds what its function does
+        if "tokenize" in entry:  # no hash tells what a function does, so its tokens are not cached
             made = tokenize({column: [row[column] for row in rows] for column in rows[0]})
             data = datasets.Dataset.from_dict(made)
             data._fingerprint = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:24]
@@ -176,21 +176,22 @@ class LoadedTask(Task):
         columns = [*entry["inputs"].values(), entry["target"], entry.get("rejected"), entry.get("desirable")]
         columns = [column for column in columns if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
-        # None stands for a removed field: keys, and so the fingerprints in run.json, stay those of earlier runs.
+        # The None at the end stands for a removed field: so keys, and fingerprints in run.json, equal those of earlier
+        # versions. For the same reason further values are added below only where they differ from what was usual.
         texts = [*(entry.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         kinds = ({type(item) for value in column for item in registry.as_list(value)} for column in values.values())
-        if any(len(of_column) > 1 for of_column in kinds):  # earlier caches have 1.0 for 1
+        if any(len(of_column) > 1 for of_column in kinds):  # caches of earlier versions have 1.0 for 1 in such columns
             decisive.append("as texts")
         step = entry.get("numbers", {}).get("step")
-        if step not in (None, 0.2):  # earlier caches have STS-B's step
+        if step not in (None, 0.2):  # earlier versions rounded all numbers to STS-B's step
             decisive.append(step)
         if "preference" in entry:
             decisive.append([entry.get("rejected"), entry.get("desirable")])
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
         def build(folder: Path) -> None:
-            # As texts: Arrow would make 3 a 3.0 beside a 2.5, and refuse a text beside a number or a list.
+            # All values become texts: Arrow would store 3 as 3.0 in a column with a 2.5, and refuse mixed types.
             written = {name: [[str(item) for item in registry.as_list(row[name])] for row in rows] for name in columns}
             if entry["target"] in written:
                 written[entry["target"]] = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
@@ -205,7 +206,7 @@ class LoadedTask(Task):
                 desc=f"tokenising {self.name} {split}",
             )
             shown = datasets.is_progress_bar_enabled()
-            datasets.disable_progress_bars()  # of saving, which takes no time
+            datasets.disable_progress_bars()  # no bar for saving, which takes no time
             tokenised.save_to_disk(folder / "rows")
             if shown:
                 datasets.enable_progress_bars()
@@ -215,7 +216,7 @@ class LoadedTask(Task):
         return datasets.load_from_disk(folder / "rows")
 
     def stream(self, args: T5TrainingArguments) -> StreamDataset:
-        """Training rows {"input_ids", "attention_mask", "labels"}, cut and with one EOS."""
+        """The streamed training rows {"input_ids", "attention_mask", "labels"}, cut and with EOS."""
         lengths = examples.max_lengths(self.entry, "train")
         tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, *lengths)
 
@@ -229,7 +230,7 @@ class LoadedTask(Task):
         return StreamDataset.of_run([(self.corpus, units)], make_examples, args, size, description=described)
 
     def judge(self, split: str, with_generate: bool) -> examples.EvaluationTask:
-        """How the answers to a split are found and scored. with_generate: decode also where labels could be scored."""
+        """How the answers to a split are found and scored. with_generate: generate texts even for a task of classes."""
         labels = examples.class_label_ids(self.entry, self.tokenizer)
         length = examples.answer_length(self.entry, labels)
         generated = with_generate or labels is None
@@ -241,26 +242,25 @@ class LoadedTask(Task):
 
 
 def count_unknown(tasks: Iterable[LoadedTask], name: Callable[[Task, str], str]) -> Unknown:
-    """The <unk> in all rows; name: how a split of a task is called in the plan."""
-    found = [
+    """The <unk> in the rows of all tasks. name: the function from (task, split) to its name in the plan."""
+    of_tasks = [
         unknown_in_rows(task.tokenizer, {name(task, split): rows for split, rows in task.data.items()})
         for task in tasks
     ]
-    shares = {split: share for unknown in found for split, share in unknown.shares.items()}
-    rows = {split: count for unknown in found for split, count in unknown.rows.items()}
+    shares = {split: share for unknown in of_tasks for split, share in unknown.shares.items()}
+    rows = {split: count for unknown in of_tasks for split, count in unknown.rows.items()}
     return Unknown(shares, rows)
 
 
 class Tasks:
-    """The task or the mixture of tasks that the flags name, with its metrics; TaskData has the rows. Iterating gives
-    each Task."""
+    """The task or tasks that the flags name, with their metrics; TaskData has their rows. Iterates over the Tasks."""
 
     def __init__(self, tasks: list[Task]):
         self.tasks, self.args = tasks, tasks[0].args
 
     @classmethod
     def of_flags(cls, args: TaskArguments) -> "Tasks":
-        """The tasks that the flags name, checked."""
+        """The tasks that the flags name. UserError for an unknown task or a wrong entry."""
         entries = check_tasks(args)
         return cls([Task(name, entry, args, len(entries) > 1) for name, entry in entries.items()])
 
@@ -277,7 +277,7 @@ class Tasks:
 
     @property
     def metric_names(self) -> dict[str, str]:
-        """{name of each number of an evaluation, without "eval_": the metric that it is}."""
+        """{name of a result of an evaluation, without "eval_": its metric}."""
         names = {}
         for task in self:
             own = registry.metric_names(task.entry)
@@ -286,13 +286,12 @@ class Tasks:
 
     @property
     def averages(self) -> bool:
-        """Whether the mean of the tasks' main metrics says something: they are several, all of them better in the same
-        direction."""
+        """Whether the mean of the main metrics is reported: if there are several, all better in the same direction."""
         return len(self) > 1 and len({is_greater_better(task.entry["metrics"][0]) for task in self}) == 1
 
     def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:
-        """Tokens that a source and a target may have, of all tasks; of answers that are compared, both together.
-        tokenizer: None where it is still to be trained; labels then count as long as the entry allows."""
+        """(source, target): the most tokens that each may have in any task; with a preference a target is two answers.
+        tokenizer: None if it is still to be trained; class labels then count as the entry's `max_target_length`."""
         lengths = [task.entry["max_target_length"] for task in self]
         if tokenizer is not None:
             labels = [examples.class_label_ids(task.entry, tokenizer) for task in self]
@@ -301,8 +300,9 @@ class Tasks:
         return max(task.entry["max_source_length"] for task in self), answers * max(lengths)
 
     def flags(self, args: FineTuningArguments) -> dict:
-        """The training flags that follow from the tasks: which metric chooses the best checkpoint, and which way it is
-        better. UserError for flags that exclude several tasks, and for a metric of which the direction is unknown."""
+        """{training flag: value} that follows from the tasks: which metric chooses the best checkpoint, which way it is
+        better, and whether to generate. UserError for flags that do not go with these tasks, and for a metric whose
+        direction is unknown."""
         if len(self) > 1 and self.args.streaming:
             raise UserError(f"--streaming needs one task, and --dataset_name names {len(self)}. Name one of them")
         if len(self) > 1 or self.args.span_corruption_file:
@@ -321,7 +321,7 @@ class Tasks:
         metric = metric.removeprefix("eval_")
         greater = args.greater_is_better
         if "greater_is_better" not in args.given:
-            is_mean = metric == "average"  # whose parts are all better in the same direction
+            is_mean = metric == "average"  # of metrics that are all better in the same direction
             greater = is_greater_better(self.tasks[0].entry["metrics"][0] if is_mean else self.metric_names[metric])
         if greater is None:
             raise UserError(
@@ -338,7 +338,7 @@ class Tasks:
 
     @property
     def preference(self) -> Preference | None:
-        """How the answers of the rows are compared, if they are."""
+        """The loss that compares the answers of a row; None if rows have one answer."""
         return next((Preference(**task.entry["preference"]) for task in self if "preference" in task.entry), None)
 
     @property
@@ -348,8 +348,8 @@ class Tasks:
 
     @property
     def dropout(self) -> float | None:
-        """Of the job, unless a flag says one; None: the checkpoint's. The reference has none: with dropout its
-        log-probabilities would be those of another model, and the reward of an unchanged one not 0."""
+        """The dropout rate if no flag gives one: 0 with a preference; None: the checkpoint's. The reference runs
+        without dropout, so with dropout even a model equal to it would have rewards other than 0."""
         return 0.0 if self.preference else None
 
     def _check_preference(self, args: FineTuningArguments) -> None:
@@ -359,7 +359,7 @@ class Tasks:
         name = f"--preference {self.preference.kind}"
         if len(self) > 1 or self.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
-        alone = f"not with {name}, whose loss is of whole answers, two in a row: leave it out"
+        alone = f"not with {name}, whose loss needs two whole answers of each row: leave it out"
         refuse(args, "teacher packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
         if self.preference.has_reference:
             known = "needs the reference's log-probabilities of all rows before training"
@@ -371,7 +371,7 @@ class Tasks:
                 )
 
     def job(self, has_checkpoint: bool) -> str:
-        """The key of TRAINING_DEFAULTS for these tasks. UserError for preferences without a checkpoint."""
+        """The key of TRAINING_DEFAULTS for these tasks. UserError for a preference without a checkpoint."""
         if self.preference is None:
             return "fine-tuning a checkpoint" if has_checkpoint else "fine-tuning from scratch"
         if not has_checkpoint:
@@ -382,7 +382,8 @@ class Tasks:
         return "learning preferences"
 
     def training_texts(self) -> list[str]:
-        """The sources and targets of all training rows, from which a tokenizer is trained where none is named."""
+        """The sources and targets of all training rows, for a tokenizer that is trained on them. UserError with
+        --streaming."""
         if self.args.streaming:
             raise UserError(
                 "--streaming: a model from scratch needs a tokenizer, and the rows are not read beforehand. Train one "
@@ -397,29 +398,29 @@ class Tasks:
 
     @property
     def summarise(self) -> Callable[[dict], dict] | None:
-        """Of several tasks: the function of all metrics that gives the mean of the main ones as "eval_average".
-        Percentages (bleu) are divided by 100, so that each task weighs the same."""
+        """The function from all metrics of an evaluation to {"eval_average": mean of the tasks' main metrics}; None if
+        `averages` is False. Percentages (bleu) are divided by 100, so that all tasks have the same weight."""
         names = {f"eval_{task.name}_{registry.main_metric(task.entry)}": task.entry["metrics"][0] for task in self}
 
         def average(metrics: dict[str, float]) -> dict[str, float]:
-            shares = [metrics[name] / scale_of(metric) for name, metric in names.items()]
-            return {"eval_average": float(np.mean(shares))}
+            values = [metrics[name] / scale_of(metric) for name, metric in names.items()]
+            return {"eval_average": float(np.mean(values))}
 
         return average if self.averages else None
 
 
 class TaskData:
-    """The rows of the tasks, read and tokenised; with --streaming, training rows are only found.
+    """The rows of the tasks, read and tokenised; with --streaming, training rows are read while the model trains.
 
-    train: a table of tokenised rows, a Mixture or a stream. validation: the data set, or the data sets by name. judged:
-    {name: EvaluationTask}, in the same order. unknown: the <unk> in all rows.
+    train: a table of tokenised rows, a Mixture or a stream. validation: a data set, or {name: data set} if there are
+    several. judged: {name: EvaluationTask}, in the same order. unknown: the <unk> in all rows.
     """
 
     tokens_per_example = None  # rows have different lengths
 
     def __init__(self, tasks: Tasks, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments):
         self.named, self.args, self.training_args, self.tokenizer = tasks, tasks.args, args, tokenizer
-        read = []  # all are read before the long work
+        read = []  # the rows of all tasks are read before any is tokenised, so that a mistake shows at once
         for task in tasks:
             if task.name == OWN:
                 length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, tokenizer))
@@ -440,9 +441,9 @@ class TaskData:
         for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
         if getattr(args, "teacher_top_k", 0):
-            said = teach({task.name: task.data["train"] for task in self.tasks}, args, self.args)
+            taught = teach({task.name: task.data["train"] for task in self.tasks}, args, self.args)
             for task in self.tasks:
-                task.data["train"] = said[task.name]
+                task.data["train"] = taught[task.name]
         self.preference = tasks.preference
         self.train = self._training_data()
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
@@ -470,13 +471,14 @@ class TaskData:
         return Mixture(parts, rates, round(rows / (1 - share))) if len(parts) > 1 else parts[first.name]
 
     def resume(self, checkpoint: str | None) -> None:
-        """Lets a stream continue where the checkpoint was written; other data are resumed by their order."""
+        """Lets a stream continue where it was when the checkpoint was written; other data sets need nothing, since the
+        sampler decides where they continue."""
         if self.args.streaming and checkpoint:
             self.train.resume(checkpoint)
 
     @property
     def generation_length(self) -> int:
-        """Tokens that `generate` may write in answer to any of them, without its start token."""
+        """The most tokens that `generate` may write in answer to any task, without the start token."""
         return max(task.max_length for task in self.judged.values()) - 1
 
     # ------------------------------------------------------------ for the plan and run.json
@@ -488,7 +490,7 @@ class TaskData:
 
     @property
     def documents(self) -> dict[str, int]:
-        """{split, or of several tasks task/split: number of rows before any limit}."""
+        """{split, or task/split if there are several tasks: number of rows before any limit}."""
         return self._by_name(lambda task: task.examples)
 
     @property
@@ -504,7 +506,7 @@ class TaskData:
         return flops_per_sequence(config, source_length, target_length)
 
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-        """Hashes of each data set, named as in `documents`, of all that is trained on ("train"), of the tokenizer."""
+        """Hashes of each data set, named as in `documents`, of all training data ("train") and of the tokenizer."""
         prints = self._by_name(lambda task: {split: rows._fingerprint for split, rows in task.data.items()})
         corpus = self.tasks[0].corpus
         prints["train"] = self.train._fingerprint if corpus is None else corpus.fingerprint
@@ -532,44 +534,44 @@ class TaskData:
         }
 
     def _metrics(self) -> str:
-        """ "f1 (of the class equivalent), accuracy from generated texts; largest f1 is best"."""
+        """For the plan: "f1 (of the class equivalent), accuracy from generated texts; largest f1 is best"."""
         args = self.training_args
         scored = "teacher-forced scoring (the label that greedy decoding would write)"
-        told = [", ".join(map(partial(_described, task.entry), task.entry["metrics"])) for task in self.tasks]
+        parts = [", ".join(map(partial(_described, task.entry), task.entry["metrics"])) for task in self.tasks]
         if len(self.tasks) == 1:
-            told[0] += f" from {'generated texts' if args.predict_with_generate else scored}"
+            parts[0] += f" from {'generated texts' if args.predict_with_generate else scored}"
         else:
-            told = [f"{task.name} {text}" for task, text in zip(self.tasks, told, strict=True)]
+            parts = [f"{task.name} {text}" for task, text in zip(self.tasks, parts, strict=True)]
         best = args.metric_for_best_model.removeprefix("eval_")
         best = "mean of each task's first metric" if best == "average" else best
-        return "; ".join([*told, f"{'largest' if args.greater_is_better else 'smallest'} {best} is best"])
+        return "; ".join([*parts, f"{'largest' if args.greater_is_better else 'smallest'} {best} is best"])
 
     def _compared(self) -> str:
-        """What the preference compares with what."""
+        """For the plan: which answers the preference compares, and how."""
         entry, preference = self.tasks[0].entry, self.preference
-        told = f"{preference.kind}, beta {preference.beta:g}: "
+        text = f"{preference.kind}, beta {preference.beta:g}: "
         if preference.is_unpaired:
-            told += f"{entry['target']} is good or bad, as {entry['desirable']} says"
+            text += f"{entry['target']} is good or bad, as {entry['desirable']} says"
         else:
-            told += f"{entry['target']} is better than {entry['rejected']}"
+            text += f"{entry['target']} is better than {entry['rejected']}"
         if preference.has_reference:
-            return f"{told}; log-probabilities are compared with those of the starting weights, computed once"
-        return f"{told}; mean log-probabilities of a token, without a reference, gamma {preference.gamma:g}"
+            return f"{text}; log-probabilities are compared with those of the starting weights, computed once"
+        return f"{text}; mean log-probabilities of a token, without a reference, gamma {preference.gamma:g}"
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
-        """{split: the share of its rows that are cut}: "12% of the sources at 512 tokens". It includes the few rows
-        that have exactly the maximum length. Training rows of a stream are not known."""
-        found = {}
+        """{split: "12% of the sources at 512 tokens"}: how many of its rows are cut, if at least 0.5 %. Rows of exactly
+        the maximum length count too. The training rows of a stream are not known."""
+        cut = {}
         for split, rows in task.data.items():
             most = dict(zip(("input_ids", "labels"), examples.max_lengths(task.entry, split), strict=True))
             for column, name in {"input_ids": "sources", "labels": "targets"}.items():
                 share = float(np.mean(row_lengths(rows, column) >= most[column])) if most[column] else 0.0
                 if share >= 0.005:
-                    found.setdefault(split, []).append(f"{share:.0%} of the {name} at {most[column]} tokens")
-        return {split: ", ".join(texts) for split, texts in found.items()}
+                    cut.setdefault(split, []).append(f"{share:.0%} of the {name} at {most[column]} tokens")
+        return {split: ", ".join(texts) for split, texts in cut.items()}
 
     def record(self) -> dict:
-        """The content of task.json, from which evaluate_t5.py repeats the numbers."""
+        """The content of task.json, with which evaluate_t5.py repeats the evaluation."""
         generates = any(task.predict_with_generate for task in self.judged.values())
         holds_out = any(task.entry.get("held_out") for task in self.tasks)
         flags = task_record(self.args, self.training_args, generates=generates, holds_out=holds_out)
@@ -579,13 +581,14 @@ class TaskData:
 
 
 def _described(entry: dict, metric: str) -> str:
-    """ "f1 (of the class equivalent)"; other metrics by their name alone."""
+    """A metric in the plan: "f1 (of the class equivalent)"; the name alone of metrics that are not of one class."""
     of_one_class = Path(metric).stem in ("f1", "precision", "recall") and registry.positive_label(entry)
     return f"{metric} (of the class {registry.positive_label(entry)})" if of_one_class else metric
 
 
 def _described_numbers(task: LoadedTask) -> str | None:
-    """ "step 0.01 between 0.02 and 0.98, from the train rows" of a task of numbers."""
+    """For the plan, of a task of numbers: "size rounded to 0.01, between 0.02 and 0.98 (from the train rows); an answer
+    that is no number counts as the worst of them". None for other tasks."""
     if (numbers := task.entry.get("numbers")) is None:
         return None
     least, most = (registry.number_text(numbers[end], None) for end in ("least", "most"))

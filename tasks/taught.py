@@ -1,9 +1,9 @@
-"""What a teacher says of training rows, found once: its likeliest tokens at each target token, cached on disk.
+"""A teacher's likeliest tokens at each target token of the training rows, computed once and cached on disk.
 
-    teach(tasks, args, data)            # adds "teacher_ids" [T * K] and "teacher_log_probs" [T * (K + 1)] to their rows
+    data = teach(data, args, task_args)     # adds "teacher_ids" [T * K] and "teacher_log_probs" [T * (K + 1)] to rows
 
 The last of K + 1 log-probabilities is that of all other tokens (modeling/distillation.py). The cache's key holds rows,
-weights of the teacher, K and temperature. A target token takes 8 (K + 1) bytes.
+weights of the teacher, K and temperature. A target token takes 8 K + 4 bytes.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def teach(data: "dict[str, Dataset]", args: FineTuningArguments, task_args: TaskArguments) -> "dict[str, Dataset]":
-    """The tables of rows by task, with what --teacher says of them; the teacher is gone from memory then."""
+    """{task: its rows}, as in `data`, with the teacher's columns. The teacher is in memory only during the call."""
     teacher = load_teacher(args)
     how = Distillation.of_flags(args, teacher)
     return {name: _taught(name, rows, teacher, how, task_args) for name, rows in data.items()}
@@ -61,7 +61,11 @@ def _taught(name: str, rows: "Dataset", teacher: PreTrainedModel, how: Distillat
 
 @torch.no_grad()
 def said(teacher: PreTrainedModel, how: Distillation, sources: list[list[int]], targets: list[list[int]]) -> dict:
-    """{"teacher_ids": of each row its likeliest tokens at each target token, "teacher_log_probs": theirs}."""
+    """{"teacher_ids": [T * K] int32 for each row, the teacher's K likeliest tokens at each target token,
+    "teacher_log_probs": [T * (K + 1)], their log-probabilities and that of all other tokens}.
+
+    sources, targets: token ids of the rows.
+    """
     padding, start, device = teacher.config.pad_token_id, teacher.config.decoder_start_token_id, teacher.device
     ids, labels, mask = (
         pad_sequence([torch.tensor(row) for row in part], True, fill).to(device)
@@ -69,13 +73,13 @@ def said(teacher: PreTrainedModel, how: Distillation, sources: list[list[int]], 
     )
     inputs = dict(input_ids=ids, attention_mask=mask, use_cache=False)
     states = head_inputs(teacher, inputs | {"decoder_input_ids": shift_right(labels, start, padding)})
-    found = []
+    chunks = []
     for part in states[labels.ne(IGNORE_INDEX)].split(CHUNK):
         log_probs = how.log_probs(part, output_head(teacher).weight)
         top = log_probs.topk(how.top_k)
-        found.append((top.indices, torch.cat([top.values, log_of_others(log_probs, top.indices)], dim=1)))
+        chunks.append((top.indices, torch.cat([top.values, log_of_others(log_probs, top.indices)], dim=1)))
     lengths = list(map(len, targets))
-    tokens, values = (torch.cat(parts).cpu().split(lengths) for parts in zip(*found, strict=True))
+    tokens, values = (torch.cat(parts).cpu().split(lengths) for parts in zip(*chunks, strict=True))
     return {
         "teacher_ids": [part.flatten().int().numpy() for part in tokens],
         "teacher_log_probs": [part.flatten().numpy() for part in values],

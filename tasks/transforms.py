@@ -1,10 +1,10 @@
-"""Functions of a row that an entry of DATASET_VALS may name as its `preprocess`, for what it cannot declare.
+"""Functions that an entry of DATASET_VALS may name as its `preprocess`, for what its other fields cannot express.
 
     TRANSFORMS["squad"]({"question": "Who?", ...})  -> the row with "Who ?", as T5 writes it
     TRANSFORMS["squad"]({"data": [...]})            -> all rows of SQuAD's own file, which is one nested record
 
-A function gets a row of the file or the Hub with its columns renamed, and returns one with the entry's columns, or a
-list of rows where one record holds several; it does not change its argument. T5's own functions are in
+A function gets a row of a file or of the Hub whose columns are renamed already. It returns a row with the entry's
+columns, or a list of rows where one record holds several, and does not change its argument. T5's own functions are in
 t5/data/preprocessors.py of its repository.
 """
 
@@ -24,20 +24,22 @@ _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
 # Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
 # (ß, æ, œ, þ, ð) do not change.
 _UNDECOMPOSED = str.maketrans("łŁđĐøØħĦŧŦıƀɨʉ", "lLdDoOhHtTibiu")
-# Below are signs that are part of a letter: nukta (7), the voicing marks of kana (8) and virama (9).
+# Marks of lower classes are part of a letter and stay: nukta (7), the voicing marks of kana (8) and virama (9).
 _LEAST_COMBINING_CLASS = 10
-# Romanian typed with Turkish letters, as on most computers until about 2007: cedilla instead of comma below.
+# Until about 2007 most computers wrote Romanian with Turkish letters: with a cedilla instead of a comma below.
 _ROMANIAN = str.maketrans("şŞţŢ", "șȘțȚ")
 
 
 # ---------------------------------------------------------------- question answering
 def pad_punctuation(text: str) -> str:
-    """T5's spaces around punctuation of ASCII, white space of ASCII as one: "(O2)  is?" -> "( O2 ) is ?"."""
+    """The text with spaces around ASCII punctuation, and ASCII white space as single spaces, as T5 writes SQuAD:
+    "(O2)  is?" -> "( O2 ) is ?"."""
     return _WHITE_SPACE.sub(" ", _PUNCTUATION.sub(r" \1 ", text)).strip(" ")
 
 
 def _squad(row: dict) -> dict | list[dict]:
-    """Question, context and answers with spaces around punctuation; of the official file a row for each question."""
+    """The row with spaces around the punctuation of question, context and answers; from the official file, a row for
+    each question."""
     if "data" in row:  # [{"paragraphs": [{"context", "qas": [{"question", "answers": [{"text"}]}]}]}]
         paragraphs = [paragraph for article in row["data"] for paragraph in article["paragraphs"]]
         return [_squad(question | {"context": p["context"]}) for p in paragraphs for question in p["qas"]]
@@ -48,8 +50,9 @@ def _squad(row: dict) -> dict | list[dict]:
 
 
 def _multirc(row: dict) -> dict | list[dict]:
-    """The texts without the HTML tags of their sentences: "<b>Sent 1: </b>A.<br>" -> "Sent 1: A. "; of the official
-    file, {"idx", "passage": {"text", "questions": [{"question", "idx", "answers"}]}}, a row for each answer."""
+    """The row without the HTML tags in its texts: "<b>Sent 1: </b>A.<br>" -> "Sent 1: A. "; from the
+    official file's record, {"idx", "passage": {"text", "questions": [{"question", "idx", "answers"}]}}, a row for each
+    answer."""
     if "passage" in row:
         rows, passage = [], row["passage"]
         for question in passage["questions"]:
@@ -63,11 +66,12 @@ def _multirc(row: dict) -> dict | list[dict]:
 
 
 def _record(row: dict) -> dict | list[dict]:
-    """The passage with its highlights as further sentences: 'He won.\\n@highlight\\nCup' -> 'He won. Cup'; the entities
-    separated by commas.
+    """The row with the highlights of its passage as further sentences and its entities separated by commas:
+    'He won.\\n@highlight\\nCup' -> 'He won. Cup', ["Ann", "Bob"] -> "Ann, Bob".
 
-    Of the official file, {"passage": {"text", "entities": [{"start", "end"}]}, "qas": [{"query", "answers"}]}, a row
-    for each query: `end` is the entity's last letter; entities and answers are sorted, without repeats.
+    From the official file's record, {"passage": {"text", "entities": [{"start", "end"}]}, "qas": [{"query",
+    "answers"}]}, a row for each query. `end` is the place of an entity's last letter; entities and answers are sorted,
+    without repeats.
     """
     if "qas" in row:
         text, rows = row["passage"]["text"], []
@@ -82,11 +86,12 @@ def _record(row: dict) -> dict | list[dict]:
 
 
 def _wsc(row: dict) -> dict:
-    """The text with its pronoun marked: "Tom asked if he may go." -> "Tom asked if *he* may go.".
+    """The row with its pronoun marked in the text: "Tom asked if he may go." -> "Tom asked if *he* may go.".
 
-    A mark that is followed by punctuation gets a space, as T5 writes it: "for him,"" -> "for *him* ,"". Where the word
-    at span2_index is not the pronoun (in one row of WSC it is the word before), the nearest one is. The candidate is
-    written as in the text: where the official file has "The knife", the Hub's wsc.fixed and T5 have "the knife".
+    A space separates the mark from punctuation, as T5 writes it: "for him," -> "for *him* ,". If the word at
+    span2_index does not hold the pronoun (in one row of WSC it is the word before), the nearest that does is marked.
+    The candidate is spelt as in the text: "the knife", as in the Hub's wsc.fixed and T5, not the official "The knife".
+    UserError if the pronoun is not in the text.
     """
     row = row | row["target"] if isinstance(row.get("target"), dict) else row
     words, index, pronoun = row["text"].split(" "), row["span2_index"], row["span2_text"]
@@ -98,20 +103,20 @@ def _wsc(row: dict) -> dict:
     before, after = holds.split(words[nearest], maxsplit=1)
     words[nearest] = f"{before}*{pronoun}*{' ' * bool(after)}{after}"
     if (candidate := row.get("span1_text", "")) not in row["text"]:
-        like_it = r"\s+".join(map(re.escape, candidate.rstrip(".").split()))
-        found = re.search(like_it, row["text"], re.IGNORECASE)
+        any_spelling = r"\s+".join(map(re.escape, candidate.rstrip(".").split()))
+        found = re.search(any_spelling, row["text"], re.IGNORECASE)
         row = row | {"span1_text": found.group() if found else candidate}
     return row | {"text": " ".join(words)}
 
 
 def _joined(items: list | str, separator: str) -> str:
-    """A list as one text; a text unchanged."""
+    """The items of a list as one text; a text unchanged."""
     return items if isinstance(items, str) else separator.join(map(str, items))
 
 
 # ---------------------------------------------------------------- writing
 def _web_nlg(row: dict) -> dict:
-    """GEM's rows: triples joined by "&&"; those for training have a target and no references."""
+    """GEM's row with its triples joined by "&&", and the target of a training row as its only reference."""
     references = row.get("references") or ([row["target"]] if "target" in row else [])
     return row | {"input": _joined(row["input"], " && "), "references": references}
 
@@ -122,21 +127,22 @@ def _rows_of_dictionary(row: dict) -> dict | list[dict]:
 
 
 def _wiki_split(row: dict) -> dict:
-    """The two sentences without the mark between them: "It rains . <::::> We stay ." -> "It rains . We stay ."."""
+    """The row whose simple sentences have no mark between them: "It rains . <::::> We stay ." -> "It rains . We stay
+    ."."""
     return row | {"simple": " ".join(row["simple"].replace("<::::>", " ").split())} if "simple" in row else row
 
 
 # ---------------------------------------------------------------- instructions
 def _alpaca(row: dict) -> dict:
-    """Instruction and input, where there is one, as `source`; the output as `target`."""
+    """The row with the instruction and, on a second line, its input, if any, as `source`; the output as `target`."""
     texts = [row["instruction"], "" if is_missing(row.get("input")) else row["input"]]
     return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row.get("output")}
 
 
 def _natural_instructions(row: dict, examples: int) -> list[dict]:
-    """A row for each instance in a task file of Super-NaturalInstructions: definition, so many of the positive
-    examples, and the input, as Tk-Instruct (Wang et al. 2022, arXiv 2204.07705) writes them but for its line breaks, of
-    which T5's tokenizers make spaces."""
+    """A row for each instance in a task file of Super-NaturalInstructions: the definition, the first `examples`
+    positive examples and the input, as Tk-Instruct (Wang et al. 2022, arXiv 2204.07705) writes them, but with spaces
+    for its line breaks, as T5's tokenizers read them."""
     begin = [f"Definition: {_with_stop(_joined(row['Definition'], ' '))}"]
     for number, example in enumerate(row.get("Positive Examples", [])[:examples], start=1):
         output = _with_stop(_joined(example["output"], " "))
@@ -149,20 +155,23 @@ def _natural_instructions(row: dict, examples: int) -> list[dict]:
 
 
 def _with_stop(text: str) -> str:
-    """A text that ends in punctuation of ASCII: "grass" -> "grass.", "green?" as it is."""
+    """The text with a full stop unless it ends in ASCII punctuation: "grass" -> "grass.", "green?" -> "green?"."""
     return text if (text := text.strip()).endswith(tuple(string.punctuation)) else f"{text}."
 
 
 # ---------------------------------------------------------------- answers that are compared
 def _preference(row: dict) -> dict:
-    """`source`, `target` and `rejected` of pairs: a prompt and two answers, or two whole dialogues (HH-RLHF), texts or
-    messages (UltraFeedback, TRL). The last turn is the answer, all before it are the source."""
+    """The row with `source`, `target` and `rejected`, from a prompt and two answers, or from two whole dialogues
+    (HH-RLHF), each a text or a list of messages (UltraFeedback, TRL). A dialogue's last turn is the answer, the turns
+    before it are the source. UserError if the two sources differ."""
     prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
     if prompt is None and isinstance(chosen, str):
         shared = os.path.commonprefix([chosen, rejected])
         end = shared.rfind(_ASSISTANT) + len(_ASSISTANT)
         if end < len(_ASSISTANT):
-            raise UserError(f"without the column prompt, chosen and rejected share none that ends in {_ASSISTANT!r}")
+            raise UserError(
+                f"no column prompt, and chosen and rejected have no common beginning that ends in {_ASSISTANT!r}"
+            )
         prompt, chosen, rejected = shared[:end], chosen[end:], rejected[end:]
     sources = [_turns(one[:-1]) if isinstance(one, list) and one[1:] else _turns(prompt) for one in (chosen, rejected)]
     if sources[0] != sources[1]:
@@ -171,12 +180,14 @@ def _preference(row: dict) -> dict:
 
 
 def _unpaired(row: dict) -> dict:
-    """`source` and `target` of an answer with a label (TRL's unpaired preferences), texts or messages."""
+    """The row of an answer with a label (TRL's unpaired preferences) with `source` and `target`, from texts or
+    messages."""
     return row | {"source": _turns(row["prompt"]), "target": _last(row["completion"])}
 
 
 def _turns(turns: str | list[dict]) -> str:
-    """A text as it is, of a single message its content, of several a line for each: "user: Hi\nassistant: Hello"."""
+    """One text of all turns: a text itself, the content of a single message, or a line for each of several messages,
+    "user: Hi\\nassistant: Hello"."""
     if isinstance(turns, str):
         return turns.strip()
     if len(turns) == 1:
@@ -185,13 +196,14 @@ def _turns(turns: str | list[dict]) -> str:
 
 
 def _last(answer: str | list[dict]) -> str:
+    """The text of an answer, or the content of the last message."""
     return answer.strip() if isinstance(answer, str) else answer[-1]["content"].strip()
 
 
 # ---------------------------------------------------------------- diacritics
 def strip_diacritics(text: str) -> str:
-    """The text without diacritics, a character for a character of `unicodedata.normalize("NFC", text)`:
-    "Șt. Łódź" -> "St. Lodz".
+    """The text without diacritics: "Șt. Łódź" -> "St. Lodz". It has one character for each of
+    `unicodedata.normalize("NFC", text)`.
 
     A character is decomposed (NFD), its combining marks are dropped and the rest is composed again, so that Korean
     syllables and Indic vowel signs stay. A character that is nothing but a mark stays.
@@ -209,13 +221,13 @@ def _plain(character: str) -> str:
 
 
 def _restore_diacritics(row: dict) -> dict:
-    """Adds "plain", the text without diacritics; "text" is in Unicode's composed form (NFC)."""
+    """The row with "text" in Unicode's composed form (NFC) and "plain", the text without diacritics."""
     text = unicodedata.normalize("NFC", row["text"])
     return row | {"text": text, "plain": strip_diacritics(text)}
 
 
 def _restore_romanian_diacritics(row: dict) -> dict:
-    """The same, with legacy ş and ţ (cedilla) as today's letters ș and ț (comma below) in the target."""
+    """As `_restore_diacritics`, with today's ș and ț (comma below) in "text" for legacy ş and ţ (cedilla)."""
     return _restore_diacritics(row | {"text": unicodedata.normalize("NFC", row["text"]).translate(_ROMANIAN)})
 
 

@@ -1,6 +1,7 @@
-"""Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their official scripts and T5's, restored diacritics.
+"""Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their official scripts or T5's; restored diacritics.
 
-All are 0..1; predictions [N], references [N] lists of texts; the best one counts. T5's: t5/evaluation.
+All are 0..1. Metrics of texts take predictions [N] and a list of references for each [N][...]; the reference with the
+best score counts. T5's own code is in t5/evaluation of its repository.
 """
 
 import difflib
@@ -28,7 +29,8 @@ _DETERMINERS = frozenset(
 
 # ---------------------------------------------------------------- SQuAD, ReCoRD
 def normalised_answer(text: str) -> str:
-    """SQuAD's normalisation: lower case without punctuation, articles and superfluous space: "The U.S.A. " -> "usa"."""
+    """The text in lower case, without punctuation, articles and extra white space, as in SQuAD's script:
+    "The U.S.A. " -> "usa"."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -40,7 +42,8 @@ def squad_exact_match(answer: str, reference: str) -> bool:
 
 @mean_of_best
 def squad_f1(answer: str, reference: str) -> float:
-    """Mean over examples of the F1 between words of answer and best reference: "blue sea", ["the sea"] -> 2/3."""
+    """Mean over examples of the F1 between the words of the answer and of the best reference: "blue sea", ["the sea"]
+    -> 2/3."""
     words, wanted = normalised_answer(answer).split(), normalised_answer(reference).split()
     if not words or not wanted:  # no answer: right where none is wanted, as in SQuAD 2.0's script (1.1's and T5's: 0)
         return float(words == wanted)
@@ -50,10 +53,10 @@ def squad_f1(answer: str, reference: str) -> float:
 
 # ---------------------------------------------------------------- GSM8K
 def final_number(text: str) -> float | None:
-    """The number after "####", else the last one: "She has 1,000.\\n#### 1,000" -> 1000.0; None where there is none.
+    """The first number after "####", else the last one of the text, else None: "She has 2.\\n#### 1,000" -> 1000.0.
 
-    "-$5" -> -5.0, but "10-12" -> 12.0. After the mark it is what GSM8K's own script reads there; an answer without the
-    mark, which that script counts as wrong, is scored by its last number.
+    "-$5" -> -5.0, but "10-12" -> 12.0. GSM8K's own script reads the same number after the mark, but counts an answer
+    without the mark as wrong.
     """
     marked = _NUMBER.findall(text.partition("####")[2])
     numbers = marked[:1] or _NUMBER.findall(text)
@@ -69,7 +72,7 @@ def final_number_accuracy(answer: str, reference: str) -> bool:
 
 # ---------------------------------------------------------------- MultiRC, WSC
 def question_exact_match(predictions: Sequence[int], references: Sequence[int], questions: Sequence[tuple]) -> float:
-    """Share of questions all of whose rows are right (MultiRC's EM): [1, 0, 1], [1, 1, 1], [q, q, r] -> 0.5."""
+    """Share of questions of which all rows are right (MultiRC's EM): [1, 0, 1], [1, 1, 1], [q, q, r] -> 0.5."""
     right: dict[tuple, bool] = {}
     for answer, gold, question in zip(predictions, references, questions, strict=True):
         right[question] = right.get(question, True) and answer == gold
@@ -77,9 +80,10 @@ def question_exact_match(predictions: Sequence[int], references: Sequence[int], 
 
 
 def is_same_referent(answer: str, referent: str) -> bool | None:
-    """Whether two noun phrases mean the same, as T5 decides it for WSC; None for an empty answer, which never counts.
+    """Whether two noun phrases mean the same, as T5 decides it for WSC; None if the answer has only determiners.
 
-    Without determiners the words of one must be among the other's: "the old dog" is "dog", "Bob" is not "Bob's hat".
+    Without determiners, all words of one phrase must occur in the other, and both phrases or neither have an
+    apostrophe: "the old dog" is "dog", "Bob" is not "Bob's hat". `referent_accuracy` counts None as wrong.
     """
     phrases = (text.strip().lower().split(" ") for text in (answer, referent))
     said, wanted = (" ".join(word for word in words if word not in _DETERMINERS) for words in phrases)
@@ -87,22 +91,23 @@ def is_same_referent(answer: str, referent: str) -> bool | None:
         return None
     if ("'" in said) != ("'" in wanted):
         return False
-    said, wanted = set(said.split(" ")), set(wanted.split(" "))  # {""} from "the", which no other phrase contains
+    said, wanted = set(said.split(" ")), set(wanted.split(" "))  # {""} from the referent "the": in no answer
     return said <= wanted or wanted <= said
 
 
 def referent_accuracy(predictions: Sequence[str], references: list[list[str]], labels: Sequence[tuple]) -> float:
-    """Share of rows in which "the answer is the candidate" is as the label says: "Tom", ["Bob"], (0,) is right."""
+    """Share of rows where the answer is the candidate exactly if the label says so: "Tom", ["Bob"], (0,) is right."""
     rows = zip(predictions, references, labels, strict=True)
     return float(np.mean([is_same_referent(answer, texts[0]) == bool(label) for answer, texts, (label,) in rows]))
 
 
 # ---------------------------------------------------------------- restored text
 def word_accuracy(predictions: Sequence[str], references: list[list[str]]) -> float:
-    """Share of the references' words, between white space, that the predictions have in the same order, 0..1.
+    """Share of the references' words that the predictions have in the same order, 0..1.
 
-    The words of a longest common subsequence count, over all examples together.
-    ["si tot asa"], [["și tot așa"]] -> 1/3; a word too many costs nothing here, but the exact match.
+    Words are what white space separates; those of a longest common subsequence count. The share is of the words of all
+    examples together. An additional word in a prediction costs nothing here; exact_match counts it as wrong.
+    ["si tot asa"], [["și tot așa"]] -> 1/3
     """
     pairs = []
     for text, texts in zip(predictions, references, strict=True):
@@ -118,17 +123,17 @@ def _common_words(one: list[str], other: list[str]) -> int:
     row = [0] * (len(other) + 1)
     for word in one:
         diagonal = 0
-        for place, there in enumerate(other, start=1):
-            diagonal, row[place] = row[place], diagonal + 1 if word == there else max(row[place], row[place - 1])
+        for place, candidate in enumerate(other, start=1):
+            diagonal, row[place] = row[place], diagonal + 1 if word == candidate else max(row[place], row[place - 1])
     return row[-1]
 
 
 def diacritic_error_rate(predictions: Sequence[str], references: list[list[str]]) -> float:
-    """Share of the letters that could carry a mark and come out wrong, 0..1; lower is better.
+    """Share of wrong letters among those of the references that could carry a diacritic, 0..1; lower is better.
 
-    A letter could carry a mark if its plain form (tasks.transforms.strip_diacritics, case aside) is that of a letter
-    which carries one anywhere in the references: in Romanian all a, i, s and t, marked or not. It is wrong if the
-    prediction has another letter in its place, or nothing, where difflib's matching blocks align the plain forms.
+    A letter could carry one if any letter of the same plain form (tasks.transforms.strip_diacritics, case aside) does
+    in the references: in Romanian all a, i, s and t, marked or not. difflib's matching blocks align the plain forms; a
+    letter is wrong if the prediction has another letter in its place, or none.
     ["și tot asa sună"], [["și tot așa suna"]] -> only s carries a mark here: ș ș s could, one of them is wrong -> 1/3.
     """
     lists = [[unicodedata.normalize("NFC", text) for text in texts] for texts in references]
@@ -142,7 +147,7 @@ def diacritic_error_rate(predictions: Sequence[str], references: list[list[str]]
 
 
 def _wrong_letters(prediction: str, reference: str, could: set[str]) -> tuple[int, int]:
-    """(letters of the reference that could carry a mark and are wrong in the prediction, those that could)."""
+    """(number of letters of the reference that could carry a mark and are wrong, number that could carry one)."""
     plain, other = strip_diacritics(reference), strip_diacritics(prediction)
     blocks = [(0, 0, len(plain))]
     if plain != other:

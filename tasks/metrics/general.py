@@ -1,6 +1,6 @@
 """Metrics of classes, numbers and texts that many tasks share; those of single benchmarks are in answers.py.
 
-The libraries are imported where they are used: together they take seconds. N: examples.
+sklearn, scipy and the others are imported where they are used, since their imports take seconds. N: examples.
 """
 
 import functools
@@ -17,9 +17,9 @@ from tasks.registry import INVALID
 
 # ---------------------------------------------------------------- on class indices [N] and numbers [N]
 def _zero_where_undefined(correlation: Callable) -> Callable:
-    """The correlation, 0.0 where it is 0/0 = nan: one side is constant, as an untrained model's predictions are.
+    """The correlation, but 0.0 where it is 0/0 = nan because one side is constant, as an untrained model's predictions.
 
-    Trainer would silently skip a checkpoint with nan, and have no best one if all were nan.
+    Trainer would silently pass over a checkpoint whose metric is nan, and have no best one if all were nan.
     """
 
     @functools.wraps(correlation)
@@ -27,18 +27,18 @@ def _zero_where_undefined(correlation: Callable) -> Callable:
         if len(set(predictions)) < 2 or len(set(references)) < 2:
             return 0.0
         value = float(correlation(predictions, references))
-        return value if math.isfinite(value) else 0.0  # such as for a huge generated number
+        return value if math.isfinite(value) else 0.0  # a huge generated number makes it overflow
 
     return defined
 
 
 def accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """0..1: [1, 0, -1, 1], [1, 0, 0, 0] -> 0.5."""
+    """Share of right predictions, 0..1: [1, 0, -1, 1], [1, 0, 0, 0] -> 0.5."""
     return float(np.mean(np.asarray(predictions) == np.asarray(references)))
 
 
 def f1(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """F1 of class 1 of two, 0..1. An invalid prediction becomes the class that is not the gold one, as in T5.
+    """F1 of class 1 of two, 0..1. An invalid prediction (-1) counts as the wrong one of the two classes, as in T5.
 
     [1, -1, 1, -1], [1, 1, 0, 0] -> [1, 0, 1, 1] has 1 true positive, 2 false positives, 1 false negative -> 2/5 = 0.4
     """
@@ -49,8 +49,8 @@ def f1(predictions: Sequence[int], references: Sequence[int]) -> float:
 
 
 def f1_macro(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """Mean F1, 0..1, of the labels on either side; "no label" (-1) is not one, only a miss of the gold label. T5's
-    mean for CB has a 0 for a label that is on neither side.
+    """Mean F1, 0..1, of the classes that occur in predictions or references. -1 (no label) is no class of its own, only
+    a miss of the right one. T5's mean for CB also counts classes that do not occur, with an F1 of 0.
 
     [0, -1, 1, 1], [0, 0, 1, 1] -> mean(2/3, 1) = 0.833
     """
@@ -62,7 +62,8 @@ def f1_macro(predictions: Sequence[int], references: Sequence[int]) -> float:
 
 @_zero_where_undefined
 def matthews_correlation(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """-1..1, 0.0 where undefined; "no label" (-1) is a further class: [1, 1, 0, 0], [1, 0, 0, 0] -> 0.577."""
+    """Matthews correlation, -1..1, 0.0 where undefined; -1 (no label) is a further class: [1, 1, 0, 0], [1, 0, 0, 0] ->
+    0.577."""
     from sklearn.metrics import matthews_corrcoef
 
     return matthews_corrcoef(references, predictions)
@@ -86,7 +87,7 @@ def spearman(predictions: Sequence[float], references: Sequence[float]) -> float
 
 # ---------------------------------------------------------------- on texts [N] and lists of references [N][...]
 def mean_of_best(score: Callable[[str, str], float]) -> Callable:
-    """The metric that is the mean over examples of `score(answer, reference)`, of the best reference."""
+    """The metric that is the mean over examples of `score(answer, reference)` with the reference that scores best."""
 
     @functools.wraps(score)
     def metric(predictions: Sequence[str], references: list[list[str]]) -> float:
@@ -98,14 +99,14 @@ def mean_of_best(score: Callable[[str, str], float]) -> Callable:
 
 @mean_of_best
 def exact_match(answer: str, reference: str) -> bool:
-    """Share equal to a reference, 0..1: ["a", "b "], [["A"], ["c", "b"]] -> 0.5. The width of white space does not
-    count: T5's tokenizers make one space of it."""
+    """Share of answers equal to a reference, 0..1: ["a", "b "], [["A"], ["c", "b"]] -> 0.5. Any white space equals one
+    space, which is what T5's tokenizers make of it."""
     return answer.split() == reference.split()
 
 
 @functools.cache
 def _rouge_tokenizer() -> SimpleNamespace:
-    """rouge_score's own tokenizer with Porter's stemmer, which stems a word once for all texts, metrics and epochs."""
+    """rouge_score's own tokenizer with Porter's stemmer; stems are cached over texts, metrics and epochs."""
     from nltk.stem.porter import PorterStemmer
     from rouge_score.tokenize import tokenize
 
@@ -116,10 +117,10 @@ def _rouge_tokenizer() -> SimpleNamespace:
 def rouge(rouge_type: str) -> Callable:
     """The metric rouge1, rouge2, rougeL or rougeLsum: mean F-measure with Porter's stemmer, 0..1.
 
-    rouge1 of ["the cats"], [["the cat sat"]] -> 2*2 / (2 + 3) = 0.8. T5 does not stem (docs/experiments.md has an
-    example). A plain mean, where T5 and `evaluate` take the middle of a bootstrap (equal up to its noise). rougeLsum
-    compares sentence by sentence: both sides are cut where a sentence ends, as T5's tokenizers write no line breaks
-    (T5: at " . " alone, as CNN/Daily Mail is written).
+    rouge1 of ["the cats"], [["the cat sat"]] -> 2*2 / (2 + 3) = 0.8. T5's code does not stem (docs/experiments.md has
+    an example). T5 and `evaluate` report the median of a bootstrap, which equals this plain mean up to its noise.
+    rougeLsum compares sentence by sentence. rouge_score expects a line for each sentence, but T5's tokenizers write no
+    line breaks, so both texts are cut after ".", "!" and "?" (T5 cuts at " . ", as CNN/Daily Mail is written).
     """
 
     @functools.cache
@@ -138,8 +139,8 @@ def rouge(rouge_type: str) -> Callable:
 
 
 def bleu(predictions: Sequence[str], references: list[list[str]]) -> float:
-    """sacrebleu's corpus BLEU, its default tokenizer ("13a"; T5: "intl"), 0..100; examples may have unequally many
-    references."""
+    """sacrebleu's corpus BLEU, 0..100, with its default tokenizer "13a" (T5: "intl"). Examples may differ in their
+    number of references."""
     from sacrebleu import corpus_bleu
 
     streams = itertools.zip_longest(*references)  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")

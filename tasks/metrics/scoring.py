@@ -1,9 +1,9 @@
-"""Metrics of tasks by their names, computed on texts, or on the class indices and numbers that texts stand for.
+"""Metrics of tasks by name, computed on texts, or on the class indices and numbers that the texts stand for.
 
     generated ids [N, T] --decode, strip--> texts [N] --value_of_text--> values [N] --METRICS--> a float
 
-Labels that teacher forcing found by their tokens are texts too (answer_texts of tasks/examples.py). `METRICS` need no
-network; any other name goes to `evaluate.load`. N: examples, T: tokens, padded.
+Classes that teacher forcing scores arrive as texts too: as their labels (answer_texts of tasks/examples.py). `METRICS`
+need no network; any other name goes to `evaluate.load`. N: examples, T: tokens, padded.
 """
 
 import functools
@@ -22,7 +22,7 @@ from tasks.metrics import answers, general
 from tasks.registry import INVALID, as_list, number_text, positive_label, value_of_text
 
 logger = logging.getLogger(__name__)
-TRIED_ROWS = 8  # on which metrics of others are tried before training
+TRIED_ROWS = 8  # first rows on which metrics from outside `METRICS` are tried before training
 
 
 def _by_name(*metrics: Callable) -> dict[str, Callable]:
@@ -64,7 +64,7 @@ def scale_of(metric: str) -> int:
 
 
 # ---------------------------------------------------------------- metrics by name
-@functools.cache  # read from the disk or the Hub once, used at each evaluation
+@functools.cache  # every evaluation needs it
 def _load_evaluate(name: str) -> Any:
     """The `evaluate` module in a folder or script, or on the Hub. With HF_HUB_OFFLINE set, only paths are tried."""
     if not Path(name).exists() and os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
@@ -94,20 +94,20 @@ def check_metrics(task_name: str, task: dict) -> None:
             if _reads(module, kind) is None:
                 raise UserError(
                     f"{where} takes {module.features}, and this task has a {kind} for each row. Name another metric, "
-                    "or give {name: function of predictions and references}"
+                    "or write one of your own: metrics={name: function of (predictions, references)}"
                 )
         elif name not in fitting:
             raise UserError(f"{where} not for target_type {kind!r}. Possible are {', '.join(fitting)}")
         elif name == "f1" and len(task["labels"]) != 2:
             raise UserError(f"{where} needs two labels, not {task['labels']}. 'f1_macro' takes any number")
         elif name in _IN_CONTEXT and not task.get("metric_columns"):
-            raise UserError(f"{where} needs the entry's `metric_columns`. It is the {METRICS[name].__doc__}")
+            raise UserError(f"{where} needs the entry's `metric_columns`. What it computes: {METRICS[name].__doc__}")
 
 
 def _reads(module: Any, kind: str) -> tuple[str, str] | None:
-    """What an `evaluate` module takes of a task, by its `features`: (predictions, references), each "values", "texts"
-    or "lists" (of texts); None if nothing fits. A class is read as its index where the module takes numbers."""
-    found = []
+    """(predictions, references): in which form an `evaluate` module takes each of a task's, as its `features` say:
+    "values", "texts" or "lists" (of texts). None if no form fits. A module that takes numbers gets class indices."""
+    accepted = []
     for features in as_list(module.features):
         if not {"predictions", "references"} <= features.keys():
             continue
@@ -117,38 +117,39 @@ def _reads(module: Any, kind: str) -> tuple[str, str] | None:
             dtype = getattr(inner, "dtype", None)
             is_text, is_list = dtype in ("string", "large_string"), inner is not feature
             sides.append(("lists" if is_list else "texts") if is_text else None if is_list or not dtype else "values")
-        found.append(tuple(sides))
+        accepted.append(tuple(sides))
     wanted = [("texts", "lists"), ("texts", "texts")]
     wanted = wanted if kind == "text" else [("values", "values"), *wanted]
-    return next((sides for sides in wanted if sides in found), None)
+    return next((sides for sides in wanted if sides in accepted), None)
 
 
 # ---------------------------------------------------------------- the scores of a task
 def score_predictions(
     task: dict, predicted_texts: list[str], target_texts: list, context: list[tuple] | None = None
 ) -> dict[str, float]:
-    """The task's metrics, and for class and number targets `invalid_outputs`: how many predictions are neither.
+    """{metric: value} of the task, and for class and number targets `invalid_outputs`: how many predictions are no
+    label or number.
 
         labels ["no", "yes"], metrics ["f1", "accuracy"]:
         ["yes", "perhaps", "no"], ["yes", "yes", "no"]  ->  {"f1": 0.667, "accuracy": 0.667, "invalid_outputs": 1}
 
-    All arguments have N > 0 entries. target_texts: lists of texts where there are several references. context: the
-    values of the entry's `metric_columns`, if it has any. Numbers are compared with the file's own, as GLUE does; only
-    metrics of texts see the rounded text that training writes.
+    All arguments have N > 0 entries. target_texts: a list of texts for a row with several references. context: the
+    values of the entry's `metric_columns`, if it has any. Predicted numbers are compared with the unrounded numbers of
+    the file, as GLUE does; only metrics of texts get the rounded text that the model is trained to write.
     """
     kind, values, gold = task["target_type"], None, None
     if kind != "text":
-        found = [value_of_text(task, text) for text in predicted_texts]
+        predicted = [value_of_text(task, text) for text in predicted_texts]
         gold = [value_of_text(task, text) for text in target_texts]
-        values = [INVALID if value is None else value for value in found]
+        values = [INVALID if value is None else value for value in predicted]
     if kind == "number":
-        values = _with_worst(task, found, gold)
+        values = _with_worst(task, predicted, gold)
         target_texts = [number_text(value, task.get("numbers", {}).get("step")) for value in gold]
     target_lists = list(map(as_list, target_texts))
     several = max(map(len, target_lists)) > 1
     references = target_lists if several else [text for (text,) in target_lists]
     positive_last = values, gold
-    if kind == "class" and positive_label(task) == task["labels"][0]:  # metrics take class 1 of two for the positive
+    if kind == "class" and positive_label(task) == task["labels"][0]:  # to metrics class 1 of two is the positive one
         positive_last = [[value if value == INVALID else 1 - value for value in side] for side in (values, gold)]
 
     scores: dict[str, float] = {}
@@ -173,37 +174,38 @@ def score_predictions(
             scores[key] = math.inf if is_greater_better(key) is False else 0.0
             logger.warning("Metric %s is %s; it is reported as %s.", key, value, scores[key])
     if kind != "text":
-        scores["invalid_outputs"] = sum(value is None for value in found)
+        scores["invalid_outputs"] = sum(value is None for value in predicted)
     return scores
 
 
-def _with_worst(task: dict, found: list[float | None], gold: list[float]) -> list[float]:
-    """Numbers, with the worst possible answer in place of None: the entry's `unreadable`, else the end of the range
-    that is farther from the row's own number: [None, None], [1, 4] of numbers between 0 and 5 -> [5, 0]."""
+def _with_worst(task: dict, predicted: list[float | None], gold: list[float]) -> list[float]:
+    """The predicted numbers with the worst possible answer in place of None: the entry's `unreadable`, else the end of
+    the range that is farther from the gold number: [None, None], [1, 4] of numbers between 0 and 5 -> [5, 0]."""
     known = task.get("numbers") or {"least": min(gold), "most": max(gold)}
     least, most = known["least"], known["most"]
     worst = [known.get("unreadable", most if value - least <= most - value else least) for value in gold]
-    return [worst[row] if value is None else value for row, value in enumerate(found)]
+    return [worst[row] if value is None else value for row, value in enumerate(predicted)]
 
 
 def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
-    """The main number of an `evaluate` module under the name that the task gives it, the others under `name_key`.
+    """{metric: value}: the main number of an `evaluate` module under the task's name for it, the others as `name_key`.
 
     "my/squad", {"exact_match": 0.5, "f1": 0.7, "ids": [..]} -> {"my/squad": 0.5, "my/squad_f1": 0.7}
     """
-    found = {key: float(value) for key, value in results.items() if isinstance(value, numbers.Real)}
-    if not found:
+    values = {key: float(value) for key, value in results.items() if isinstance(value, numbers.Real)}
+    if not values:
         raise UserError(f"metric {name}: returned no single number, but {results}. Name another metric")
-    main = Path(name).stem if Path(name).stem in found else next(iter(found))
-    return {name: found.pop(main)} | {f"{name}_{key}": value for key, value in found.items()}
+    main = Path(name).stem if Path(name).stem in values else next(iter(values))
+    return {name: values.pop(main)} | {f"{name}_{key}": value for key, value in values.items()}
 
 
 def try_metrics(task_name: str, task: dict, target_texts: list, context: list[tuple] | None) -> None:
-    """UserError, before any training, if the metrics that are not ours fail on the references of a split."""
+    """UserError, before any training, if a task names metrics from outside `METRICS` and its metrics fail on a split's
+    references."""
     if set(task["metrics"]) <= METRICS.keys() - task.get("metric_functions", {}).keys():
         return
-    longest = max(range(len(target_texts)), key=lambda row: len(as_list(target_texts[row])))
-    rows = sorted({*range(min(TRIED_ROWS, len(target_texts))), longest})  # one with the most references too
+    longest = max(range(len(target_texts)), key=lambda row: len(as_list(target_texts[row])))  # has the most references
+    rows = sorted({*range(min(TRIED_ROWS, len(target_texts))), longest})
     texts = [target_texts[row] for row in rows]
     try:
         score_predictions(task, [as_list(text)[0] for text in texts], texts, context and [context[r] for r in rows])

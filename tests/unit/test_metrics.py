@@ -338,7 +338,7 @@ class BenchmarkMetricsTest(parameterized.TestCase):
 
     def test_metrics_in_context_need_their_columns(self):
         with self.assertRaisesRegex(
-            ValueError, "'referent_accuracy': needs the entry's `metric_columns`. It is the Share of rows"
+            ValueError, "'referent_accuracy': needs the entry's `metric_columns`. What it computes: Share of rows"
         ):
             check_metrics("mine", text_task("referent_accuracy"))
         with self.assertRaisesRegex(ValueError, "'question_exact_match': not for target_type 'text'"):

@@ -536,7 +536,13 @@ class TaskTest(TestCase):
         self.assertEqual((item.texts, item.answer([])), ([], " 12. "))
 
     @parameterized.parameters(
-        (dict(), "in.csv", "a,b\n1,2\n", [], "no column text, which the task reads; --source_column .*available: a, b"),
+        (
+            dict(),
+            "in.csv",
+            "a,b\n1,2\n",
+            [],
+            "no column text, which the task reads; name yours with --source_column; available: a, b",
+        ),
         (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
         (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: the column text is empty"),
         (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: the column text is empty"),

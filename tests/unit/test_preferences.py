@@ -296,7 +296,7 @@ class RecordsTest(parameterized.TestCase):
         self.assertEqual((made["source"], made["target"], made["rejected"]), (source, "Yes.", "No."))
 
     @parameterized.parameters(
-        (dict(chosen="a", rejected="b"), "share none that ends in"),
+        (dict(chosen="a", rejected="b"), "no common beginning that ends in"),
         (dict(chosen=MESSAGES, rejected=[dict(role="user", content="Ho?"), OTHER[1]]), "different prompts"),
     )
     def test_what_is_no_pair(self, record, message):
