@@ -204,7 +204,11 @@ def with_exact_spaces(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes a tokenizer's files, which transformers 4 reads too."""
+    """Writes a tokenizer's files, which transformers 4 reads too. They do not keep the length at which the last texts
+    were cut: `tokenizers`, which reads tokenizer.json by itself, would cut all texts there."""
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
+        backend.no_truncation()
+        backend.no_padding()
     tokenizer.save_pretrained(str(folder))
     use_older_names(folder)
 

@@ -114,6 +114,9 @@ class LowRankScriptsTest(RowsAndBaseTest):
         self.assertIn("6 of 6 texts with PyTorch's tokens", printed)
         names = {path.name for path in (self.folder / "export").iterdir()}
         self.assertContainsSubset({"model.safetensors", "encoder", "task.json"}, names)
+        for folder in ("whole", "export"):  # texts were cut for both
+            saved = json.loads((self.folder / folder / "tokenizer.json").read_text())
+            self.assertIsNone(saved["truncation"], folder)
         self.assertNotIn("adapter_model.safetensors", names)
         card = (self.folder / "export/README.md").read_text()
         self.assertIn("pipeline_tag: text-classification", card)
