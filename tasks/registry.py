@@ -76,10 +76,19 @@ def plain_entry(entry: dict) -> dict:
 
         @functools.wraps(inputs)
         def preprocess(row: dict) -> list[dict]:
-            return [made | {MADE_SOURCE: inputs(made)} for made in as_list(before(row))]
+            return [made | {MADE_SOURCE: _source_of(inputs, made)} for made in as_list(before(row))]
 
         entry = entry | {"inputs": {"": MADE_SOURCE}, "preprocess": preprocess}
     return entry
+
+
+def _source_of(inputs: Callable[[dict], str], row: dict) -> str:
+    """The source text that an entry's function makes of a row. UserError, which names the function, if it cannot."""
+    try:
+        return inputs(row)
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        reason = f"no column {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"inputs ({_place(inputs)}): {reason}; available: {listed(row)}") from None
 
 
 def functions_of(entry: dict) -> dict[str, str]:

@@ -408,6 +408,8 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
     function, name = preprocess_of(task)
     try:
         made = function(row)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise UserError(f"{place}: the preprocess {name}: {reason}; available: {listed(row)}") from None

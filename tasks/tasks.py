@@ -252,6 +252,13 @@ def count_unknown(tasks: Iterable[LoadedTask], name: Callable[[Task, str], str])
     return Unknown(shares, rows)
 
 
+def _unknown_direction(metric: str) -> str:
+    return (
+        f"metric {metric}: nothing says which way it is better. Add its name to GREATER_IS_BETTER or SMALLER_IS_BETTER "
+        "(constants.py)"
+    )
+
+
 class Tasks:
     """The task or tasks that the flags name, with their metrics; TaskData has their rows. Iterates over the Tasks."""
 
@@ -312,10 +319,13 @@ class Tasks:
         self._check_preference(args)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:
-            names = ", ".join(task.entry["metrics"][0] for task in self)
+            names = [task.entry["metrics"][0] for task in self]
+            if unknown := [name for name in names if is_greater_better(name) is None]:
+                raise UserError(_unknown_direction(unknown[0]))
             raise UserError(
-                f"--dataset_name {self.args.dataset_name}: the main metrics {names} have no common mean, since they "
-                "are not better in the same direction. Choose one of the evaluation's with --metric_for_best_model"
+                f"--dataset_name {self.args.dataset_name}: the main metrics {', '.join(names)} have no common mean, "
+                "since they are not better in the same direction. Choose one with --metric_for_best_model: "
+                f"{', '.join(self.metric_names)}"
             )
         check_best_metric(metric, list(self.metric_names))
         metric = metric.removeprefix("eval_")
@@ -324,10 +334,7 @@ class Tasks:
             is_mean = metric == "average"  # of metrics that are all better in the same direction
             greater = is_greater_better(self.tasks[0].entry["metrics"][0] if is_mean else self.metric_names[metric])
         if greater is None:
-            raise UserError(
-                f"--metric_for_best_model {metric}: nothing says which way this metric is better. Give "
-                "--greater_is_better true or --greater_is_better false"
-            )
+            raise UserError(f"{_unknown_direction(metric)}, or give --greater_is_better true or false")
         # Only class labels can be scored without generating.
         generates = len(self) == 1 and self.tasks[0].entry["target_type"] != "class"
         return {

@@ -86,6 +86,9 @@ class ReadmeTest(parameterized.TestCase):
             words = words[words.index(job) + 1 :]
             if job.endswith("sweep.slurm"):
                 words.insert(0, "sweep_t5.py")
+        if words[:2] == ["python", "-c"]:
+            compile(words[2], command, "exec")
+            return
         if words[:2] == ["python", "-m"]:
             self.assertTrue((ROOT / f"{words[2].replace('.', '/')}.py").is_file(), words[2])
             return
@@ -135,7 +138,7 @@ class ReadmeTest(parameterized.TestCase):
         page = "experiments.md"
         registry: dict = {"mine": {}}
         for code in re.findall(r"```python\n(DATASET_VALS.*?)```", PAGES[page], flags=re.DOTALL):
-            exec(compile(ast.parse(code), page, "exec"), {"DATASET_VALS": registry})
+            exec(compile(ast.parse(code), page, "exec"), {"DATASET_VALS": registry, "SMALLER_IS_BETTER": set()})
         self.assertNotEmpty(registry["mine"])
         for name, entry in registry["mine"].items():
             check_entry(name, plain_entry(entry))

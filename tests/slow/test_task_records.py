@@ -255,7 +255,7 @@ class RepeatTest(TestCase):
         self.enterContext(mock.patch.dict(constants.DATASET_VALS, mine={"shouted": entry | {"tokenize": ids}}))
         flags = "--model_name_or_path base --benchmark mine --dataset_name shouted --use_cpu true".split()
         _, printed = run(fine_tune_t5.main, *flags, "--data_dir", "data", "--output_dir", self.out, code=2)
-        self.assertIn("--metric_for_best_model share: nothing says which way", printed)
+        self.assertIn("metric share: nothing says which way", printed)
         wanted = self.fine_tune("shouted", "--greater_is_better", "true", "--most_unknown", "1")
         self.assertIn("share, rougeL from generated texts; largest share is best", self.printed)
         record = json.loads((self.out / "task.json").read_text())

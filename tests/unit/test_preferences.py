@@ -371,7 +371,7 @@ class RecordsTest(parameterized.TestCase):
         ("--preference dpo --task glue/rte", "--preference dpo: needs one task"),
         (
             "--preference dpo --metric_for_best_model rejected_log_probability",
-            "nothing says which way this metric is better",
+            "nothing says which way it is better",
         ),
     )
     def test_wrong_flags(self, flags, message):

@@ -8,6 +8,7 @@ features. The expected texts are written out by hand; those of SuperGLUE and SQu
 import functools
 import json
 from pathlib import Path
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -21,8 +22,17 @@ from common.errors import UserError
 from constants import DATASET_VALS
 from modeling.loss import STATISTICS
 from tasks.examples import build_tokenize_function, task_metrics
+from tasks.metrics import scoring
 from tasks.metrics.scoring import check_metrics
-from tasks.registry import check_entry, eval_splits, metric_names, reference_texts, source_text, target_text
+from tasks.registry import (
+    check_entry,
+    eval_splits,
+    metric_names,
+    plain_entry,
+    reference_texts,
+    source_text,
+    target_text,
+)
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows, open_corpus, row_splitter
 from tasks.tasks import LoadedTask, Task, Tasks
@@ -643,11 +653,18 @@ class MainMetricTest(TestCase):
         self.assertFalse(self.flags(error, error)["greater_is_better"])
         with self.assertRaisesRegex(UserError, "diacritic_error_rate, exact_match have no common mean.*--metric_for_b"):
             self.flags(error, right)
+        mine = dict(target_type="text", metrics={"mine": len})
+        with self.assertRaisesRegex(
+            UserError, "metric mine: nothing says which way it is better. Add its name to GREATER"
+        ):
+            self.flags(mine, right)
+        with mock.patch.object(scoring, "GREATER_IS_BETTER", {"mine", "exact_match"}):
+            self.assertTrue(self.flags(mine, right)["greater_is_better"])
         found = self.flags(error, right, metric_for_best_model="a_diacritic_error_rate")
         self.assertEqual(found["greater_is_better"], False)
 
     def test_an_unknown_metric_needs_its_direction(self):
-        with self.assertRaisesRegex(UserError, "--metric_for_best_model mine: .*--greater_is_better true or --greater"):
+        with self.assertRaisesRegex(UserError, "metric mine: nothing .* or give --greater_is_better true or false"):
             self.flags(dict(target_type="text", metrics={"mine": len}))
 
 
@@ -718,6 +735,12 @@ class OwnEntryTest(TestCase):
             {"text": "a"},
             {"preprocess": lambda row: {"doc.text": row["txt"]}},
             "row 1: the preprocess OwnEntryTest.<lambda>: no column 'txt'; available: text",
+        ),
+        (
+            "source",
+            {"text": "x"},
+            plain_entry({"inputs": lambda row: row["txt"]}),
+            r"row 1: inputs \(.*test_registry.py, line \d+, .*<lambda>\): no column 'txt'; available: text",
         ),
         (
             "no_row",
