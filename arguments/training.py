@@ -296,6 +296,7 @@ class PreTrainingArguments(T5TrainingArguments):
     gradient_accumulation_steps: int = option(4, "Forward passes per optimizer step.")
     per_device_eval_batch_size: int = option(32, "Sequences per process in evaluation.")
     logging_steps: float = option(100, "Steps between log lines.")
+    logging_first_step: bool = option(True, "Log the first step too: its loss is near ln(vocabulary) from scratch.")
     eval_strategy: str = option("steps", "When to evaluate.")
     eval_steps: float | None = option(2_000, "Steps between evaluations.")
     save_steps: float = option(2_000, "Steps between checkpoints.")
