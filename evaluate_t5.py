@@ -423,6 +423,10 @@ def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, st
     run.write_results(results)
     folder, submission, model = run.output_dir, run.output_dir / "submission.zip", jobs[0].model
     next_step = f"python plot_runs.py {model}" if (Path(model) / "metrics.jsonl").is_file() else None
+    if jobs[0].task.name == OWN:
+        next_step = (
+            f"python predict_t5.py --model_name_or_path {model} --input_file new.csv --output_file answers.jsonl"
+        )
     if missing:
         next_step = "the same with what is left out"
         next_step += ": the server takes whole submissions only" if submission.exists() else ""
