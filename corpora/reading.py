@@ -107,7 +107,7 @@ def checked_header(names: list[str], path: Path) -> list[str]:
     if first.startswith("sep="):
         raise UserError(f"{path}, line 1: {first} is a note for Excel. Delete the line, and separate fields by commas.")
     if data_suffix(path) == ".csv" and len(names) == 1 and other:
-        how = "name it .tsv" if other == "tabs" else "save it with commas, as pandas' to_csv does, or as .jsonl"
+        how = "name it .tsv" if other == "tabs" else "save it with commas, or convert it (docs/help.md)"
         raise UserError(f"{path}, line 1: its fields are separated by {other}, those of a .csv by commas: {how}")
     if len(set(names)) < len(names):
         (twice, _), *_ = Counter(names).most_common(1)
