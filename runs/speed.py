@@ -301,7 +301,7 @@ def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict
         return False, "every packed batch has another shape"
     if job.earlier:
         return bool(job.earlier.get("packing")), RESUMED
-    return (True, "several examples in a row, hardly any padding") if gpu is None else None
+    return (True, "several examples in a row, so less padding") if gpu is None else None
 
 
 def _micro_batch(

@@ -286,7 +286,7 @@ class ChoiceTest(parameterized.TestCase):
 
     @parameterized.parameters(
         # job, flags given or None -> packing, why
-        (dict(), None, True, "hardly any padding"),
+        (dict(), None, True, "less padding"),
         (dict(), dict(packing=False), False, "given"),
         (dict(shapes=4), None, False, "has another shape"),
         (dict(earlier={"packing": False}), None, False, "resumed"),
