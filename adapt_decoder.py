@@ -50,7 +50,7 @@ def check_flags(args: AdaptationArguments) -> None:
 
 
 def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> dict[str, str]:
-    """Rows that say where the tensors of each part come from. names: of the checkpoints of both halves."""
+    """Rows of the summary: where the tensors of each part come from. names: {"encoder": checkpoint, "decoder": ...}."""
     counts: Counter = Counter()
     for name, source in copied.items():
         part = "head" if name.startswith("lm_head") else name.split(".")[1]

@@ -11,10 +11,10 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
     target_type         "class" (one of `labels`), "number" (rounded as `numbers` says) or "text" (unchanged)
     labels              class names in class order (only for "class"); a whole number in the data is an index into it,
                         unless a name is a number: then numbers are compared as numbers
-    positive_label      the class that f1 is of, where there are two; not set: the second of `labels`
+    positive_label      the class that f1 measures, where there are two; not set: the second of `labels`
     numbers             {"step": what numbers are rounded to, "least", "most": their range}; not set: as the training
-                        rows have them. An answer that is no number counts as the end of the range farther from the
-                        row's own, or as "unreadable" says
+                        rows have them. An answer that is no number counts as the end of the range that is farther from
+                        the row's number, or as the number in "unreadable"
     metrics             names in METRICS of tasks/metrics/scoring.py; the first one chooses the best checkpoint. Any
                         other name, or a folder, is loaded with evaluate.load, which runs its code. Or {name: a function
                         of (predictions, references) that returns a number, None for a name that is known}
@@ -34,8 +34,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
                         in tasks.transforms.TRANSFORMS, or the function itself
     skip_where          {column: values}: rows to leave out of every split, an empty cell being ""
     held_out            percent of the training rows to validate on, unless --validation_file names validation rows
-    train_without       {column: values}: the same of training rows only; or the split whose rows are in the training
-                        file too
+    train_without       {column: values}: rows to leave out of training only; or the name of a split: its rows are left
+                        out of a training file that repeats them
     train_with          the task whose checkpoint answers this one (AX has no training rows of its own)
     merge_references    True: evaluation rows with the same source become one, with all their references
     max_piece_length    the column text is running text, also whole books: a row is a sentence-like piece of at most
@@ -66,7 +66,7 @@ VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to a multiple of th
 # `--attn_implementation`: transformers' two that are correct for T5 (flex_attention is not), and ours.
 ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa", "t5_fused")
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
-LEAST_VOCAB_SIZE = 300  # of a tokenizer that is trained
+LEAST_VOCAB_SIZE = 300  # smallest --vocab_size of a new tokenizer
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
 # Entries of a checkpoint's JSON files that name code beside it. It is never run, and nothing that is saved names it.
 CODE_ENTRIES = ("auto_map", "custom_pipelines", "trust_remote_code")
@@ -76,8 +76,8 @@ CODE_ENTRIES = ("auto_map", "custom_pipelines", "trust_remote_code")
 # From the makers' data sheets: dense matrix peaks in TFLOP/s for MFU, and the memory in GB. For plans, GB/s of the
 # memory, of a GPU's links within a machine in one direction (NVLink, else PCIe x16) and of its network card (200 and
 # 400 Gb/s in DGX A100 and H100/H200; 100 Gb/s assumed for the others). Below compute capability 8 there is neither bf16
-# nor TF32: both peaks are float32's. A device has the first entry whose name occurs in its own name, and not before a
-# digit.
+# nor TF32: both peaks are float32's. A device has the first entry whose key occurs in the device's name and is not
+# followed by a digit there.
 def _gpu(
     bf16: float,
     tf32: float,
@@ -162,7 +162,7 @@ TRAINING_DEFAULTS = {
         warmup_steps=0.1,
     ),
 }
-# TRL's rate of preferences is a twentieth of that of its fine-tuning: 1e-6 and 2e-5.
+# In TRL the default rate for preferences, 1e-6, is a twentieth of that for fine-tuning, 2e-5.
 TRAINING_DEFAULTS["learning preferences"] = TRAINING_DEFAULTS["fine-tuning a checkpoint"] | dict(
     learning_rate={optim: rate / 20 for optim, rate in _CHECKPOINT_RATES.items()}
 )
@@ -189,8 +189,8 @@ DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
 
 
 # ---------------------------------------------------------------- metrics
-# Which way a metric is better decides the checkpoint that is kept: ours, those of an evaluation itself, and the ones
-# that `evaluate.load` brings. A main metric in neither list needs --greater_is_better.
+# The best checkpoint has the highest value of a metric in the first list, the lowest of one in the second. The metrics
+# are ours and those of `evaluate.load`. A main metric in neither list needs --greater_is_better.
 GREATER_IS_BETTER = {
     # ours
     "accuracy",
@@ -448,8 +448,8 @@ DATASET_VALS["builtin"] = {
     ),
 }
 
-# The text without diacritics -> the text, made from plain text in any language: --train_file names it. 200 characters
-# of Romanian are some 70 tokens of mT5, at most 256.
+# The source is the target without its diacritics. Rows are made from the plain text in --train_file, in any language.
+# 200 characters of Romanian are some 70 tokens of mT5, at most 256.
 DATASET_VALS["text"] = {
     "restore_diacritics": dict(
         inputs={"": "plain"},
@@ -688,7 +688,7 @@ DATASET_VALS["question_answering"] = {
         preprocess="squad",
         files={"train": "train-v1.1.json", "validation": "dev-v1.1.json"},
     ),
-    # It has no validation rows.
+    # GSM8K has no validation rows.
     "gsm8k": dict(
         prefix="solve",
         inputs={"": "question"},

@@ -66,10 +66,8 @@ class TokenizerArguments:
 
     from_tokenizer: str | None = option(None, "Add to this tokenizer: folder, Hub name, .model. Not set: the model's.")
     add_tokens: list[str] | None = option(None, "Texts to add as tokens; \\n: a line break, \\t: a tab.")
-    eos_token: str | None = option(None, "Of --from_tokenizer: the token that ends a text, where its files name none.")
-    pad_token: str | None = option(
-        None, "Of --from_tokenizer: the token that fills rows up, where its files name none."
-    )
+    eos_token: str | None = option(None, "Token that ends a text, if the files of --from_tokenizer name none.")
+    pad_token: str | None = option(None, "Token that fills rows up, if the files of --from_tokenizer name none.")
     model_name_or_path: str | None = option(None, "Also write this checkpoint, with rows for the new tokens.")
     train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")
     dataset_name: str | None = option(None, "Saved `datasets` folder, Hub name, or the built-in installed_docs.")
@@ -97,7 +95,7 @@ class TokenizerArguments:
 
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
-    """The text's flags as those of pre-training. UserError for contradictions."""
+    """The flags of the text as PreTrainingDataArguments. UserError for contradictions."""
     if args.from_tokenizer or args.model_name_or_path or args.add_tokens or args.eos_token or args.pad_token:
         _check_adding(args)
     if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
@@ -131,9 +129,9 @@ def _check_adding(args: TokenizerArguments) -> None:
 def add_tokens(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> tuple[PreTrainedTokenizerBase, list[str]]:
     """(the tokenizer with these texts as tokens after its last one, those of them that are new).
 
-    Its other tokens keep their ids, and texts without the new ones their tokens. T5's tokenizers write a space behind
-    every added token, and drop those that are there: {a b}, {a and { a would all come back as "{ a". The one returned
-    gives back the exact text. UserError for a text that cannot be a token.
+    Its other tokens keep their ids, and texts without the new tokens are tokenised as before. T5's tokenizers would
+    decode an added token with one space behind it, whether the text has one or not: {a and { a as "{ a". The one
+    returned decodes to the exact text. UserError for a text that cannot be a token.
     """
     texts = [_ESCAPES.get(text, text) for text in texts]
     for text in texts:
@@ -175,7 +173,7 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
 
 
 def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
-    """(what the text is, its documents, at most --max_train_samples of them)."""
+    """(description of the text for the summary, its documents, at most --max_train_samples of them)."""
     if args.streaming:
         name, config = args.dataset_name, args.dataset_config_name
         rows = iter(load_dataset_splits(name, config, "--dataset_name", streaming=True, needed="train")["train"])
@@ -193,7 +191,7 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
 
 
 def described_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> str:
-    """Share and number of the letters in the sample that have no token."""
+    """A line with the share and the number of letters that have no token. counts: {letter: how often it occurs}."""
     letters = list(counts)
     ids_of_letters = zip(letters, plain_encoder(tokenizer)(letters), strict=True)
     lost = [letter for letter, ids in ids_of_letters if tokenizer.unk_token_id in ids]

@@ -114,7 +114,7 @@ class EvaluationArguments:
     load_in_4bit: bool = LOAD_IN_4BIT
     load_in_8bit: bool = LOAD_IN_8BIT
     dtype: str | None = DTYPE
-    split: str | None = option(None, "Not set: the task's evaluation splits; with --do_predict: its test splits.")
+    split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
     against: str | None = option(None, "predictions.jsonl of another checkpoint on the same rows: adds win rates.")
     interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
     allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
@@ -136,7 +136,9 @@ class EvaluationRunArguments(T5TrainingArguments):
     )
     _groups = {"run": f"{_usual} run_name project"}
 
-    output_dir: str | None = option(None, "Must be empty or overwritten. Not set: eval_<task> in the model's folder.")
+    output_dir: str | None = option(
+        None, "Folder to write. Must be empty or overwritten. Not set: eval_<task> in the model's folder."
+    )
     overwrite_output_dir: bool = option(False, "Replace the files of an earlier evaluation in --output_dir.")
     per_device_eval_batch_size: int = option(64, "Rows per process and forward pass.")
     do_predict: bool = option(False, "Predict the test splits, without metrics.")
@@ -206,7 +208,7 @@ def parse_flags(
 def names_of_tasks(
     evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
 ) -> list[str]:
-    """The tasks that the flags name; for GLUE's server those that a submission has."""
+    """Names of the tasks that the flags name; for --dataset_name all --do_predict, those of GLUE's submission."""
     if not is_submission(task_args, run_args):
         return list(check_tasks(task_args))
     names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
@@ -238,8 +240,9 @@ def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) ->
 
 
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
-    """The flags that the checkpoint's task.json adds to those given; a line shows them. The `names` of those given are
-    put into `given`. If each task has its own checkpoint, build_job adds the lengths."""
+    """{flag: value} from the checkpoint's task.json for flags that are not given; a printed line shows them. {} with
+    --interactive, and if each task has its own checkpoint: there build_job takes the lengths from it. values: those of
+    all flags. names: those of the flags that are given; they are added to `given`, where the caller finds them."""
     if values["task"]:
         names |= {"benchmark", "dataset_name"}
         values["benchmark"], values["dataset_name"] = split_task(values["task"])
@@ -263,7 +266,7 @@ def build_job(
     given: set[str],
     is_one_of_several: bool,
 ) -> Job:
-    """The task's entry, checkpoint and splits, checked. AX is answered by mnli's checkpoint. given: names of flags."""
+    """The checked Job of a task. AX is answered by mnli's checkpoint. given: names of the flags that are given."""
     limit = task_args.max_eval_samples  # counts for --split train too
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     if name != OWN and OWN in comma_words(task_args.dataset_name):  # these are the files of the pairs beside it
@@ -282,7 +285,8 @@ def build_job(
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
-    """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if none may be left out."""
+    """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if a task lacks its data or its model
+    and --allow_missing is not given, or if all do."""
     loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
     if not several_models:
@@ -307,7 +311,8 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Lo
 
 
 def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
-    """Fingerprints of the tasks' rows and of each model's files, which all processes must share to divide the rows."""
+    """{what: hash} of the tasks' rows and of each model's files, which must be equal in all processes: they divide the
+    rows among them."""
     found = {
         f"contents of {job.task.name} {split}": data._fingerprint
         for job in jobs
@@ -346,8 +351,8 @@ def build_trainer(
 
 
 def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[dict], dict]:
-    """(for each row its "prediction", "" for no label, and the log-probabilities of answers that are compared; eval_*
-    metrics, or counts without labels or with --do_predict)."""
+    """(answers, numbers). answers: for each row its "prediction", "" if it is no label, and for a preference pair the
+    log-probabilities of both answers. numbers: eval_* metrics; without labels, or with --do_predict, only counts."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names and not trainer.args.do_predict
     trainer.compute_metrics = task.judge(split, generated).compute_metrics if scored else None
@@ -370,14 +375,14 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
     return found, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
 
 
-def write_answers(task: LoadedTask, split: str, found: list[dict], trainer: T5Trainer, submits: bool) -> list[dict]:
+def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5Trainer, submits: bool) -> list[dict]:
     """Appends the split's rows to predictions.jsonl in their order, and returns them: source, prediction, and the
-    target if it is known (a list where there are several). found: of `predict_split`. The trackers show the first ones.
-    submits: writes a submission too."""
+    target if it is known (a list where there are several). The trackers show the first TRACKED_ROWS. answers: from
+    `predict_split`. submits: writes a submission too."""
     folder, records = Path(trainer.args.output_dir), []
     has_targets = "labels" in task.data[split].column_names
     columns = ["source", "prediction", "target"] if has_targets else ["source", "prediction"]
-    for index, (row, answer) in enumerate(zip(task.rows[split], found, strict=True)):
+    for index, (row, answer) in enumerate(zip(task.rows[split], answers, strict=True)):
         record = {"task": task.name, "split": split, "index": index}
         record |= {"source": source_text(task.entry, row)} | answer
         if has_targets:
@@ -390,12 +395,12 @@ def write_answers(task: LoadedTask, split: str, found: list[dict], trainer: T5Tr
     rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
     log_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
     if submits:
-        write_submission(folder, task, split, [answer["prediction"] for answer in found])
+        write_submission(folder, task, split, [answer["prediction"] for answer in answers])
     return records
 
 
 def compared(job: LoadedJob, split: str, records: list[dict], against: str | None) -> dict[str, float]:
-    """The win rates of a split's answers against those of another checkpoint, if they are asked for."""
+    """The win rates of a split's answers against another checkpoint's in the file `against`; {} if that is None."""
     rates = win_rates(job.task.entry, records, read_others(against, records)) if against else {}
     return {f"{job.prefix(split)}_{name}": rate for name, rate in rates.items()}
 
@@ -428,7 +433,7 @@ def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, st
             f"python predict_t5.py --model_name_or_path {model} --input_file new.csv --output_file answers.jsonl"
         )
     if missing:
-        next_step = "the same with what is left out"
+        next_step = "the same command with what is left out"
         next_step += ": the server takes whole submissions only" if submission.exists() else ""
     elif submission.exists():
         next_step = f"upload {submission} at https://gluebenchmark.com/submit"
@@ -469,7 +474,8 @@ def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
 
 
 def score_text(argv: list[str] | None, recorded: dict) -> dict:
-    """The metrics of a pre-trained model on held-out text, which the objective of its run masks as it did there."""
+    """The metrics of a pre-trained model on held-out text, masked as in its pre-training. recorded: the flags of that
+    run."""
     from data_t5 import FoundText, Text
     from objectives.registry import get_objective
 

@@ -159,7 +159,7 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     again = load_model(str(folder)).eval()
     found = again.state_dict()
     if lost := sorted(wanted.keys() - found.keys()):
-        raise UserError(f"huggingface: lost {lost[:3]}: not written")
+        raise UserError(f"huggingface: the saved model lacks {', '.join(lost[:3])}: not written")
     different = [name for name, tensor in wanted.items() if not torch.equal(found[name], tensor.float())]
     if different:
         raise UserError(f"huggingface: {different[0]} is not what the checkpoint holds (is it finite?): not written")
@@ -172,7 +172,7 @@ def export(args: ExportArguments, folder: Path, original: Original, texts: list[
     again = write_hugging_face(original, folder, DTYPES[args.dtype])
     if encode(load_tokenizer(str(folder)), texts) != original.sources:
         raise UserError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
-    wanted = original.answers = pytorch_answers(original.model, original.sources)  # those weights are exported
+    wanted = original.answers = pytorch_answers(original.model, original.sources)  # with weights as rounded to --dtype
     found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted))}
     del again
     for kind in [kind for kind in TOLERANCES if kind in args.formats and kind != "huggingface"]:
@@ -182,7 +182,7 @@ def export(args: ExportArguments, folder: Path, original: Original, texts: list[
 
 
 def described(result: dict) -> str:
-    """The comparison of a format, as a line."""
+    """One line about a format's comparison with PyTorch."""
     within = f"within {result['largest_difference']:.2g} (allowed {result['tolerance']:g})"
     if "loaded_by" in result:
         return f"{within} of PyTorch's in {result['texts']} texts, loaded by {' and '.join(result['loaded_by'])}"
@@ -196,7 +196,7 @@ def described(result: dict) -> str:
 
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict[str, dict]:
-    """{format: its comparison with PyTorch}."""
+    """Runs the script; returns {format: its comparison with PyTorch}."""
     (args,) = parse_arguments([ExportArguments], argv, about=__doc__)
     check_flags(args)
     checkpoint = find_checkpoint(args.model_name_or_path)
@@ -216,7 +216,9 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
     weights = count_parameters(model)
     plan = {"checkpoint": checkpoint, "model": f"{human_count(weights)} parameters"}
-    plan["memory"] = f"about {human_bytes(8 * weights)} of the machine's: read and written in float32, side by side"
+    plan["memory"] = (
+        f"about {human_bytes(8 * weights)} of the machine's: two models in float32, before and after export"
+    )
     start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
         search = beam_search(model, read_record(checkpoint).get("generation_num_beams"))

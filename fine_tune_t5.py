@@ -81,7 +81,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
 
 
 def with_source(model: ModelArguments) -> ModelArguments:
-    """The flags of the model, where none names it with the demo's checkpoint, or else a tiny model from scratch."""
+    """The flags of the model. If none names one, they get the demo's checkpoint, or else a tiny model from scratch."""
     if model.model_name_or_path or model.config_name:
         return model
     if demo := next((path for path in DEMO_CHECKPOINTS if is_local_model(path)), None):
@@ -92,7 +92,7 @@ def with_source(model: ModelArguments) -> ModelArguments:
 
 
 def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
-    """What this run is, as flags, the model's shape, the machine and --output_dir settle it; and its tasks."""
+    """(what this run does, decided from flags, the model's shape, the machine and --output_dir; its tasks)."""
     model, data, args, tasks = parse_flags(argv)
     packed = "--packing true" if args.packing else None
     tokenizer = named_tokenizer(model)
@@ -123,15 +123,15 @@ def main(argv: list[str] | None = None) -> dict:
     data.resume(run.checkpoint)
     forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
     set_generation_length(model, data.generation_length)
-    both = AnswersCollator(tokenizer, model=model, pad_to_multiple_of=8)
-    train, validation = with_reference(data, model, run.args, both)
+    collator = AnswersCollator(tokenizer, model=model, pad_to_multiple_of=8)
+    train, validation = with_reference(data, model, run.args, collator)
 
     trainer = T5Trainer(
         model=model,
         args=run.args,
         train_dataset=train,
         eval_dataset=validation,
-        data_collator=both,
+        data_collator=collator,
         train_collator=train_collator(data.train, run.args, model),
         processing_class=tokenizer,
         evaluation_tasks=data.judged,

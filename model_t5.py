@@ -59,7 +59,7 @@ from modeling.low_rank import CONFIG, add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 from modeling.segment_masks import enable_packing
 
-# Of --config_overrides; other numbers have the usual limits of flags.
+# Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
     ("d_model", "d_kv", "d_ff", "num_heads", "relative_attention_max_distance"), dict(at_least=1, at_most=2**20)
 )
@@ -163,7 +163,8 @@ def get_model(
     else:
         overrides = parse_overrides(args.config_overrides)
         config = build_config(args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
-        for name in ("pad_token_id", "eos_token_id"):  # before transformers adds it to T5's 1, maybe another token here
+        # Trainer would add the tokenizer's EOS to T5's, id 1, which may be another token of this tokenizer.
+        for name in ("pad_token_id", "eos_token_id"):
             setattr(config, name, getattr(tokenizer, name))
         model = create_model(config, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
@@ -228,7 +229,8 @@ def train_only(model: PreTrainedModel, pattern: str) -> None:
 
 
 def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Switches the checkpoint to the vocabulary of `--tokenizer_name`; a summary, None if it has this one already."""
+    """Switches the checkpoint to the vocabulary of `--tokenizer_name`. Returns a line about it, or None if the
+    checkpoint has this vocabulary already."""
     folder = Path(args.model_name_or_path)
     if folder.is_dir() and not has_tokenizer(folder):
         return "the checkpoint has no tokenizer: it gets that of --tokenizer_name"
@@ -240,8 +242,9 @@ def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTo
 
 
 def check_model_source(args: Any, training_args: Any = None, packed: str | None = None) -> None:
-    """UserError for an unknown name, shape or architecture, or one that does not support other flags
-    (`check_options`), or that the run would delete, before any text or weight is read. args: the ModelArguments."""
+    """UserError, before any text or weight is read, for a model that is unknown or of another architecture, that does
+    not support other flags (`check_options`) or fit into memory, or that the run would delete. args: the
+    ModelArguments."""
     if args.model_name_or_path:
         config = _t5_config(args.model_name_or_path)
     elif args.config_name:
@@ -276,17 +279,17 @@ def check_room(config: PreTrainedConfig, shown: str, form: str = "float32") -> N
     is sharded or sent to a GPU. shown: the flag and value that name it. form: of its layers' weights."""
     shape, processes = shape_of(config), processes_here()
     layers = bytes_of((shape.layer_weights // shape.encoder.width, shape.encoder.width), form)
-    needed, there = (layers + 4 * shape.embedding_weights) * processes, free_memory()
-    if needed > there:
+    needed, free = (layers + 4 * shape.embedding_weights) * processes, free_memory()
+    if needed > free:
         copies = f", one for each of {processes} processes," if processes > 1 else ""
         raise UserError(
             f"{shown}: its weights in {form}{copies} take {human_bytes(needed)} of the machine's memory "
-            f"before they are sharded or sent to a GPU, and {human_bytes(there)} are free"
+            f"before they are sharded or sent to a GPU, and {human_bytes(free)} are free"
         )
 
 
 def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = NO_MODEL) -> T5Config:
-    """`load_config`; ValueError unless it is of the T5 family."""
+    """The configuration of a checkpoint. UserError if it is of none of FAMILIES, or its weights are quantised."""
     config = load_config(name_or_path, flag, wrong)
     if config.model_type not in FAMILIES:
         known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
@@ -331,7 +334,7 @@ def load_model(
     do_not_wait_for_the_hub(name_or_path)
     family = family_of(config)
     if as_saved := as_saved and family.can_load_as_saved:
-        config.dtype = None  # else it says what "auto" is
+        config.dtype = None  # otherwise "auto" below would mean this type, and not the file's
     options = dict(config=config, dtype="auto" if as_saved else torch.float32, output_loading_info=True)
     if attention := family.attention(attn_implementation):
         options["attn_implementation"] = attention
@@ -414,7 +417,7 @@ def check_teacher(
 def load_teacher(args: Any) -> PreTrainedModel:
     """The model of --teacher on the run's device, for inference: frozen, without dropout, in bfloat16 on a GPU that has
     it, and whole also where the student is sharded. Its `contents` is a hash of its weights."""
-    unset_hf_deepspeed_config()  # by which transformers would load it in pieces, as the student
+    unset_hf_deepspeed_config()  # with it transformers would shard the teacher too
     try:
         model = load_model(args.teacher, flag="--teacher")
     finally:
@@ -422,7 +425,7 @@ def load_teacher(args: Any) -> PreTrainedModel:
             set_hf_deepspeed_config(config)
     model.contents = weights_digest(model)
     enable_packing(model)
-    compute_loss_in_forward(model, chunk=CHUNK)  # its head can be left out then
+    compute_loss_in_forward(model, chunk=CHUNK)  # lets a batch hold the input of its head instead of its logits
     low = args.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return model.eval().requires_grad_(False).to(args.device, torch.bfloat16 if low else None)
 

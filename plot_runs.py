@@ -69,7 +69,8 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
 
 
 def read_run(folder: Path, x: str) -> dict:
-    """One folder -> {"lines": of metrics.jsonl, with "tokens" if `x` asks for them, "results": of all_results.json}."""
+    """{"lines": those of a run's metrics.jsonl, with "tokens" if that is `x`, "results": content of all_results.json}.
+    UserError if the folder is not that of a training run."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder. Name the --output_dir of a training run")
     if not (folder / "metrics.jsonl").is_file():
@@ -88,8 +89,8 @@ def read_run(folder: Path, x: str) -> dict:
 
 
 def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
-    """The keys of `wanted`, names with or without "eval_" between commas, or the first metric there is. ValueError
-    for an unknown one, with the list, and for an empty one."""
+    """The keys of the metrics to show: those in `wanted`, "accuracy,eval_f1" with or without "eval_", or if it is None
+    the first metric of an evaluation. UserError for an unknown name, with a list, and for an empty one."""
     lines = [line for run in runs for line in [*run["lines"], run["results"]]]
     metrics = eval_metrics(lines)
     if wanted is None:
@@ -109,13 +110,13 @@ def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
 
 
 def last(run: dict, key: str) -> float | None:
-    """The value in all_results.json, else the last one logged, else None."""
+    """A run's value of `key`: that in all_results.json, else the last one logged, else None."""
     values = [line[key] for line in [*run["lines"], run["results"]] if isinstance(line.get(key), Real)]
     return values[-1] if values else None
 
 
 def table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
-    """One aligned line a label; see the head of this file for what the columns mean."""
+    """A heading and an aligned line for each label; the head of this file says what the columns mean."""
     shown = [metric.removeprefix("eval_") for metric in metrics]
     rows = [["run", "n", "steps", "train loss", "eval loss", *shown, "time"]]
     for label, runs in groups.items():

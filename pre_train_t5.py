@@ -72,12 +72,14 @@ def metric_names(text: PreTrainingDataArguments) -> list[str]:
         known += [f"loss_{name}" for name in denoisers]
     if len(corpora) > 1 and not text.validation_file:
         known += [f"{corpus}_{metric}" for corpus in corpora for metric in CORPUS_METRICS]
-    other = "bits_per_byte" if has_ids(text) else "nats_per_id"  # what is not counted of texts, or of ids
-    return [name for name in known if not name.endswith(other)]
+    unused = (
+        "bits_per_byte" if has_ids(text) else "nats_per_id"
+    )  # ready-made ids have no bytes, and text has no such ids
+    return [name for name in known if not name.endswith(unused)]
 
 
 def decide(argv: list[str] | None) -> Decision:
-    """What this run is, as flags, the model's shape, the machine and --output_dir settle it."""
+    """What this run does, decided from flags, the model's shape, the machine and --output_dir."""
     model, text, args = parse_flags(argv)
     batches = Batches(*lengths_of(text), shapes=1, packed=packed_flag(text))
     return settle("pre-training", model, text, args, named_tokenizer(model), batches, dropout=0.0)
@@ -113,7 +115,7 @@ def main(argv: list[str] | None = None) -> dict:
         samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
     rows = {"tokenizer": text.described_tokenizer, "vocabulary": vocabulary}
-    # Ready-made ids are no text for the built-in task.
+    # A model of ready-made ids cannot read the text of the built-in task.
     script = "evaluate_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"
     return TrainingRun(run, trainer, text, rows).execute(script)
 

@@ -60,17 +60,17 @@ from tasks.examples import answer_length, class_label_ids, decode_texts
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 from tasks.registry import as_list, source_text
 
-GO_ON = "What is written there stays. Free some space: then the same command goes on."
+GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
 
 
 class Engine(NamedTuple):
-    """What generates.
+    """A loaded model of one --backend, as functions.
 
-    write: of tokenised texts [B] the token ids written [B * count, T], the best first, and of several their
-    log-probabilities. score: of a tokenised text the log-probabilities of the texts [C, T], as `class_label_ids`
-    returns them. settings: those that decide what it writes.
+    write: tokenised sources, a list of B -> (token ids [B * count, T], the best answer to a source first; their
+    log-probabilities, None if count is 1). score: (a tokenised source, the class labels [C, T] of `class_label_ids`) ->
+    C log-probabilities. All are in nats. settings: the search settings that decide the answers.
     """
 
     write: Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
@@ -97,11 +97,13 @@ class PredictionArguments:
     batch_size: int = option(32, "Inputs per process and batch.", at_least=1)
     max_samples: int | None = option(None, "Answer the first N inputs only.", at_least=1)
     backend: str = option("transformers", "Library that generates.", choices=("transformers", "ctranslate2"))
-    bf16: bool = option(False, "Weights in bfloat16; with the next three flags autocast.")
+    bf16: bool = option(False, "Weights in bfloat16; with the next three flags: autocast to it.")
     load_in_4bit: bool = LOAD_IN_4BIT
     load_in_8bit: bool = LOAD_IN_8BIT
     dtype: str | None = DTYPE
-    attn_implementation: str | None = option(None, "Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS)
+    attn_implementation: str | None = option(
+        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
+    )
     use_cpu: bool = option(False, "Generate on the CPU even if there is a GPU.")
     seed: int = option(42, "Seed of --do_sample.", at_least=0)
 
@@ -112,22 +114,24 @@ class PredictionArguments:
 
 @dataclass
 class SearchArguments:
-    """How answers are searched: fields of transformers' GenerationConfig. Where not set, the checkpoint's
-    generation_config.json counts, but for sampling, and then transformers' defaults."""
+    """How answers are searched: fields of transformers' GenerationConfig. A field that is not set has the value of the
+    checkpoint's generation_config.json, or else transformers' default; do_sample is then off."""
 
     _argument_group_name = "search (transformers' GenerationConfig)"
     _usual = "max_new_tokens num_beams num_return_sequences do_sample"
 
     max_new_tokens: int | None = option(None, "Most tokens of an answer. Not set: as in evaluation.", at_least=1)
     min_new_tokens: int | None = option(None, "Fewest tokens of an answer.", at_least=1)
-    num_beams: int | None = option(None, "Beams. Not set: as in evaluation, else as that file says.", at_least=1)
+    num_beams: int | None = option(None, "Beams. Not set: as in evaluation, else generation_config.json's.", at_least=1)
     num_return_sequences: int | None = option(None, "Answers per input, written with their scores.", at_least=1)
     length_penalty: float | None = option(None, "Above 0 favours long answers among beams.", at_least=-100, at_most=100)
     early_stopping: bool | None = option(None, "End the search when as many answers as beams are complete.")
     do_sample: bool | None = option(None, "Sample tokens instead of taking the most likely ones.")
     temperature: float | None = option(None, "Temperature of sampling.", above=0)
     top_k: int | None = option(None, "Sample among the K most likely tokens; 0: all.", at_least=0)
-    top_p: float | None = option(None, "Sample among the most likely tokens with this share.", above=0, at_most=1)
+    top_p: float | None = option(
+        None, "Sample among the likeliest tokens of this total probability.", above=0, at_most=1
+    )
     repetition_penalty: float | None = option(None, "Above 1 makes repeated tokens less likely.", above=0)
     no_repeat_ngram_size: int | None = option(None, "No sequence of N tokens occurs twice.", at_least=0)
 
@@ -257,20 +261,20 @@ def settings_of(plan: Plan) -> dict:
     args, folder = plan.args, Path(plan.args.model_name_or_path)
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
-    settings["form"] = None if form_of(args) == "float32" else form_of(args)  # earlier commits had one alone
+    settings["form"] = None if form_of(args) == "float32" else form_of(args)  # None: as in older files
     patterns = ("*model*.safetensors", "*model*.bin", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {
         "max_source_length": plan.entry["max_source_length"],
         "input": contents_digest([Path(plan.args.input_file)]),
-        "weights": contents_digest(weights),  # the folder may hold another training's by now
+        "weights": contents_digest(weights),  # another training may have replaced those in the folder
     }
     return json.loads(json.dumps(settings))
 
 
 # ---------------------------------------------------------------- what generates
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
-    """Answers by `generate`."""
+    """The Engine of `--backend transformers`, which answers by `generate`."""
     args, form, tokenizer = plan.args, form_of(plan.args), plan.tokenizer
     model = load_to_answer(args.model_name_or_path, args.attn_implementation, form, device, args.bf16)
     fit_vocabulary(model, len(tokenizer))
@@ -305,9 +309,10 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
 def log_probabilities(
     model: PreTrainedModel, batch: dict[str, torch.Tensor], written: torch.Tensor, count: int
 ) -> list[float]:
-    """The log-probability in nats of each text [B * count, T], without its start token."""
+    """The log-probability in nats of each text, EOS included. written: [B * count, T], beginning with the start token;
+    batch: the B sources."""
     labels = written[:, 1:].clone()
-    # An instruction-tuned T5Gemma has several; behind the first of them the row is filled up.
+    # An instruction-tuned T5Gemma has several EOS tokens. A text ends with the first one; the rest of a row is padding.
     ends = torch.isin(labels, torch.tensor(as_list(model.generation_config.eos_token_id), device=labels.device)).long()
     labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
     repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
@@ -320,7 +325,7 @@ def log_probabilities(
 
 
 def with_ctranslate2(plan: Plan, _: object) -> Engine:
-    """Answers by CTranslate2, searching as transformers does."""
+    """The Engine of `--backend ctranslate2`, which searches as transformers does."""
     folder, config = task_folder(plan.args), GenerationConfig()
     if (folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
         config = GenerationConfig.from_pretrained(folder)
@@ -348,7 +353,8 @@ ENGINES = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}
 
 # ---------------------------------------------------------------- answering
 def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm, first: int) -> list[dict]:
-    """The records of some inputs, on every process: their texts by length, a batch to each process in turn.
+    """The records of some inputs, returned in every process. Their texts are sorted by length and cut into batches,
+    which the processes take in turn.
 
     first: the number of the first of these inputs.
     """
@@ -381,7 +387,7 @@ def tokenised(texts: list[str], plan: Plan) -> list[list[int]]:
 
 
 def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
-    """A line of the output: the row, its prediction, and of several texts for an input all with their scores."""
+    """A line of the output: the row, its prediction, and, if there are several texts for an input, all with scores."""
     record = item.row | {"prediction": item.answer([found[0][0] for found in candidates])}
     if plan.count > 1:
         best = candidates[0] if candidates else []
@@ -391,20 +397,17 @@ def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
 
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
-    """{"inputs": how many there are, "answered": how many of them in this run}; with --web the page is answered until
-    Ctrl-C, and both are 0."""
+    """Runs the script; returns {"inputs": how many there are, "answered": how many of them by this run}. With --web it
+    serves the page until Ctrl-C, and both are 0."""
     plan = parse_flags(argv)
     args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
     if args.web:
         show_page(plan, state.device)
         return {"inputs": 0, "answered": 0}
-    sizes = [len(item.texts) for item in read_inputs(plan)]  # all are read before the long work
+    sizes = [len(item.texts) for item in read_inputs(plan)]  # a broken row is found before the long work
     settings, output = settings_of(plan), None
-    places = (
-        "model_name_or_path",
-        "tokenizer_name",
-        "input_file",
-    )  # they may differ between nodes; their contents are compared
+    # Paths may differ between nodes; their contents are compared.
+    places = ("model_name_or_path", "tokenizer_name", "input_file")
     check_alike(
         {name: value for name, value in settings.items() if name not in places},
         "give all nodes the same flags and files",

@@ -196,7 +196,7 @@ def train(run: Run) -> None:
     write_json(run.folder.with_suffix(".json"), {"flags": run.shown_flags})
     code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)
     if code == PREEMPTED_EXIT_CODE:
-        print(f"{run.task}, seed {run.seed}: told to stop; the same command resumes", flush=True)
+        print(f"{run.task}, seed {run.seed}: a signal or a time limit stopped it; the same command resumes", flush=True)
         raise SystemExit(code)
     if code or not run.results():
         raise SystemExit(f"{run.task}, seed {run.seed}: fine_tune_t5.py ended with {code}: {last_line(log)} ({log})")
@@ -233,7 +233,7 @@ def numbers_of_task(name: str, done: list[Run]) -> dict:
     }
     scored = [values["seeds"] for metric, values in metrics.items() if (name, metric) not in UNSCORED]
     record = read_json(done[0].folder / "run.json")
-    rows, limit = record["examples"].get("train"), record["arguments"]["max_train_samples"]  # None: of a stream
+    rows, limit = record["examples"].get("train"), record["arguments"]["max_train_samples"]  # rows: None if streamed
     return {
         "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in results}),
         "metrics": metrics,

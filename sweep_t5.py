@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 # Failures in a row after which an agent gives up: of any kind, and with the same error.
 MOST_FAILURES, MOST_EQUAL_FAILURES = 5, 3
-SHOWN_COMMANDS = 3  # of --dry_run
+SHOWN_COMMANDS = 3  # commands that --dry_run prints
 
 
 @dataclass
@@ -68,7 +68,7 @@ class SweepArguments:
 
 def run_agent(study: "Study", sweep: Sweep, args: SweepArguments) -> tuple[str, int]:
     """(why the agent stopped, exit code), after its trials. One that is interrupted is left to the next agent."""
-    states, errors = [], []  # of all trials of this agent; of the latest ones, if they failed
+    states, errors = [], []  # the states of this agent's trials; the errors of those that failed since the last success
     for _ in itertools.islice(itertools.count(), args.count):
         with turn(sweep):
             enqueue_abandoned(study)
@@ -119,7 +119,7 @@ def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, Sweep]:
 
 
 def print_commands(sweep: Sweep, seed: int) -> None:
-    """The commands of the first trials."""
+    """Prints the commands of the first trials."""
     import optuna
 
     study = optuna.create_study(direction=sweep.goal)
@@ -133,8 +133,9 @@ def print_commands(sweep: Sweep, seed: int) -> None:
 
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0; 1 if too many trials failed, or all; 130 after Ctrl-C; 75 after another signal, or if the trial
-    ended with 75, so that slurm/sweep.slurm requeues the job. SystemExit(2) for a user's mistake."""
+    """Runs the script; returns the exit code: 0; 1 if too many trials failed, or all; 130 after Ctrl-C; 75 after
+    another signal, or if the trial ended with 75, so that slurm/sweep.slurm requeues the job. SystemExit(2) for a
+    user's mistake."""
     args, sweep = parse_flags(argv)
     import optuna  # --help and a mistake in the file need not wait for it
 

@@ -11,9 +11,9 @@ from constants import ATTENTION_IMPLEMENTATIONS, LEAST_VOCAB_SIZE, MODEL_SHAPES
 # Limits of a newly trained tokenizer: its letters need room beside the sentinels.
 LEAST_VOCABULARY = dict(at_least=LEAST_VOCAB_SIZE, unit="(100 of them are sentinels)", at_most=2**21)
 DTYPES = ("float32", "bfloat16")
-LOAD_IN_4BIT = option(False, "Hold weights that are not trained in 4 bits (nf4), an eighth of float32.")
+LOAD_IN_4BIT = option(False, "Hold frozen weights in 4 bits (nf4), an eighth of float32.")
 DTYPE = option(None, "Type of the layers' weights. Not set: float32.", choices=DTYPES)
-LOAD_IN_8BIT = option(False, "Hold weights that are not trained in 8 bits (int8), a quarter.")
+LOAD_IN_8BIT = option(False, "Hold frozen weights in 8 bits (int8), a quarter of float32.")
 _SHAPES = ", ".join(name.replace("t5-v1_1", "t5-v1_1" if "small" in name else "") for name in MODEL_SHAPES)
 
 
@@ -29,7 +29,7 @@ class ModelArguments:
     )
     config_name: str | None = option(None, f"From scratch: {_SHAPES}, or a folder/Hub name.")
     config_overrides: str | None = option(
-        None, "Changes to a new shape, such as d_model=64,num_layers=2; of a checkpoint: layers to keep."
+        None, "Changes to a new model's shape, such as d_model=64,num_layers=2; for a checkpoint: layers to keep."
     )
     tokenizer_name: str | None = option(None, "Folder, Hub name, .model file. Not set: the checkpoint's, or a new one.")
     vocab_size: int = option(4096, "Size of a new tokenizer, or number of different ready-made ids.", at_least=2)
@@ -38,17 +38,19 @@ class ModelArguments:
         0.1, "Largest share of <unk> among the tokens that a run trains on.", above=0, at_most=1
     )
     train_only: str | None = option(None, "Train only weights whose names match this pattern, such as cross_attn.")
-    dropout_rate: float | None = option(None, "Not set: 0 in pre-training, else the model's.", at_least=0, below=1)
+    dropout_rate: float | None = option(
+        None, "Dropout rate. Not set: 0 in pre-training, else the model's.", at_least=0, below=1
+    )
     attn_implementation: str | None = option(
         None, "Attention; t5_fused needs dropout 0.", choices=ATTENTION_IMPLEMENTATIONS, auto=True
     )
     lora_rank: int | None = option(None, "Train only LoRA matrices of this rank. Not set: all weights.", at_least=1)
     load_in_4bit: bool = LOAD_IN_4BIT
     load_in_8bit: bool = LOAD_IN_8BIT
-    dtype: str | None = option(None, "Type of weights that are not trained.", choices=DTYPES, auto=True)
+    dtype: str | None = option(None, "Type of frozen weights.", choices=DTYPES, auto=True)
 
 
-# Also of the flags with which evaluate_t5.py and predict_t5.py load a checkpoint.
+# evaluate_t5.py and predict_t5.py apply these rules to their flags too.
 FORM_RULES = (
     ("load_in_4bit dtype", lambda args: args.load_in_8bit, "--load_in_8bit holds the same weights: leave one out"),
     ("dtype", lambda args: args.load_in_4bit, "--load_in_4bit holds the same weights: leave one out"),
@@ -90,7 +92,8 @@ _RULES = (
 
 
 def check_form(model: Any, args: Any) -> None:
-    """UserError if frozen weights cannot be held as `model`'s flags ask. args: training flags, with bf16 as decided."""
+    """UserError if the flags `args` exclude the form of frozen weights that `model` asks for: sharding excludes every
+    form, and bfloat16 needs --bf16. args: flags of training, evaluation or prediction, with bf16 decided."""
     sharding = "--deepspeed" if getattr(args, "deepspeed", None) else None
     if hasattr(args, "fsdp") and wants_fsdp(args):
         sharding = "--fsdp"
@@ -98,7 +101,7 @@ def check_form(model: Any, args: Any) -> None:
         reason = f"not with {sharding}, which shards float32 weights: leave one of them out"
         refuse(model, "load_in_4bit load_in_8bit dtype", reason)
     if model.dtype == "bfloat16" and not args.bf16:
-        refuse(model, "dtype", "is multiplied in bfloat16 only: add --bf16, or leave it out")
+        refuse(model, "dtype", "such weights are multiplied in bfloat16 only: add --bf16, or leave --dtype out")
 
 
 def check_model(args: ModelArguments, own_ids: bool = False) -> None:

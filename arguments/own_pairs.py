@@ -14,14 +14,14 @@ from modeling.preferences import BETAS, SIMPO_GAMMA
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
-# {shape: the columns that identify a record of it}. For these shapes the preprocess of the same name makes source and
-# target; the number counts the worked examples, two in Tk-Instruct.
+# {record shape: the columns by which it is recognised}. For these shapes the function of the same name in
+# tasks.transforms makes source and target. natural_instructions_N writes N worked examples (Tk-Instruct: 2).
 _MADE = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = ("instruction", "output")
-# Of answers that are compared: pairs, and single ones for kto. An explicit prompt is not needed to recognise pairs.
+# Shapes for --preference: pairs of answers, and rated single answers for kto. Pairs may have no column `prompt`.
 _COMPARED = {"preference": ("chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
 _MADE |= _COMPARED
-SHAPES = _MADE | {  # for these the two columns are source and target
+SHAPES = _MADE | {  # in the shapes below, the two columns are source and target
     "pretokenized": ("inputs_pretokenized", "targets_pretokenized"),  # P3, of which T0 was made
     "prompt_completion": ("prompt", "completion"),
     "inputs_targets": ("inputs", "targets"),  # FLAN
@@ -66,7 +66,7 @@ _APART = (
     (("train_file",), ("source_file", "hub_dataset"), "name one source of training rows"),
     (("source_file",), ("hub_dataset",), "name one source of training rows"),
     (("source_file", "validation_source_file"), ("source_column", "record_shape"), "parallel files have no columns"),
-    (("record_shape",), ("source_column",), "the shape says the columns itself, leave out --source_column"),
+    (("record_shape",), ("source_column",), "the shape names the columns itself, leave out --source_column"),
     (
         ("hub_dataset",),
         _VALIDATION_FILES,
@@ -75,7 +75,7 @@ _APART = (
     (("validation_split_percentage",), _VALIDATION_FILES, "there are validation rows already"),
     (("preference",), ("labels", "source_file", "validation_source_file"), "answers that are compared are free texts"),
 )
-# Rules of flags, as arguments/training.py has them.
+# For check_rules: (flags, function of all flags that says when these are refused, why and what to do).
 _RULES = (
     (
         "rejected_column",
@@ -99,12 +99,13 @@ _RULES = (
         lambda args: (
             args.source_column and not (args.desirable_column if args.preference == "kto" else args.rejected_column)
         ),
-        "say which answers are compared with --rejected_column, with kto --desirable_column",
+        "name the column of worse answers with --rejected_column, or for kto that of ratings with --desirable_column",
     ),
     (
         "preference",
         lambda args: args.record_shape and args.record_shape not in shapes_for(args.preference),
-        "--record_shape {record_shape} has no answers that it compares: it reads preference, and kto reads unpaired",
+        "--record_shape {record_shape} has no answers to compare: dpo, ipo and simpo read the shape preference, and "
+        "kto reads unpaired",
     ),
 )
 
@@ -118,7 +119,7 @@ def names_own_pairs(args: Any) -> bool:
 
 
 def shapes_for(preference: str | None) -> list[str]:
-    """The shapes of records that are recognised, in this order."""
+    """Names of the record shapes that are tried in this order: the one of --preference, or without it all others."""
     if preference is None:
         return [shape for shape in SHAPES if shape not in _COMPARED]
     return ["unpaired" if preference == "kto" else "preference"]
@@ -163,7 +164,7 @@ def check_own_pairs(args: Any) -> None:
 
 
 def complete_own_pairs(args: Any) -> None:
-    """Sets --validation_split_percentage where files are named without validation rows."""
+    """Sets --validation_split_percentage, if not given, to HELD_OUT where files without validation rows are named."""
     named = (args.train_file or args.source_file) and not _has_validation_files(args)
     if named and args.validation_split_percentage is None:
         args.validation_split_percentage = HELD_OUT
@@ -184,7 +185,7 @@ def own_entry(args: Any) -> dict:
 
 
 def _compared(args: Any) -> dict:
-    """preference, rejected and desirable of the entry; {} if nothing is compared."""
+    """The entry's fields preference, rejected and desirable; {} without --preference."""
     if args.preference is None:
         return {}
     beta = args.preference_beta or BETAS[args.preference]
@@ -196,8 +197,8 @@ def _compared(args: Any) -> dict:
 
 
 def prefix_of(text: str | None) -> str | None:
-    """The prefix of an entry: "summarize: " -> "summarize", written with a colon; "TL;DR " and "résume : ",
-    unchanged."""
+    """The field `prefix` of an entry: "summarize: " -> "summarize", to which source texts add ": "; "TL;DR " and
+    "résume : " stay unchanged."""
     words = (text or "").rstrip(" ")
     if not words.endswith(":"):
         return text or None
@@ -205,7 +206,7 @@ def prefix_of(text: str | None) -> str | None:
 
 
 def _columns(args: Any) -> dict:
-    """inputs, target, file_columns and preprocess of the entry; {} if only the rows show them."""
+    """The entry's fields inputs, target, file_columns and preprocess; {} if the flags leave the columns to the rows."""
     if args.source_file or args.validation_source_file:
         return dict(inputs={"": "source"}, target="target")
     if args.record_shape in _MADE:
@@ -220,7 +221,7 @@ def _columns(args: Any) -> dict:
     renamed = {}
     if args.tsv_header is False:
         if wrong := next((name for name in named if not name.isdecimal()), None):
-            raise UserError(f"--tsv_header false: the columns are numbers then, counted from 0, and not {wrong}")
+            raise UserError(f"--tsv_header false: such columns are named by number, from 0 on, not by {wrong!r}")
         renamed = {name: int(name) for name in named}
     if len(targets) == 1:
         return dict(inputs=inputs, target=targets[0], file_columns=renamed)
@@ -243,8 +244,8 @@ def named_columns(args: Any) -> list[str]:
 
 
 def _files(args: Any) -> dict:
-    """{split: file or files}, of parallel files {split: {"source": ..., "target": ...}}; absolute paths if
-    --data_dir is set, for other tasks."""
+    """{split: file or files}, or {split: {"source": ..., "target": ...}} for parallel files. Paths are absolute if
+    --data_dir is set, since that is the folder of the other tasks."""
 
     def one(paths: list[str]) -> str | list[str]:
         shown = [str(home_path(path).absolute()) if args.data_dir else path for path in paths]

@@ -15,7 +15,7 @@ from common.processes import print_once
 from constants import NOT_UNDER_FSDP, NOT_UNDER_ZERO
 
 _EXAMPLE = "zero_stage2_config.json"
-# {place in DeepSpeed's file: the flag that says the same}; the sections optimizer and scheduler have functions below
+# {key in DeepSpeed's file: the flag that means the same}; functions below read the sections optimizer and scheduler
 _FLAGS_IN_FILE = {
     "bf16.enabled": "bf16",
     "gradient_clipping": "max_grad_norm",
@@ -82,22 +82,22 @@ def take_from_accelerate(args: Any) -> None:
 
 
 def read_deepspeed(path: str) -> dict:
-    """The content of the JSON file of `--deepspeed`."""
+    """The content of the JSON file of `--deepspeed`. UserError if it cannot be read or holds no JSON object."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"not JSON: {error}"
         raise UserError(f"--deepspeed {path}: {reason}. Name DeepSpeed's JSON file, such as {_EXAMPLE}") from None
     if not isinstance(config, dict):
-        raise UserError(f"--deepspeed {path}: holds no mapping. {_EXAMPLE} is one that works")
+        raise UserError(f"--deepspeed {path}: holds no JSON object. {_EXAMPLE} is a file that works")
     return config
 
 
 def flags_of_deepspeed(values: dict[str, Any], given: set[str]) -> dict[str, Any]:
-    """{flag: value} that the file of `--deepspeed` says, which is taken as if the flags said it; "auto" says nothing.
+    """{flag: value} for the flags that the file of `--deepspeed` sets; an "auto" in it sets none.
 
-    values: of all flags. given: names of those that the command line or the recipe sets. UserError if one of them says
-    otherwise.
+    values: those of all flags. given: names of the flags that the command line or the recipe sets. UserError if one of
+    them has another value than the file, or if no flag can express a setting of the file.
 
     {"gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}}
     -> {"max_grad_norm": 0.5, "optim": "adamw_torch", "learning_rate": 3e-5}
@@ -155,8 +155,8 @@ def _optimizer_flags(path: str, section: dict | None) -> dict[str, Any]:
 
 
 def _schedule_flags(path: str, section: dict | None) -> dict[str, Any]:
-    """Flags that the section `scheduler` stands for. A warm-up is linear here, as with DeepSpeed's warmup_type linear;
-    it begins, and a decay ends, where DeepSpeed's does."""
+    """Flags that the section `scheduler` stands for. The warm-up is linear, whatever the file's warmup_type; its first
+    rate, and the last rate of a decay, are DeepSpeed's."""
     if section is None:
         return {}
     if section.get("type") not in _SCHEDULES:
@@ -178,25 +178,27 @@ def _schedule_flags(path: str, section: dict | None) -> dict[str, Any]:
 
 
 def _accumulation(path: str, config: dict, values: dict, is_given: bool) -> dict[str, int]:
-    """Forward passes of a step that has the file's train_batch_size, if it names one."""
+    """{"gradient_accumulation_steps": n} that gives a step the file's train_batch_size; {} if the file names none.
+    UserError if no n does."""
     wanted = config.get("train_batch_size", "auto")
     if wanted == "auto":
         return {}
-    once = values["per_device_train_batch_size"] * int(os.environ.get("WORLD_SIZE", "1"))
+    per_pass = values["per_device_train_batch_size"] * int(os.environ.get("WORLD_SIZE", "1"))
     says_both = is_given or config.get("gradient_accumulation_steps", "auto") != "auto"
-    steps = values["gradient_accumulation_steps"] if says_both else max(1, wanted // once)
-    if steps * once != wanted:
+    steps = values["gradient_accumulation_steps"] if says_both else max(1, wanted // per_pass)
+    if steps * per_pass != wanted:
         raise UserError(
-            f"--deepspeed {path}: train_batch_size {wanted} is not what the flags make, {steps * once:,} sequences a "
-            'step. Write "auto" there, or change --per_device_train_batch_size and --gradient_accumulation_steps'
+            f"--deepspeed {path}: train_batch_size {wanted} is not what the flags make, {steps * per_pass:,} sequences "
+            'a step. Write "auto" there, or change --per_device_train_batch_size and --gradient_accumulation_steps'
         )
     return {"gradient_accumulation_steps": steps}
 
 
 def completed_deepspeed(path: str) -> dict:
-    """The file's content, with "auto" where it lacks what a flag decides, and without what only flags decide."""
+    """The content of the file of `--deepspeed` with "auto" for settings that it leaves to flags, and without its
+    sections optimizer and scheduler."""
     config = read_deepspeed(path)
-    for name in ("optimizer", "scheduler"):  # they are flags by now
+    for name in ("optimizer", "scheduler"):  # flags_of_deepspeed has turned them into flags
         config.pop(name, None)
     for name in (
         "gradient_clipping",  # DeepSpeed would clip at 1
@@ -224,7 +226,7 @@ def check_deepspeed(args: Any) -> None:
             '"auto" there, and give the flags'
         )
     # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
-    # DeepSpeed shards them later, when T5Trainer has set this again.
+    # DeepSpeed shards them later, when T5Trainer has set the configuration again.
     unset_hf_deepspeed_config()
 
 

@@ -15,7 +15,7 @@ from modeling.preferences import BETAS, SIMPO_GAMMA
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
 LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")  # flags, and fields of an entry
-CORRUPTED_SHARE = 0.1  # of the rows, without --span_corruption_share
+CORRUPTED_SHARE = 0.1  # default of --span_corruption_share
 _LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS", at_most=LONGEST)
 _HUB_PAIRS = "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"
 _BUILTIN = ("builtin", "package_topic")  # the task if none is named
@@ -41,9 +41,9 @@ class TaskArguments:
 
     task: str | None = option(
         None,
-        f"Such as glue/cola, glue/cola,super_glue/rte or glue/all. Of {', '.join(DATASET_VALS)} "
+        f"Such as glue/cola, glue/cola,super_glue/rte or glue/all. Benchmarks: {', '.join(DATASET_VALS)} "
         f"(constants.py). Not set: own pairs, task.json's, or in training {'/'.join(_BUILTIN)}.",
-        kw_only=True,  # the first flag shown, not the first argument
+        kw_only=True,  # --help shows it first, but TaskArguments("glue", "cola") sets benchmark and dataset_name
     )
     benchmark: str | None = option(None, "The part of --task before the slash.", is_older=True)
     dataset_name: str | None = option(None, "The part after it: cola, cola,sst2 or all.", is_older=True)
@@ -58,38 +58,41 @@ class TaskArguments:
     hub_config: str | None = option(None, "Configuration of --hub_dataset.")
     source_column: list[str] | None = option(None, 'Own pairs: column of the sources; a,b is read as "a: ... b: ...".')
     target_column: list[str] | None = option(None, "Own pairs: column of the targets; a,b: several references.")
-    tsv_header: bool | None = option(None, "Own pairs: whether line 1 of a .tsv names the columns. Not set: found.")
+    tsv_header: bool | None = option(None, "Own pairs: whether line 1 of a .tsv names the columns. Not set: detected.")
     source_prefix: str | None = option(None, 'Own pairs: put before each source, such as "summarize: ".')
     target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
     labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: the rows' classes.")
-    positive_label: str | None = option(None, "Own pairs: class that f1 is of. Not set: the second of --labels.")
+    positive_label: str | None = option(None, "Own pairs: class that f1 measures. Not set: the second of --labels.")
     metrics: list[str] | None = option(None, "Own pairs: such as rougeL,bleu; the first chooses the best model.")
-    record_shape: str | None = option(None, "Own pairs: shape of the records. Not set: found.", choices=SHAPES)
+    record_shape: str | None = option(None, "Own pairs: shape of the records. Not set: detected.", choices=SHAPES)
     records: str | None = option(None, "Own pairs: field that holds the rows, such as data.qas; * is any.")
     skip_rows_where: list[str] | None = option(None, "Own pairs: leave out rows with COLUMN=VALUE, such as label=-.")
     validation_split_percentage: float | None = option(
-        None, "Own pairs: held out where no validation rows are named. Not set: 5, of the Hub 0.", above=0, below=100
+        None,
+        "Own pairs: percent held out if no validation rows are named. Not set: 5, of the Hub 0.",
+        above=0,
+        below=100,
     )
-    mixing: str = option("proportional", "How several tasks share the rows; proportional: to theirs.", choices=MIXING)
-    mixing_cap: int = option(65_536, "Most rows that a task counts with when tasks are mixed (T5: 524288).", at_least=1)
+    mixing: str = option("proportional", "Rates of mixed tasks; proportional: to their rows.", choices=MIXING)
+    mixing_cap: int = option(65_536, "Cap on a task's rows when tasks are mixed (T5: 524288).", at_least=1)
     mixing_temperature: float = option(
         2.0, "T: a task's rate is its capped number of rows to the power 1/T.", at_least=1
     )
     span_corruption_file: list[str] | None = option(None, "Plain text whose span corruption is mixed into the tasks.")
     span_corruption_share: float | None = option(
-        None, f"Share of its rows among all. Not set: {CORRUPTED_SHARE}.", above=0, below=1
+        None, f"Share of span corruption among all rows. Not set: {CORRUPTED_SHARE}.", above=0, below=1
     )
-    preference: str | None = option(None, "Loss of compared pairs.", choices=BETAS)
+    preference: str | None = option(None, "Learn which answers are better, by this loss.", choices=BETAS)
     rejected_column: str | None = option(None, "Preference: column of the worse answers.")
-    desirable_column: str | None = option(None, "Column that says if a target is good, for kto.")
-    preference_beta: float | None = option(None, "Of rewards. Not set: 0.1, of simpo 2.", above=0)
-    simpo_gamma: float | None = option(None, f"Margin that simpo wants. Not set: {SIMPO_GAMMA}.", at_least=0)
+    desirable_column: str | None = option(None, "Preference kto: column that says whether a target is good.")
+    preference_beta: float | None = option(None, "Preference: scale of rewards. Not set: 0.1, of simpo 2.", above=0)
+    simpo_gamma: float | None = option(None, f"Target reward margin of simpo. Not set: {SIMPO_GAMMA}.", at_least=0)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
     shuffle_buffer_size: int = option(10_000, "Streaming: rows shuffled at a time, over all ranks.", at_least=1)
     max_piece_length: int | None = option(
-        None, "Tasks on running text: characters of a piece. Not set: the task's.", at_least=1, unit="character"
+        None, "Tasks on running text: most characters of a piece. Not set: the task's.", at_least=1, unit="character"
     )
     max_source_length: int | None = option(None, "Source tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
     max_target_length: int | None = option(None, "Target tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
@@ -100,7 +103,7 @@ class TaskArguments:
     def __post_init__(self):
         if self.task:
             if self.benchmark or self.dataset_name:
-                raise UserError(f"--task {self.task}: names what --benchmark and --dataset_name do. Give one spelling")
+                raise UserError(f"--task {self.task}: stands for --benchmark and --dataset_name, which are given too")
             self.benchmark, self.dataset_name = split_task(self.task)
             self.task = None
         for name in ("train_file", "validation_file"):
@@ -114,7 +117,8 @@ class TaskArguments:
 
 def split_task(text: str) -> tuple[str, str]:
     """(--benchmark, --dataset_name) of --task: "glue/cola,glue/rte" -> ("glue", "cola,rte"). Tasks of other benchmarks
-    keep theirs: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). UserError for an unknown task."""
+    than the first keep their prefix: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). UserError for an
+    unknown task."""
     words = comma_words(text)
     known = [f"{benchmark}/{name}" for benchmark, tasks in DATASET_VALS.items() for name in (*tasks, "all")]
     for word in words:
@@ -133,8 +137,8 @@ def task_arguments(values: dict) -> TaskArguments:
 
 
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
-    """{name: entry} of all tasks that the flags name, including own pairs; sets --benchmark and --dataset_name to their
-    names. UserError for contradictions among the flags and for missing files."""
+    """{name: entry} of all tasks that the flags name, including own pairs. Sets --benchmark and --dataset_name so that
+    they name all of them. UserError for contradictions among the flags and for missing files."""
     if names_own_pairs(args):
         named = comma_words(args.dataset_name or OWN)
         args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
@@ -145,7 +149,7 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--dataset_name {args.dataset_name}: {twice[0]} occurs twice. Name it once")
     if names == [OWN]:
-        refuse(args, "data_dir", "is for named tasks; the files of your pairs are named themselves")
+        refuse(args, "data_dir", "is for named tasks; give the paths of your own files in full, and leave it out")
     tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
     if len(tasks) > 1 and OWN not in names:
         refuse(args, "train_file validation_file", f"needs one task, and --dataset_name names {len(tasks)}")
@@ -189,16 +193,17 @@ def find_entry(benchmark: str, name: str) -> dict:
 
 
 def _named_entry(args: TaskArguments) -> dict:
-    """The entry of the one task that the flags name, with their lengths."""
+    """The entry of the one task that the flags name, with the lengths that flags set."""
     task = find_entry(args.benchmark, args.dataset_name)
     if "max_piece_length" not in task:
-        refuse(args, "max_piece_length", f"its rows are not pieces of text (task {args.dataset_name})")
+        refuse(args, "max_piece_length", f"the rows of task {args.dataset_name} are not pieces of a text: leave it out")
     lengths = (args.max_piece_length, args.max_source_length, args.max_target_length)
     return task | {name: length for name, length in zip(LENGTHS, lengths, strict=True) if length}
 
 
 def check_task(args: TaskArguments) -> dict:
-    """The entry of the one task in --dataset_name, with the lengths that flags name. UserError for missing files."""
+    """The entry of the one task in --dataset_name, with the lengths that flags set. UserError for contradictions among
+    the flags and for missing files."""
     if args.dataset_name == OWN:
         check_own_pairs(args)
         task, suffixes, hint = own_entry(args), ROW_SUFFIXES, "; parallel lines: --source_file and --target_file"

@@ -19,9 +19,9 @@ CORRUPTION_FLAGS = (
     "eos_between_documents",
 )
 PACKINGS = ("chunks", "documents")  # objectives/registry.py
-LONGEST = 10**6  # tokens of a row
+LONGEST = 10**6  # most tokens of a row
 MOST_PROCESSES = 1024
-EVALUATED, EVALUATED_OF_A_STREAM = 10_240, 512  # chunks of all corpora, without --max_eval_samples (docs/defaults.md)
+EVALUATED, EVALUATED_OF_A_STREAM = 10_240, 512  # defaults of --max_eval_samples, for all corpora (docs/defaults.md)
 _SPANS = DENOISERS["span_corruption"]
 
 
@@ -52,8 +52,12 @@ class PreTrainingDataArguments:
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
     streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
     shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks.", at_least=1)
-    validation_split_percentage: float = option(5.0, "Held out without validation text.", above=0, below=100)
-    validation_split_count: int | None = option(None, "Hold out N documents instead.", at_least=1, unit="document")
+    validation_split_percentage: float = option(
+        5.0, "Percent of documents held out if no validation text is named.", above=0, below=100
+    )
+    validation_split_count: int | None = option(
+        None, "Hold out N documents, not a percentage.", at_least=1, unit="document"
+    )
     max_train_samples: int | None = option(None, "Use the first N training documents of each corpus only.", at_least=1)
     max_eval_samples: int | None = option(
         None,
@@ -70,7 +74,10 @@ class PreTrainingDataArguments:
     packing: str = option("chunks", "Rows of running text, or of separate documents.", choices=PACKINGS)
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
-        cores_here(), "Threads that tokenise; processes that read the docs.", at_least=1, at_most=MOST_PROCESSES
+        cores_here(),
+        "Threads that tokenise, and processes that make the built-in corpus.",
+        at_least=1,
+        at_most=MOST_PROCESSES,
     )
     data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached tokens, keyed by the text's contents.")
     overwrite_cache: bool = option(False, "Tokenise again even if the cache holds this text.")
@@ -86,7 +93,7 @@ def _without_hub_name(args: PreTrainingDataArguments) -> bool:
 
 _HELD_OUT = "validation_split_percentage validation_split_count"
 _RULES = (
-    ("dataset_name", lambda args: args.train_file, "and --train_file exclude each other: name one source of text"),
+    ("dataset_name", lambda args: args.train_file, "excludes --train_file: name one source of text"),
     (
         "dataset_config_name",
         _without_hub_name,
@@ -110,8 +117,8 @@ _RULES = (
     (
         _HELD_OUT,
         lambda args: args.streaming,
-        "the length of a stream is not known; its first documents are held out, for --max_eval_samples chunks, or give "
-        "--validation_file",
+        "the length of a stream is not known: leave it out, and the first documents are held out, enough for "
+        "--max_eval_samples chunks; or give --validation_file",
     ),
     (
         _HELD_OUT,
@@ -136,7 +143,7 @@ def check_pre_training_data(args: PreTrainingDataArguments, evaluates: bool = Fa
     is trained on."""
     check_rules(args, _RULES)
     if not args.train_file and not evaluates:
-        refuse(args, "validation_file", "is held against --train_file: name the training text too")
+        refuse(args, "validation_file", "needs --train_file: name the training text too")
     if not args.text_column:
         raise UserError("--text_column '': must be the name of a column, such as text")
     check_folder("--data_cache_dir", args.data_cache_dir)

@@ -54,12 +54,12 @@ from constants import (
 from modeling.distillation import CHUNK
 from modeling.kernels.attention import triton_lacks
 
-LARGEST_SEED = 2**32 - 1  # of numpy
+LARGEST_SEED = 2**32 - 1  # the largest that numpy takes
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
 _LEFT_OPEN = {"optim": "adamw_torch", "lr_scheduler_type": "linear", "warmup_steps": 0}
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
 _COMPILE_MODES = ("default", "lite", "max-autotune-no-cudagraphs", *CUDA_GRAPHS)
-# Parts of Trainer that T5Trainer lacks: it would fail at its first batch or evaluation, ignore them or give errors.
+# Flags of Trainer that T5Trainer does not support: it would ignore them, or fail at its first batch or evaluation.
 _NOT_IN_T5TRAINER = (
     "average_tokens_across_devices batch_eval_metrics dataloader_drop_last enable_jit_checkpoint "
     "eval_do_concat_batches generation_config optim_args optim_target_modules prediction_loss_only "
@@ -68,7 +68,9 @@ _NOT_IN_T5TRAINER = (
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without our warm-up
 SPEEDS = ("auto", "plain")
 TRACKERS = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
-GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}  # {value of --assume_gpu: its name there}
+GPUS = {
+    name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS
+}  # {value of --assume_gpu: key of HARDWARE_PEAKS}
 _OUTPUT = "Folder of the run. Must be empty, or resumed or overwritten."
 
 
@@ -141,7 +143,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start a new run in an --output_dir with files of an earlier run.")
     dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
-    optim: str | None = option(None, "Not set: adamw_rms_scaled; with LoRA or ZeRO-3 adamw_torch.", choices=OPTIMIZERS)
+    optim: str | None = option(
+        None, "Optimizer. Not set: adamw_rms_scaled; with LoRA or ZeRO-3 adamw_torch.", choices=OPTIMIZERS
+    )
     learning_rate: float | None = option(None, "Peak rate. Not set: see docs/defaults.md.", at_least=0, at_most=100)
     learning_rate_batch: int | None = option(
         None, "Sequences per step that --learning_rate was chosen for, which the plan shows.", at_least=1
@@ -170,12 +174,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
-    teacher: str | None = option(None, "Checkpoint or Hub name of a model to distil from, of the same tokenizer.")
+    teacher: str | None = option(None, "Checkpoint or Hub name of a model to distil from, with the same tokenizer.")
     distillation_weight: float = option(
-        0.5, "Share of the divergence from --teacher; the rest is the own loss.", above=0, at_most=1
+        0.5, "Weight of the divergence from --teacher; the rest is that of the loss on the labels.", above=0, at_most=1
     )
     distillation_temperature: float = option(
-        1.0, "Of both distributions. Hinton: 2 to 20.", at_least=0.01, at_most=1000
+        1.0, "Temperature of both distributions. Hinton: 2 to 20.", at_least=0.01, at_most=1000
     )
     distillation_beta: float = option(
         0.0, "0: KL(teacher || student), 1: KL(student || teacher), else Jensen-Shannon.", at_least=0, at_most=1
@@ -196,7 +200,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
     given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets
-    unnamed: frozenset = field(default=frozenset(), init=False)  # those that only the recipe of a bare start sets
+    unnamed: frozenset = field(default=frozenset(), init=False)  # flags that only the default recipe sets
 
     def __post_init__(self):
         if self.fp16 or self.fp16_full_eval:
@@ -260,11 +264,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         return other
 
     def main_process_first(self, local: bool = True, desc: str = "work"):  # noqa: ARG002
-        """Overrides TrainingArguments: its barrier ends all ranks where tokenising takes half an hour."""
+        """Runs a `with` block first in the first process of each node (`first_of_node_first`). Overrides
+        TrainingArguments, whose barrier ends all ranks if tokenising takes half an hour."""
         return first_of_node_first()
 
     def __getstate__(self):
-        """The content of training_args.bin, which is part of every checkpoint: all fields but secrets."""
+        """The content of training_args.bin, which is part of every checkpoint: all fields, secrets as None."""
         return {name: None if is_secret(name) else value for name, value in vars(self).items()}
 
 
@@ -274,7 +279,7 @@ def has_bf16() -> bool:
 
 
 def _default_trackers() -> list[str]:
-    """W&B if it is installed and not switched off; otherwise a line says that no tracker follows the run."""
+    """["wandb"] if it is installed and not switched off; otherwise [], after a printed line that says so."""
     if os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes", "on"):  # transformers' till version 4
         missing = "WANDB_DISABLED is set, so not with W&B"
     elif find_spec("wandb") is None:
@@ -323,7 +328,7 @@ class FineTuningArguments(T5TrainingArguments):
     packing: bool = option(False, "Put several examples into a row, masked apart.", auto=True)
 
 
-_ONE_SHAPE = "a stream's batches are cut on the fly, all of one size: leave it out, or --streaming"
+_ONE_SHAPE = "a stream's batches are cut on the fly, all of one size: leave out this flag or --streaming"
 _RULES = (
     (
         "do_predict",
@@ -337,7 +342,11 @@ _RULES = (
     ),
     ("hub_model_id", lambda args: not args.push_to_hub, "nothing is uploaded without --push_to_hub: give both"),
     ("assume_gpu", lambda args: not args.dry_run, "only plans for another machine: add --dry_run"),
-    ("trackio_static_space_id", lambda _: True, "not made here; after the run, `trackio sync --sdk static` does it"),
+    (
+        "trackio_static_space_id",
+        lambda _: True,
+        "the scripts make no static space; after the run, `trackio sync --sdk static` makes one",
+    ),
     (
         "early_stopping_patience",
         lambda args: not (args.load_best_model_at_end and args.metric_for_best_model),
@@ -373,11 +382,11 @@ _RULES = (
     (
         "torch_compile_mode",
         lambda args: args.torch_compile_mode in CUDA_GRAPHS and args.gradient_accumulation_steps > 1,
-        "its CUDA graphs write a forward pass's gradients over those of the one before; give "
+        "its CUDA graphs overwrite the gradients of the forward pass before, which accumulation needs; give "
         "--gradient_accumulation_steps 1 instead of {gradient_accumulation_steps}, or leave the mode out",
     ),
     ("precompile", lambda args: not args.torch_compile, "fills the cache of --torch_compile: give both"),
-    # Rules of schedules, which are chosen by then.
+    # The rules from here on read the schedule, which check_training chooses before it checks them.
     (
         "warmup_start_factor final_learning_rate_factor",
         lambda args: args.lr_scheduler_kwargs,
@@ -389,7 +398,7 @@ _RULES = (
         "follows the evaluations, and --eval_strategy no asks for none: give --eval_strategy steps",
     ),
 )
-# These hold for flags that are given with their default values too.
+# These rules also refuse a flag that is given with its default value.
 _GIVEN_RULES = (
     (
         "fsdp_config",
@@ -417,15 +426,19 @@ _PRE_TRAINING_RULES = (
 _STREAMING_RULES = (
     ("train_sampling_strategy", lambda _: True, "a stream is always shuffled, by its blocks and --shuffle_buffer_size"),
     ("length_buckets packing", lambda _: True, _ONE_SHAPE),
-    ("teacher_top_k", lambda _: True, "caches what --teacher says of every row, and a stream has no end: leave it out"),
+    (
+        "teacher_top_k",
+        lambda _: True,
+        "caches predictions of --teacher for all rows, and a stream has no end: leave it out",
+    ),
 )
 
 
 def settle_training(
     args: T5TrainingArguments, job: str, data: PreTrainingDataArguments | TaskArguments
 ) -> T5TrainingArguments:
-    """The flags of training with the defaults of `job` in TRAINING_DEFAULTS where none is given. UserError for
-    contradictions, also with the flags of the data."""
+    """A copy of `args` in which flags that are not given have the defaults of `job` (TRAINING_DEFAULTS). UserError for
+    contradictions among them, and between them and the flags of the data."""
     settled = args.replaced()
     check_training(settled, job)
     check_streaming(data, settled)
@@ -433,7 +446,8 @@ def settle_training(
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
-    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. UserError for contradictions."""
+    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS, and those that --precompile needs.
+    UserError for contradictions."""
     for name in args.report_to:
         if name in INTEGRATION_TO_CALLBACK and name not in get_available_reporting_integrations():
             raise UserError(f"--report_to {name}: its package is not installed: install it, or give --report_to none")
@@ -483,10 +497,10 @@ def _choose_schedule(args: T5TrainingArguments, defaults: dict) -> None:
         args.warmup_steps = defaults["warmup_steps"]
     if args.lr_scheduler_type == "inverse_sqrt" and not args.warmup_steps:
         raise UserError(
-            "--warmup_steps 0: --lr_scheduler_type inverse_sqrt falls from the end of the warm-up on, to "
-            "1 % of the peak in a hundred times as many steps; give T5's 10000"
+            "--warmup_steps 0: without a warm-up, --lr_scheduler_type inverse_sqrt falls from step 1 on, to 10 % of "
+            "the peak at step 100; give T5's 10000"
         )
-    if args.lr_scheduler_type in BY_METRIC:  # transformers has checked this while the schedule was open
+    if args.lr_scheduler_type in BY_METRIC:  # transformers does the same, but saw the placeholder of _LEFT_OPEN
         args.metric_for_best_model = args.metric_for_best_model or "loss"
 
 
@@ -500,7 +514,7 @@ def _check_compiler(args: T5TrainingArguments) -> None:
 
 
 def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
-    """UserError if the warm-up is as long as the run."""
+    """UserError if the warm-up is at least as long as the run, unless the schedule is constant or inverse_sqrt."""
     if args.lr_scheduler_type not in ("constant", "inverse_sqrt") and args.warmup_steps >= max(1, total_steps):
         raise UserError(
             f"--warmup_steps {args.warmup_steps:g}: the run has {total_steps:,} steps, and the learning "
@@ -509,7 +523,8 @@ def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:
 
 
 def warmup_of(arguments: dict, total_steps: int) -> int:
-    """Steps of the warm-up: `--warmup_steps`, or a share of all steps; 0 for a schedule without one."""
+    """Steps of the warm-up; 0 for a schedule without one. A --warmup_steps below 1 is a share of `total_steps`, rounded
+    up. arguments: the training flags by name, as in run.json."""
     share = arguments["warmup_steps"]
     if arguments["lr_scheduler_type"] in ("constant", *BY_METRIC):
         return 0
@@ -522,7 +537,8 @@ def global_batch_size(args: T5TrainingArguments) -> int:
 
 
 def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
-    """UserError for contradictions among the flags of a stream, or for one of its flags without a stream."""
+    """UserError for contradictions among the flags of a stream, or for one of its flags without a stream. Sets
+    ignore_data_skip: when a run resumes, the stream itself begins at the right row, so Trainer must skip none."""
     if not args.streaming:
         refuse(args, "shuffle_buffer_size", "needs --streaming")
         return
@@ -534,7 +550,7 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
         "which rows of a stream come first depends on the order; give a smaller file, or --max_steps",
     )
     check_rules(training_args, _STREAMING_RULES)
-    training_args.ignore_data_skip = True  # skipping batches before a resumed step: the stream itself begins there
+    training_args.ignore_data_skip = True
 
 
 def other_defaults(args: T5TrainingArguments) -> str | None:
@@ -551,7 +567,7 @@ def other_defaults(args: T5TrainingArguments) -> str | None:
 
 
 def best_metric_key(args: Seq2SeqTrainingArguments) -> str | None:
-    """`--metric_for_best_model` as an evaluation's metrics have it: loss -> eval_loss; None if it is not set."""
+    """The key of `--metric_for_best_model` in an evaluation's metrics: loss -> eval_loss; None if it is not set."""
     name = args.metric_for_best_model
     return None if name is None else f"eval_{name.removeprefix('eval_')}"
 

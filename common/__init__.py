@@ -2,5 +2,5 @@
 
 import logging
 
-# peft imports it, and it warns at every start of kernels that it would fetch from the Hub.
+# peft imports bitsandbytes, which warns at every start about kernels that it would fetch from the Hub.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

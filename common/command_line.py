@@ -36,7 +36,8 @@ from common.reports import PROJECT, RED, introduction, is_secret, painted, write
 ALL = "all"  # what `--help_all` shows
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # spellings of one choice: the command line's replaces a recipe's
-SAYS_OF = {"learning_rate_batch": "learning_rate"}  # {flag: the flag it describes}: a recipe's goes if that is replaced
+# {flag: the flag it describes}: the recipe's value of the first is dropped if the command line sets the second
+SAYS_OF = {"learning_rate_batch": "learning_rate"}
 RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_from_checkpoint"))
 
 # {name of a transformers flag in earlier versions: its name today}, where the two are too different for a near match
@@ -66,7 +67,7 @@ def option(default: Any, help: str, kw_only: bool = False, is_older: bool = Fals
 
 
 def limits_of(dataclass: type) -> dict[str, dict]:
-    """{flag: its limits}. For flags of transformers `_inherited` gives them, and may give a help text too."""
+    """{flag: its limits}. Those of transformers' flags are in `_inherited` of the class, with a help text for some."""
     own = {f.name: f.metadata["limits"] for f in dataclasses.fields(dataclass) if f.metadata.get("limits")}
     return getattr(dataclass, "_inherited", {}) | own
 
@@ -80,7 +81,8 @@ def check_limits(flags: Any) -> None:
 
 
 def check_value(name: str, value: Any, limits: dict) -> None:
-    """UserError if a flag's value, or an item of its list, breaks the limits. NaN breaks every bound."""
+    """UserError if a flag's value, or an item of its list, breaks the limits. NaN breaks every bound. A number without
+    an upper bound must be at most MOST."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
     usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
     for item in value if isinstance(value, list) else [value]:
@@ -142,7 +144,7 @@ def flag_table(dataclass_types: list[type]) -> dict:
     group_of, places = dict(reversed(named)), [name for name, _ in named]
     flags = []
     for group, action in _actions_of(classes):
-        told = limits.get(action.dest, {})
+        limit = limits.get(action.dest, {})
         is_switch = action.nargs == 0  # --no_NAME
         is_bool = getattr(action.type, "__name__", "") == "string_to_bool"
         flag = {
@@ -154,8 +156,8 @@ def flag_table(dataclass_types: list[type]) -> dict:
             "const": True if is_bool else action.const,
             "choices": list(action.choices) if action.choices else None,
             "default": action.default,
-            "help": action.help if action.dest in own else told.get("help", action.help),
-            "limits": {name: value for name, value in told.items() if name != "help"},
+            "help": action.help if action.dest in own else limit.get("help", action.help),
+            "limits": {name: value for name, value in limit.items() if name != "help"},
             "is_usual": action.dest in usual,
             "is_hidden": is_switch or action.dest in hidden,
         }
@@ -578,17 +580,18 @@ def check_folder(flag: str, path: str) -> None:
         raise UserError(f"{flag}: must name a folder")
     if "://" in path:
         raise UserError(f"{flag} {path}: is an address, and a folder is needed. Name a local one, and copy it later")
-    wanted = there = home_path(path).absolute()
+    wanted = existing = home_path(path).absolute()
     if os.fsencode(path).decode(errors="replace") != path:
         raise UserError(f"{flag} {path!r}: must be UTF-8 text: libraries that write there need it")
-    if path.startswith("~") and there == Path(path).absolute():
+    if path.startswith("~") and wanted == Path(path).absolute():
         raise UserError(f"{flag} {path}: no such user")
-    while not there.exists() and not there.is_symlink():
-        there = there.parent
-    if not there.is_dir():
-        raise UserError(f"{flag} {path}: {'is a file' if there == wanted else f'{there} is a file'}, not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"{flag} {path}: no permission to write in {there}")
+    while not existing.exists() and not existing.is_symlink():
+        existing = existing.parent
+    if not existing.is_dir():
+        where = "is a file" if existing == wanted else f"{existing} is a file"
+        raise UserError(f"{flag} {path}: {where}, not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{flag} {path}: no permission to write in {existing}")
 
 
 def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:
@@ -638,8 +641,9 @@ def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns a UserError in the `with` block into one line on stderr and exit code 2. Any other exception is a defect of
-    this project or of a library: it is raised again, with a line on where to report it."""
+    """Turns a UserError in the `with` block into one line on stderr and exit code 2; not if T5_FOUNDRY_TRACEBACK is
+    set. Any other exception is a defect of this project or of a library: it is raised again, with a line on where to
+    report it."""
     try:
         yield
     except UserError as error:

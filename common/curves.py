@@ -37,7 +37,8 @@ def eval_loss_key(lines: list[dict]) -> str:
 
 
 def curve(lines: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
-    """(x values, y values) of a run by step. A second value at a step, often the best model's, is left out."""
+    """(x values, y values) of a run in the order of steps. Only the first value at a step counts: a later one is often
+    the best model's, evaluated after training."""
     points = {}
     for line in lines:
         if y in line and line.get(x) is not None:

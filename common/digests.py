@@ -26,15 +26,15 @@ READ_AT_ONCE = 8  # files whose contents are hashed side by side
 READ_BYTES = 2**20
 HASHED_BYTES = 2**32  # the most that `contents_digest` reads, in seconds; of larger files it reads evenly spread pieces
 PIECE_BYTES = 2**16
-TOLD_BYTES = 2**33  # before more is hashed, which takes many seconds, a line says so
+TOLD_BYTES = 2**33  # a line is printed before more than this is hashed, which takes many seconds
 UNCERTAIN_SECONDS = 2  # resolution of a file system's times: a file changed so recently may change with no new time
 
 
 def file_digest(path: Path, pieces: int = 0, *, stopped: Event) -> str:
     """SHA-256 of a file's bytes, in hexadecimal.
 
-    pieces: how many evenly spread pieces of PIECE_BYTES are read, the first at the beginning and the last at the end;
-    0: all bytes. stopped: once this is set, reading stops early.
+    pieces: how many evenly spread pieces of PIECE_BYTES are read, at least two: the beginning and the end; 0: all
+    bytes. stopped: once this is set, reading stops early.
     """
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -58,7 +58,8 @@ def file_digests(paths: Iterable[Path], pieces: Iterable[int] | None = None) -> 
 
 
 def stamp(path: Path) -> list[int] | None:
-    """Size, time and inode of a file, which change with its contents; None if there is no such file."""
+    """[size in bytes, modification time in ns, inode] of a file, one of which changes with its contents; None if there
+    is no such file."""
     try:
         status = path.stat()
     except FileNotFoundError:

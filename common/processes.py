@@ -35,7 +35,7 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
-# What launchers call the number of processes on a machine: torchrun and accelerate, deepspeed, MPI's.
+# Variables that hold the number of processes on a machine: of torchrun and accelerate, deepspeed, Open MPI and MPICH.
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
@@ -45,8 +45,8 @@ def processes_here() -> int:
     for name in _LOCAL_SIZES:
         if name in os.environ:
             return int(os.environ[name])
-    alone = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1", socket.gethostname())
-    return int(os.environ.get("WORLD_SIZE", "1")) if alone else 1
+    all_here = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    return int(os.environ.get("WORLD_SIZE", "1")) if all_here else 1
 
 
 def cores_here() -> int:

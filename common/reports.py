@@ -82,17 +82,20 @@ def short_number(value: object) -> str:
 
 
 def mean_and_deviation(values: list[float | None], form: str) -> str:
-    """[0.8, 0.9] -> "0.850 ± 0.071"; [0.8, None] -> "0.800 (n=1)": one value has no deviation; [None] -> "-"."""
-    there = [value for value in values if value is not None]
-    if not there:
+    """[0.8, 0.9] -> "0.850 ± 0.071"; [0.8, None] -> "0.800 (n=1)": one value has no deviation; [None] -> "-".
+
+    form: how a number is written, such as "{:.3f}". The deviation is that of a sample (n - 1).
+    """
+    known = [value for value in values if value is not None]
+    if not known:
         return "-"
     # Not by the statistics module, which fails with NaN and infinity: diverged runs have them.
-    mean = sum(there) / len(there)
+    mean = sum(known) / len(known)
     text = form.format(mean)
-    if len(there) > 1:
-        deviation = math.sqrt(sum((value - mean) ** 2 for value in there) / (len(there) - 1))
+    if len(known) > 1:
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
         text += f" ± {form.format(deviation)}"
-    return text if len(there) == len(values) else f"{text} (n={len(there)})"
+    return text if len(known) == len(values) else f"{text} (n={len(known)})"
 
 
 def first_line(error: Exception, count: int = 1) -> str:
@@ -169,7 +172,7 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextlib.contextmanager
 def side_file(path: Path) -> Iterator[Path]:
-    """Lets the `with` block write a file beside the model. A failure, such as a full disk, is only printed."""
+    """Lets the `with` block write a file that no run depends on; an OSError, such as a full disk, is only printed."""
     try:
         yield path
     except OSError as error:
@@ -226,8 +229,8 @@ def lines_until(lines: list[dict], step: int) -> list[dict]:
 
 
 def was_evaluated(step: int, history: list[dict]) -> bool:
-    """Whether the lines hold an evaluation of this step. A run evaluates again if it resumes from a checkpoint that was
-    saved before its evaluation, even if the killed run had written that evaluation."""
+    """Whether `history`, lines with a "step", holds an evaluation of this step. If that of a checkpoint does not, a run
+    that resumes from it evaluates the step again, and the killed run's lines of that evaluation are outdated."""
     return any(line["step"] == step and any(name.startswith("eval_") for name in line) for line in history)
 
 
@@ -260,7 +263,8 @@ def run_record(
 ) -> dict:
     """The content of run.json: which code, data and machine made a model.
 
-    arguments: all flags; secrets (SECRET_ENDINGS) are left out. examples: rows of each split, {"train": 10_000}.
+    arguments: all flags; secrets (SECRET_ENDINGS) are left out. fingerprints: hashes of the data. examples: rows of
+    each split, {"train": 10_000}.
     """
     # parameters() lists tied tensors once; under ZeRO-3 they are empty, and ds_numel is their true size.
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())

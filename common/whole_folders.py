@@ -143,7 +143,7 @@ def told_if_full(place: str, advice: str) -> Iterator[None]:
 def put_in_place(aside: Path, final: Path, unless_whole: bool = False) -> None:
     """Renames a finished folder to `final`. A folder of that name is moved away just before and deleted afterwards.
 
-    unless_whole: a folder there that is whole, since another process was faster, stays instead.
+    unless_whole: if another process was faster and its folder is whole, that folder stays instead.
     """
     grave = aside.with_name(f"{aside.name}.replaced")
     for _ in range(10):  # several processes may replace a damaged folder at once, and only one rename succeeds
@@ -188,7 +188,7 @@ def _temporary(name: str, parent: Path) -> Iterator[Path]:
 def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
     """An empty folder to fill. It is renamed to `final` when the `with` block ends, or deleted after an error.
 
-    FileExistsError if `final` is a file, or by then a folder with files and `overwrite` is not set. UserError if the
+    FileExistsError if by then `final` is a file, or, unless `overwrite` is set, a folder with files. UserError if the
     disk is full.
     """
     parent = final.absolute().parent
@@ -285,8 +285,8 @@ _STATE |= {"epoch": (int, float, _NONE), "best_model_checkpoint": (str, _NONE), 
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder, in a few words; None if nothing is. Without a manifest only a few things
-    are checked."""
+    """What is wrong with a checkpoint folder, in a few words; None if nothing is. Without a manifest only
+    trainer_state.json and the headers of *.safetensors are checked."""
     if not (checkpoint / "trainer_state.json").is_file():
         return "it has no trainer_state.json"
     try:
@@ -299,7 +299,7 @@ def damage(checkpoint: Path) -> str | None:
         return f"its trainer_state.json has a {wrong[0]} of the wrong type"
     if (checkpoint / MANIFEST).exists():
         return difference(checkpoint)
-    for path in sorted(checkpoint.glob("*.safetensors")):  # written by other code: their headers at least say a size
+    for path in sorted(checkpoint.glob("*.safetensors")):  # opening one compares its size with that in its header
         try:
             safe_open(path, "pt")
         except (SafetensorError, OSError) as error:

@@ -279,7 +279,7 @@ CONTRADICTIONS = (
     ),
     ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience 2: needs --load_best_model_at_end"),
     ("best_without_evaluation", dict(load_best_model_at_end=True), "load_best_model_at_end requires"),
-    ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name installed_docs: and --train_file exclude"),
+    ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name installed_docs: excludes --train_file"),
     (
         "validation_alone",
         dict(train_file=None, validation_file="{good}/good.txt"),

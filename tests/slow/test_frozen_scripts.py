@@ -123,7 +123,7 @@ class FrozenScriptsTest(RowsAndBaseTest):
         (["--load_in_4bit", "--load_in_8bit"], "--load_in_4bit True: --load_in_8bit holds the same weights"),
         (["--load_in_8bit", "--dtype", "bfloat16"], "--dtype bfloat16: --load_in_8bit holds the same weights"),
         (["--load_in_4bit", "--dtype", "bfloat16"], "--dtype bfloat16: --load_in_4bit holds the same weights"),
-        (["--dtype", "bfloat16", "--bf16", "false"], "--dtype bfloat16: is multiplied in bfloat16 only: add --bf16"),
+        (["--dtype", "bfloat16", "--bf16", "false"], "--dtype bfloat16: such weights are multiplied in bfloat16 only"),
     )
     def test_refused(self, flags, message):
         self.assertIn(message, self.fine_tune("refused", *flags, code=2)[1])

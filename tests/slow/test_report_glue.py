@@ -211,7 +211,7 @@ class InterruptionTest(TestCase):
             self.run_report(f"stopped_{code}", execute=execute)
         if code == 75:
             self.assertEqual(stopped.exception.code, 75)
-            self.assertIn("cola, seed 1: told to stop; the same command resumes", self.printed.getvalue())
+            self.assertIn("cola, seed 1: a signal or a time limit stopped it", self.printed.getvalue())
         else:  # a text: Python prints it on stderr, and the exit code is 1
             message = "cola, seed 1: fine_tune_t5.py ended with 3: RuntimeError: out of luck"
             self.assertStartsWith(stopped.exception.code, message)

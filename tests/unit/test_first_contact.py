@@ -98,7 +98,7 @@ class TaskNameTest(parameterized.TestCase):
             split_task(text)
 
     def test_other_mistakes(self):
-        with self.assertRaisesRegex(ValueError, "--task glue/cola: names what --benchmark and --dataset_name do"):
+        with self.assertRaisesRegex(ValueError, "--task glue/cola: stands for --benchmark and --dataset_name"):
             TaskArguments(task="glue/cola", benchmark="glue")
         with self.assertRaisesRegex(ValueError, "--dataset_name allenai/c4: not in DATASET_VALS; .*--hub_dataset"):
             check_tasks(TaskArguments(benchmark="glue", dataset_name="allenai/c4"))

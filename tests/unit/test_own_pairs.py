@@ -705,7 +705,7 @@ class MistakeTest(TestCase):
             "other.jsonl, row 1: no column prompt, .* a/1.jsonl, row 1 has .prompt, .*; available: question, answer",
         ),
         (f"--train_file book.csv {COLUMNS}", "book.csv: looks like .* Excel workbook: save its sheet as CSV"),
-        (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: the columns are numbers then"),
+        (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: such columns are named by number"),
         (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
     )
     def test_message(self, flags, message, error=ValueError):

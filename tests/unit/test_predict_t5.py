@@ -189,7 +189,7 @@ class PredictTest(TestCase):
             _, _, error = run_main(predict_t5.main, *flags, "--input_file", path, code=2)
         self.assertRegex(
             error.splitlines()[-1],
-            "error: --output_file .*answers.jsonl: no room on the disk .* the same command goes on",
+            "error: --output_file .*answers.jsonl: no room on the disk .* the same command resumes",
         )
         result, rows, _ = self.predict(path)
         self.assertEqual(result["answered"] < 23, largest > 100)

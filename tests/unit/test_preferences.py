@@ -352,7 +352,10 @@ class RecordsTest(parameterized.TestCase):
         ),
         ("--preference dpo --simpo_gamma 1", "--simpo_gamma 1.0: is for --preference simpo"),
         ("--preference_beta 1", "--preference_beta 1.0: is a factor of --preference"),
-        ("--preference dpo --source_column prompt --target_column chosen", "with --rejected_column, with kto"),
+        (
+            "--preference dpo --source_column prompt --target_column chosen",
+            "worse answers with --rejected_column, or for kto",
+        ),
         (
             "--preference kto --source_column prompt --target_column chosen --rejected_column rejected",
             "--rejected_column rejected: pairs are compared",

@@ -283,7 +283,7 @@ class DeepSpeedTest(parameterized.TestCase):
         (ZERO_2 | {"fp16": {"enabled": True}}, [], "differs from the flags .fp16.enabled=True"),
         (ZERO_2 | {"optimizer": {"type": "Lamb"}}, [], "optimizer Lamb is not taken .* give --optim"),
         (ZERO_2 | {"scheduler": {"type": "OneCycle"}}, [], "scheduler OneCycle is not taken"),
-        ([1], [], "holds no mapping"),
+        ([1], [], "holds no JSON object"),
     )
     def test_contradictions(self, config, argv, message):
         with self.assertRaisesRegex(UserError, message):
