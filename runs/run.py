@@ -232,7 +232,8 @@ class TrainingRun(Run):
             written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")
             files = ", ".join(name for name in written if (self.output_dir / name).is_file())
             rows = shown_numbers({name: value for name, value in results.items() if name.startswith("eval_")})
-            rows["training took"] = human_time(train_metrics["train_runtime"])
+            since = f" since {Path(self.checkpoint).name}" if self.checkpoint else ""
+            rows["training took"] = human_time(train_metrics["train_runtime"]) + since
             rows["written to"] = f"{self.output_dir}: the model, {files}"
             rows |= {"tracked": "; ".join(tracked) or None, "uploaded to": uploaded, "next": next_command}
             end_summary(rows)
