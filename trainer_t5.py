@@ -237,11 +237,11 @@ class T5Trainer(FiniteTrainer):
         step = self.state.global_step
         is_new = step > 0 and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
         errors, are_new = zip(*gather_object([(error, is_new)]), strict=True)
-        parts_of_message = list(filter(None, errors))
+        messages = list(filter(None, errors))
         if are_new[0]:  # one rank decides for all
-            parts_of_message.append(self._save_before_step(place))
+            messages.append(self._save_before_step(place))
         finish_process_group()
-        raise UserError("; ".join(parts_of_message))
+        raise UserError("; ".join(messages))
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a run that is finished or that early
@@ -271,7 +271,7 @@ class T5Trainer(FiniteTrainer):
             self._leave()
 
     def _make_owed_evaluation(self) -> None:
-        """Makes the evaluation that the run before this one had to leave out (owed_evaluation), as if that run had gone
+        """Makes the evaluation that the checkpoint's run had to leave out (owed_evaluation), as if that run had gone
         on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
         owed, self.owed_evaluation, control = self.owed_evaluation, None, self.control
         if owed is not None and self.preemption.reason is None:
