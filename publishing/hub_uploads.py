@@ -1,4 +1,4 @@
-"""Uploads to the Hugging Face Hub, made only if a flag asks for them, of only what others need to use the model."""
+"""Uploads to the Hugging Face Hub: only if a flag asks for them, and only what others need to use the model."""
 
 from collections.abc import Iterable
 from concurrent.futures import Future

@@ -62,7 +62,7 @@ def model_card(
     numbers = _numbers(results, record["metrics"])
     objective, family = arguments.get("objective") or "span_corruption", family_of(model.config)
     denoisers = denoisers_of(objective if objective in OBJECTIVES else "span_corruption").values()
-    shown = min((denoiser for denoiser, _ in denoisers), key=lambda one: one.is_prefix)  # rather one that masks spans
+    shown = min((denoiser for denoiser, _ in denoisers), key=lambda one: one.is_prefix)  # prefers one that masks spans
     reads_ids = hasattr(model.config, "input_ids_offset")
     # ByT5's sentinels are not its tokenizer's <extra_id_n>.
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
@@ -176,7 +176,7 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Deno
 
 
 def _without_folders(flag: str, value: object) -> str:
-    """A flag's value as text, where a file, or a path that does not begin in the working folder, is only its name."""
+    """A flag's value as text, in which files, and paths that begin with ".", "/" or "~", keep only their last part."""
     words = str(value).split(",")
     return ",".join(
         Path(word).name if flag.endswith("_file") or word.startswith((".", "/", "~")) else word for word in words

@@ -141,8 +141,8 @@ class ThroughputCallback(TrainerCallback):
     counts as full); if tokens_per_step is None, the tokens without padding of this rank's batches are counted.
     flops_per_sequence: forward and backward; a number or, where lengths differ, a function of the (source, target)
     lengths of a batch's rows, which may hold several sequences. MFU includes the work on padding; padding_share is the
-    fraction of padding in this rank's sources and targets. peak_flops: FLOP/s of all devices together. ranks: their
-    number, by which this rank's counts are multiplied. T5Trainer calls count_batches with every batch.
+    fraction of padding in this rank's sources and targets. peak_flops: FLOP/s of all devices together. ranks: number of
+    ranks, by which this rank's counts are multiplied. T5Trainer calls count_batches with every batch.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ def write_line(line: str) -> None:
 def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> None:
     """Replaces Trainer's own progress bar and printer with `callbacks`, in the order that they need.
 
-    Trainer puts W&B's callback before the user's, and so would not send it fields that these add to the logs.
+    Trainer puts W&B's callback before the user's, so fields that these add to the logs would not reach it.
     ThroughputCallback therefore goes right after DefaultFlowCallback, whose decision to evaluate or save it reads.
     """
     trainer.remove_callback(ProgressCallback)

@@ -93,9 +93,9 @@ def activation_bytes(
     bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
     the CPU's instructions, at most as much as the layers' largest matrix holds. chunk: target tokens whose logits exist
     at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these anew for every product,
-    and only a block that is not recomputed keeps the copies. form: of the frozen weights (modeling/frozen.py); except
-    float32, it needs no copies. low_rank: shapes of LoRA's matrices; bfloat16 copies of them are kept, and for each row
-    the output [rank] of each layer's first one. distils: whether there is a teacher, whose logits exist for a chunk.
+    and only a block that is not recomputed keeps the copies. form: of the frozen weights (modeling/frozen.py); only
+    float32 needs copies. low_rank: shapes of LoRA's matrices; bfloat16 copies of them are kept, and for each row the
+    output [rank] of each layer's first one. distils: whether there is a teacher, whose logits exist for a chunk.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)

@@ -83,7 +83,7 @@ class WandbTracker:
         ours = wandb_settings(args) | dict(name=name, id=identity)
         if os.environ.get("WANDB_SWEEP_ID"):
             del ours["id"], ours["project"]
-        # Without it, wandb would mix this run into one that failed earlier in this process.
+        # Otherwise wandb would mix this run into one that failed earlier in this process.
         ours["reinit"] = "finish_previous"
         self.table = wandb.Table
         # init gets the configuration, since a later update would make a sweep warn of each value that it has set.

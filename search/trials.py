@@ -110,7 +110,7 @@ def enqueue_again(study: "Study", trial: "FrozenTrial | Trial") -> None:
 
 
 def enqueue_abandoned(study: "Study") -> None:
-    """Enqueues again every running trial whose agent was killed. Call it while holding the lock of `turn`."""
+    """Enqueues again every running trial whose agent was killed. Agents that share a study must hold `turn`."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
@@ -119,8 +119,8 @@ def enqueue_abandoned(study: "Study") -> None:
 
 
 def take_trial(study: "Study", sweep: Sweep, seed: int) -> "tuple[Trial | None, str | None]":
-    """(trial to run, None), or (None, why the search is over). Interrupted trials come first. Call it while holding the
-    lock of `turn`.
+    """(trial to run, None), or (None, why the search is over). Interrupted trials come first. Agents that share a study
+    must hold `turn`.
 
     The sampler is seeded from `seed` and the number of trials, so that no two agents draw the same values.
     """
