@@ -166,7 +166,7 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
     if args.deepspeed and 0 in _tensors(next(folder.glob("optimizer.*")))["state"]:
         raise UserError(
             f"--resume_from_checkpoint {checkpoint}: an earlier version saved its optimizer without the "
-            "tensors' names: resume without --deepspeed until the next checkpoint, and from that one with it"
+            "tensors' names: resume it without --deepspeed, and with it from the next checkpoint on"
         )
 
 
