@@ -57,30 +57,32 @@ def set_up_step(
     teacher: PreTrainedModel | None = None,
     preference: Preference | None = None,
 ) -> None:
-    """Applies the options of the training step to the model: loss, compilation, residual stream. teacher: to distil
-    from, unless the rows hold what it said."""
+    """Applies the options of the training step to the model: loss, compilation, residual stream. teacher: the model to
+    distil from; None without one, or if the rows hold its cached predictions."""
     sum_bias_by_diagonals(model)
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
     shapes = 8 + getattr(args, "length_buckets", 0)
     distillation = Distillation.of_flags(args, teacher)
-    of_loss = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
-    compute_loss_in_forward(model, *of_loss, options, shapes, distillation, teacher, preference)
+    loss_options = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
+    compute_loss_in_forward(model, *loss_options, options, shapes, distillation, teacher, preference)
 
 
 def _fit_for_fsdp(model: PreTrainedModel) -> None:
-    """Lets accelerate shard a T5Gemma too. accelerate puts the head into one group with the input embedding, which here
-    must be the decoder's, not the encoder's; and T5Gemma 2 names layers of its image encoder, which is not there."""
+    """Lets accelerate shard T5Gemma too. accelerate puts the head into one group with the input embedding; for a tied
+    head that must be the decoder's, not the encoder's. T5Gemma 2 also names layers of an image encoder, which our model
+    lacks."""
     if is_tied(model):
         model.get_input_embeddings = lambda: model.get_decoder().embed_tokens
-    there = {type(module).__name__ for module in model.modules()}
-    model._no_split_modules = [name for name in model._no_split_modules if name in there]
+    existing = {type(module).__name__ for module in model.modules()}
+    model._no_split_modules = [name for name in model._no_split_modules if name in existing]
 
 
 @contextlib.contextmanager
 def kept_random_numbers(device: torch.device) -> Iterator[None]:
-    """Gives the random numbers after the block that would have come without it."""
+    """Restores the random generators of Python, NumPy and torch after the block, as if it had drawn nothing. device:
+    whose generator is restored beside the CPU's."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
@@ -96,13 +98,13 @@ class T5Trainer(FiniteTrainer):
     The model's class is changed so that its forward pass computes the loss (modeling/loss.py); `--torch_compile`
     compiles that pass as one graph, without the wrappers around it.
 
-    args: completed by `check_training`. compute_metrics: its predictions are those of `prediction_step`; None: loss and
-    token accuracy. class_label_ids: [C, T] token ids of the class labels (EOS included, padded with -100), which are
-    scored unless `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`: EvaluationTask},
-    where the data sets are scored in different ways. summarise: metrics of a whole evaluation -> further ones, all with
-    the prefix "eval_". train_collator: a collator for training alone; each batch of a BucketCollator holds rows of one
-    bucket. task_record: the content of task.json, which is saved with every model. preference: rows have two answers,
-    and the loss is that of modeling/preferences.py.
+    args: completed by `check_training`. compute_metrics: a function that gets the predictions of `prediction_step`;
+    None: loss and token accuracy. class_label_ids: [C, T] token ids of the class labels (EOS included, padded with
+    -100), which are scored unless `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`:
+    EvaluationTask}, if the data sets are scored in different ways. summarise: function from the metrics of a whole
+    evaluation to further ones, all with the prefix "eval_". train_collator: a collator for training alone; with a
+    BucketCollator every batch has rows of one bucket. task_record: the content of task.json, which is saved with every
+    model. preference: the loss of rows with two answers (modeling/preferences.py), or None.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class T5Trainer(FiniteTrainer):
                 from publishing.hub_uploads import RunUploads
 
                 self.uploads = RunUploads(args)
-        if args.ddp_find_unused_parameters is None:  # T5 has none; otherwise they are searched at every step
+        if args.ddp_find_unused_parameters is None:  # T5 has none, and DDP would search for them at every step
             args = args.replaced(ddp_find_unused_parameters=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
@@ -158,7 +160,7 @@ class T5Trainer(FiniteTrainer):
             self.add_callback(PrecompileCallback())
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """The schedule of `--lr_scheduler_type` as training/optimizers.py defines it."""
+        """Overrides Trainer to make the schedule as training/optimizers.py defines it."""
         if self.lr_scheduler is None:
             self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
             self._created_lr_scheduler = True
@@ -167,12 +169,12 @@ class T5Trainer(FiniteTrainer):
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
         """Overrides Trainer to end the data workers, which ignore signals, and to restore the signal handlers, however
-        the training ends. A resumed run skips `--eval_on_start`: a second evaluation would be logged, and count against
-        the patience."""
+        the training ends. A resumed run skips `--eval_on_start`: its evaluation would be logged a second time, and
+        count against the patience. ValueError if `args` were not completed."""
         if self.args.warmup_steps is None and self.lr_scheduler is None:
             raise ValueError(
-                "T5Trainer.train: its arguments are not complete: call check_training(args, "
-                "'fine-tuning a checkpoint') of arguments/training.py, or give optimizers"
+                "T5Trainer.train: the training arguments are not complete: call check_training(args, "
+                "'fine-tuning a checkpoint') of arguments/training.py first, or give `optimizers`"
             )
         self._resumed_from = resume_from_checkpoint
         if resume_from_checkpoint:
@@ -184,8 +186,8 @@ class T5Trainer(FiniteTrainer):
             self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):
-        """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. It prints no closing
-        line, does not load the best model and does not delete the checkpoint just saved."""
+        """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. Such a run prints no
+        closing line, does not load the best model and does not delete the checkpoint just saved."""
         self._stop_if_non_finite()
         self._make_owed_evaluation()
         if self.preemption.reason is not None:
@@ -200,17 +202,17 @@ class T5Trainer(FiniteTrainer):
         return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides Trainer to make the closing `train_loss` the mean over the whole run, also of a resumed one."""
+        """Overrides Trainer to make the closing `train_loss` the mean over the whole run, also if it was resumed."""
         if "train_loss" in logs and self.state.global_step:
-            # Trainer has added what was not yet logged, but of this rank alone.
+            # Trainer has already added the losses since the last log, but only those of this rank.
             unlogged = self.accelerator.gather(self._tr_loss.reshape(1)).mean().item() - self._tr_loss.item()
             logs["train_loss"] = (self._total_loss_scalar + unlogged) / self.state.global_step
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to count the batches of the step for the log, and the rows of preferences, each of which
-        counts as one. They are sent to the device first: if Trainer counted their tokens on the host, the host would
-        wait to send the count."""
+        """Overrides Trainer to count the step's batches for the log. The loss of preferences is divided by the number
+        of rows instead of tokens. The batches are sent to the device first: if Trainer counted their tokens on the
+        host, the host would wait to send the count."""
         self.batches_in_use = epoch_iterator
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
         self._began = {"place": place, "loss": self._tr_loss.clone()}
@@ -229,21 +231,21 @@ class T5Trainer(FiniteTrainer):
         return batches, num_items if self.preferences is None else self.preferences.begin_step(batches)
 
     def _break_off(self, error: str | None, place: dict) -> None:
-        """Ends the run as a user's error, exit code 2, where a rank's stream cannot be read any further. Saves the
-        state from before the step, which began at this place of the stream, unless the run began there too."""
+        """Ends the run with a UserError when any rank's stream cannot be read any further. Saves the state from before
+        the step, unless it is saved already or the run has made no step. place: where the step began in the stream."""
         self._stop_if_non_finite()
         step = self.state.global_step
         is_new = step > 0 and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
         errors, are_new = zip(*gather_object([(error, is_new)]), strict=True)
-        told = list(filter(None, errors))
+        messages = list(filter(None, errors))
         if are_new[0]:  # one rank decides for all
-            told.append(self._save_before_step(place))
+            messages.append(self._save_before_step(place))
         finish_process_group()
-        raise UserError("; ".join(told))
+        raise UserError("; ".join(messages))
 
     def _run_epoch(self, *args, **kwargs):
-        """Overrides Trainer, which trains one step too many when it resumes a finished run, also one that early
-        stopping ended (PatienceCallback). A resumed run first makes the evaluation that it owes."""
+        """Overrides Trainer, which trains one step too many when it resumes a run that is finished or that early
+        stopping ended (PatienceCallback). A resumed run first makes up for an evaluation that was stopped."""
         self._make_owed_evaluation()
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
@@ -251,8 +253,9 @@ class T5Trainer(FiniteTrainer):
         super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
-        """Overrides Trainer where a signal or the time limit stops a run before or within an evaluation, which may take
-        longer than the job still has: it is saved as it was before it, and owes it to the run that resumes."""
+        """Overrides Trainer for a run that a signal or the time limit stops before or within an evaluation, which may
+        take longer than the job still has. The state from before the evaluation is saved, with a note
+        (owed_evaluation) by which the run that resumes makes the evaluation."""
         control = self.control
         if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
             self._stop_if_non_finite()
@@ -268,8 +271,8 @@ class T5Trainer(FiniteTrainer):
             self._leave()
 
     def _make_owed_evaluation(self) -> None:
-        """Makes the evaluation before which the checkpoint was saved from which this run resumes, as if that run had
-        gone on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
+        """Makes the evaluation that the checkpoint's run had to leave out (owed_evaluation), as if that run had gone
+        on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
         owed, self.owed_evaluation, control = self.owed_evaluation, None, self.control
         if owed is not None and self.preemption.reason is None:
             control.should_log, control.should_evaluate, control.should_save = False, True, owed["save_was_due"]
@@ -277,16 +280,16 @@ class T5Trainer(FiniteTrainer):
             self._maybe_log_save_evaluate(self._tr_loss, None, self.model_wrapped, None, *where)
 
     def _leave(self) -> None:
-        """Ends a run that a signal or the time limit stopped, with exit code 75."""
+        """Exits with code 75, after a signal or the time limit has stopped the run."""
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         finish_process_group()
         print_once(self.preemption.reason)
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        """Overrides Trainer: with `--load_best_model_at_end` only evaluations of steps that are saved count. After a
-        better one between them Trainer would end with an older checkpoint or the last weights.
-        A metric that needs rows of a kind that is not there, as of one corpus or denoiser, is the user's error."""
+        """Overrides Trainer: with `--load_best_model_at_end` only evaluations of steps that are saved count. If one
+        between them were better, Trainer would end with an older checkpoint or the last weights.
+        UserError if the evaluation lacks the metric, such as that of a corpus or denoiser without validation rows."""
         key = best_metric_key(self.args)
         if key is not None and key not in metrics:
             raise UserError(
@@ -301,7 +304,7 @@ class T5Trainer(FiniteTrainer):
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset: Dataset | dict | str | None = None, *args, **kwargs) -> dict[str, float]:
         """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`. The
-        random numbers of the training go on as if there had been no evaluation."""
+        random numbers of training continue as if there had been no evaluation."""
         with kept_random_numbers(self.args.device), self._undone_if_stopped():
             return self._evaluate_task(eval_dataset, *args, **kwargs)
 
@@ -321,8 +324,8 @@ class T5Trainer(FiniteTrainer):
 
     @contextlib.contextmanager
     def _undone_if_stopped(self) -> Iterator[None]:
-        """Where an evaluation is stopped, takes back what those of its data sets that were finished have left in the
-        state of the run and of its callbacks, such as the patience: the resumed run evaluates all of them again."""
+        """If an evaluation is stopped, restores the state of the run and of its callbacks, such as the patience. The
+        data sets that were finished have changed it, and the resumed run evaluates all of them again."""
         before, callbacks = copy.copy(self.state), self.callback_handler.callbacks
         before.log_history = [*before.log_history]
         exported = [(c, c.state()["attributes"]) for c in callbacks if isinstance(c, ExportableState)]
@@ -335,7 +338,7 @@ class T5Trainer(FiniteTrainer):
             raise
 
     def _search(self) -> dict:
-        """The arguments of `generate`. They are not in the model's generation_config, which every checkpoint saves."""
+        """The arguments of `generate`, kept out of the model's generation_config, which every checkpoint saves."""
         chosen = {"max_length": self._max_length, "do_sample": False, "num_return_sequences": 1}
         chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
         return {name: value for name, value in chosen.items() if value is not None} | self._gen_kwargs
@@ -347,8 +350,8 @@ class T5Trainer(FiniteTrainer):
         prediction_loss_only: bool,  # noqa: ARG002
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
-        """(None, (generated tokens or -1 [B, 1 or T], statistics [B, 5 + n]), labels [B, T] or None); the statistics
-        include the loss."""
+        """(None, (generated tokens [B, T] or, without generating, -1 [B, 1], statistics [B, 5 + n] of `score_rows`),
+        labels [B, T] or None). The first None is the loss, which the statistics include."""
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -371,15 +374,15 @@ class T5Trainer(FiniteTrainer):
         return None, (generated, statistics), labels
 
     def _parts(self, rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
-        """The rows of a batch, at most `size` at a time. Under ZeRO-3 and FSDP2 all at once, since all ranks need as
-        many forward passes."""
+        """The rows of a batch, in parts of at most `size`; under ZeRO-3 and FSDP2 in one part, since all ranks must
+        make the same number of forward passes."""
         whole = is_deepspeed_zero3_enabled() or self.is_fsdp_enabled
-        there = {name: values for name, values in rows.items() if values is not None}
-        return parts(there, len(rows["input_ids"]) if whole else size)
+        tensors = {name: values for name, values in rows.items() if values is not None}
+        return parts(tensors, len(rows["input_ids"]) if whole else size)
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(statistics [B, 5 + n], encoder's output [B, S, d_model] or None) of `score_rows`, of as many rows at a time
-        as memory allows: 64 rows of 128 tokens of mT5's vocabulary have 8 GB of logits."""
+        """What `score_rows` returns: (statistics [B, 5 + n], the encoder's output [B, S, d_model] or None). Scores few
+        rows at a time, to limit memory: 64 rows of 128 tokens have 8 GB of logits with mT5's vocabulary."""
         positions, classes = 0 if labels is None else labels.shape[1], self.class_label_ids
         if self.args.predict_with_generate:
             classes = None

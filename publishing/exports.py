@@ -1,8 +1,9 @@
-"""The same model for other engines, and its encoder alone, each compared with PyTorch.
+"""Exports a model for other engines, or its encoder alone, and compares each export with PyTorch on real texts.
 
-`compare` compares every format with PyTorch on real texts: it must write the same tokens greedily, and give PyTorch's
-tokens the same log-probabilities within TOLERANCES. Where PyTorch's own two best tokens are closer than that, either is
-right. If the checkpoint is decoded with beams, CTranslate2's beams are compared too, and equal texts counted.
+`compare`: an engine must write PyTorch's greedy tokens, and give them the same log-probabilities within TOLERANCES. Its
+text may leave PyTorch's at a near tie, with a token whose log-probability under PyTorch is at most twice the tolerance
+below the best. If the checkpoint is decoded with beams, CTranslate2's beam search is compared too, by counting equal
+texts.
 """
 
 import copy
@@ -23,8 +24,8 @@ from modeling.generation_settings import deciding_settings
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = {"huggingface": 0.0, "ctranslate2": 1e-3, "ctranslate2_int8": 0.25}
-# Of the encoder alone: largest difference of a number of its output, or of a text's embedding. transformers' own class
-# computes the activation in eight operations, which round differently from our one.
+# For the encoder alone: largest difference of any number in its output, or in a text's embedding. transformers' own
+# class computes the activation in eight operations, which round differently from our single one.
 TOLERANCES |= {"encoder": 1e-5, "sentence_transformers": 1e-5}
 NEW_TOKENS = 32  # generated greedily for each text
 LONGEST_SOURCE = 512  # tokens of a text that are compared
@@ -33,17 +34,18 @@ LONGEST_SOURCE = 512  # tokens of a text that are compared
 # scores better than the worst finished one. 8 came nearest to that in our counts, and never found a worse text.
 PATIENCE = 8
 CTRANSLATE2_TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
-# Settings of `generate` that CTranslate2 has. With beams, the first ones give its probabilities another sum.
+# Settings of `generate` that CTranslate2 has too. In a beam search it applies the first group before it normalises
+# probabilities, transformers afterwards.
 BEFORE_SOFTMAX = ("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids")
 LIKE_TRANSFORMERS = ("num_beams", "length_penalty", "early_stopping", "min_length", "min_new_tokens")
-NEEDS = {"ctranslate2": ("ctranslate2",), "ctranslate2_int8": ("ctranslate2",)}
+NEEDS = {"ctranslate2": ("ctranslate2",), "ctranslate2_int8": ("ctranslate2",)}  # {format: packages that it needs}
 
 
 # ---------------------------------------------------------------- what is compared
 @dataclass
 class Answers:
-    """An engine's greedy tokens [T] for each text (EOS included), and log-probabilities (nats): of all tokens [T, V]
-    along PyTorch's greedy tokens, or of those tokens alone [T]."""
+    """What an engine writes for each text. tokens: its greedy tokens [T], EOS included. log_probs, in nats, at each
+    position of PyTorch's greedy tokens: of the whole vocabulary [T, V], or of PyTorch's tokens alone [T]."""
 
     tokens: list[list[int]]
     log_probs: list[np.ndarray]
@@ -51,8 +53,8 @@ class Answers:
 
 @dataclass
 class Original:
-    """What formats are made of and compared with. sources: ids of the texts. answers: PyTorch's own. search: of
-    `beam_search`."""
+    """The model to export, and what its exports are compared with. sources: token ids of the texts. answers: PyTorch's
+    own. search: the result of `beam_search`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -67,8 +69,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[in
 
 
 def beam_search(model: PreTrainedModel, num_beams: int | None) -> dict | None:
-    """transformers' arguments of a checkpoint's beam search, with `num_beams` or those of its generation_config.json;
-    None if it is decoded greedily."""
+    """The arguments of `generate` for a checkpoint's beam search; None if it is decoded greedily. num_beams: None for
+    the number in its generation_config.json."""
     own = model.generation_config
     beams = num_beams or own.num_beams or 1
     penalty = 1.0 if own.length_penalty is None else own.length_penalty
@@ -89,7 +91,8 @@ def pytorch_tokens(model: PreTrainedModel, sources: list[list[int]], search: dic
 
 @torch.no_grad()
 def pytorch_answers(model: PreTrainedModel, sources: list[list[int]], wanted: Answers | None = None) -> Answers:
-    """The model's own answers, or with `wanted` its tokens and the log-probabilities [T, V] along the wanted tokens."""
+    """The model's greedy tokens, and its log-probabilities [T, V] along them or, if `wanted` is given, along the tokens
+    of `wanted`."""
     tokens, log_probs = pytorch_tokens(model, sources), []
     for source, written in zip(sources, wanted.tokens if wanted else tokens, strict=True):
         ids = torch.tensor([source], device=model.device)
@@ -100,8 +103,8 @@ def pytorch_answers(model: PreTrainedModel, sources: list[list[int]], wanted: An
 
 
 def compare(kind: str, wanted: Answers, found: Answers) -> dict:
-    """{"texts", "same_tokens", "near_ties", "largest_difference", "tolerance"} of an engine and PyTorch's own answers.
-    UserError if they differ by more than the tolerance of `kind`."""
+    """{"texts", "same_tokens", "near_ties", "largest_difference", "tolerance"}: an engine's answers (`found`) beside
+    PyTorch's (`wanted`). UserError if they differ by more than the tolerance of `kind`."""
     tolerance, same, ties, largest = TOLERANCES[kind], 0, 0, 0.0
     for number, (tokens, others) in enumerate(zip(wanted.tokens, found.tokens, strict=True)):
         everything, theirs = wanted.log_probs[number], found.log_probs[number]
@@ -137,8 +140,9 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
     from ctranslate2.converters import TransformersConverter
 
     class Converter(TransformersConverter):
-        """CTranslate2's own, given a copy of the loaded model, as it rounds to int8 in place. Loading it itself, it
-        would scale v1.1's output as v1.0's: it goes by `tie_word_embeddings`, which transformers 5 sets for both."""
+        """CTranslate2's converter, given a copy of the loaded model, since it rounds to int8 in place. If it loaded the
+        model itself, it would scale v1.1's output like v1.0's, because transformers 5 sets `tie_word_embeddings` for
+        both."""
 
         def load_model(self, *_, **__):
             return copy.deepcopy(original.model)
@@ -148,7 +152,7 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
 
     with torch.no_grad():
         Converter(original.model.name_or_path).convert(str(folder), quantization=quantization)
-    # The rows beyond the tokenizer's tokens are named <extra_id_0> ... a second time; a name must have one id.
+    # The converter names rows beyond the tokenizer's tokens <extra_id_0> ... a second time; a name must have one id.
     names = json.loads((folder / CTRANSLATE2_TOKENS).read_text(encoding="utf-8"))
     tokens = len(original.tokenizer)
     names[tokens:] = [f"<unused_{number}>" for number in range(len(names) - tokens)]
@@ -156,7 +160,7 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
 
 
 def ctranslate2_search(search: dict | None) -> dict:
-    """CTranslate2's arguments (translate_batch) for the search of `beam_search`; of a greedy one for None."""
+    """The arguments of CTranslate2's translate_batch for the search that `beam_search` describes; None: greedy."""
     if search is None:
         return {"beam_size": 1}
     patience = 1 if search["early_stopping"] is True else PATIENCE
@@ -164,8 +168,8 @@ def ctranslate2_search(search: dict | None) -> dict:
 
 
 def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
-    """CTranslate2's arguments (translate_batch) for `count` answers found as `generate` finds them. UserError, by name,
-    for settings of generation_config.json that CTranslate2 has not; `eos`: the token with which it ends a text."""
+    """The arguments of CTranslate2's translate_batch for the `count` answers that `generate` would find. eos: the token
+    with which CTranslate2 ends a text. UserError that names a setting which CTranslate2 lacks."""
     settings = deciding_settings(config)
     lacking = {name: value for name, value in settings.items() if name not in BEFORE_SOFTMAX + LIKE_TRANSFORMERS}
     if config.eos_token_id not in (None, eos, [eos]):
@@ -174,7 +178,7 @@ def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
         name, value = next(iter(lacking.items()))
         raise UserError(
             f"--backend ctranslate2: has nothing like {name} {value} of generation_config.json. Take --backend "
-            "transformers, or delete it from that file if the answers may be others"
+            "transformers, or delete it from that file if other answers will do"
         )
     beams, penalty = config.num_beams or 1, settings.get("length_penalty", 1.0)
     search = dict(num_beams=beams, length_penalty=penalty, early_stopping=config.early_stopping) if beams > 1 else None
@@ -184,7 +188,7 @@ def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
             "transformers afterwards: some answers differ"
         )
     forbidden = [[token] for token in config.suppress_tokens or ()]
-    forbidden += [words for words in config.bad_words_ids or () if words != [eos]]  # transformers leaves EOS out too
+    forbidden += [words for words in config.bad_words_ids or () if words != [eos]]  # transformers skips [EOS] too
     return ctranslate2_search(search) | dict(
         num_hypotheses=count,
         max_decoding_length=config.max_new_tokens,
@@ -209,8 +213,8 @@ class CTranslate2Engine:
         return [[self.names[number] for number in text] for text in texts]
 
     def tokens(self, sources: list[list[int]], search: dict) -> list[list[int]]:
-        """Tokens of every hypothesis, the best first, EOS included. search: arguments of translate_batch, with ids in
-        place of tokens."""
+        """Token ids of every hypothesis, the best of each source first, EOS included. search: arguments of
+        translate_batch, with ids in place of tokens."""
         options = dict(max_decoding_length=NEW_TOKENS, min_decoding_length=0, max_input_length=0) | search
         options |= dict(return_end_token=True, suppress_sequences=self._named(search.get("suppress_sequences", [])))
         results = self.translator.translate_batch(self._named(sources), **options)
@@ -218,15 +222,16 @@ class CTranslate2Engine:
 
     def log_probs(self, sources: list[list[int]], targets: list[list[int]], eos: int) -> list[list[float]]:
         """Log-probabilities [T] of the tokens of each target."""
-        bodies = [target[:-1] if target[-1:] == [eos] else target for target in targets]  # it adds the EOS
+        bodies = [target[:-1] if target[-1:] == [eos] else target for target in targets]  # score_batch adds the EOS
         scores = self.translator.score_batch(self._named(sources), self._named(bodies))
         return [scored.log_probs[: len(target)] for scored, target in zip(scores, targets, strict=True)]
 
 
 # ---------------------------------------------------------------- the encoder alone
 def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
-    """Writes the encoder as transformers' own class for it (T5EncoderModel) and the tokenizer; pooled: also for
-    sentence-transformers, older ones too, with the mean of its tokens' as a text's embedding."""
+    """Writes the encoder, as the class that transformers has for it (T5EncoderModel), and the tokenizer. pooled: also
+    the files of sentence-transformers, which older versions of it read too; a text's embedding is the mean of its
+    token states."""
     model = original.model
     with torch.device("meta"):
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
@@ -249,8 +254,9 @@ def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
 
 @torch.no_grad()
 def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
-    """{"texts", "largest_difference", "tolerance", "loaded_by"} of the encoder in a folder and the model's own. If
-    sentence-transformers is installed, it loads its folder. UserError for a difference beyond the tolerance."""
+    """{"texts", "largest_difference", "tolerance", "loaded_by"}: the encoder in a folder beside the model's own. If
+    sentence-transformers is installed, it loads the folder written for it. UserError for a difference beyond the
+    tolerance."""
     model, sources, loaded_by = original.model, original.sources, ["transformers"]
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)].from_pretrained(folder).eval()
     batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
@@ -270,11 +276,11 @@ def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
 
 # ---------------------------------------------------------------- all of them
 def write_format(kind: str, original: Original, folder: Path) -> dict:
-    """Writes a format into `folder` and loads it again; returns its comparison with PyTorch (`compare`, or of the
-    encoder alone `compare_encoder`).
+    """Writes a format into `folder` and loads it again; returns its comparison with PyTorch, by `compare` or, for the
+    encoder alone, `compare_encoder`.
 
-    With a beam search, CTranslate2's comparison has its own arguments for it as "search", and as "same_beams" in how
-    many texts both find the same.
+    If the checkpoint has a beam search, CTranslate2's comparison also holds "search", its arguments for that search,
+    and "same_beams", the number of texts for which it finds the same answer as transformers.
     """
     model, sources = original.model, original.sources
     if kind in ("encoder", "sentence_transformers"):

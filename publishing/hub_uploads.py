@@ -12,7 +12,7 @@ from huggingface_hub.errors import HTTPError  # the base of the errors of its HT
 from common.errors import UserError
 from common.processes import in_background, print_once
 
-if TYPE_CHECKING:  # it does without torch
+if TYPE_CHECKING:  # so that this module does not import torch
     from transformers import PreTrainedModel
 
     from arguments.training import T5TrainingArguments
@@ -46,7 +46,7 @@ UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
 class RunUploads:
     """The uploads of a run: of its checkpoints, in the background, and of its folder at the end.
 
-    repository: full name of the model repository, which is created. UserError if the Hub refuses.
+    repository: full name of the model repository, created if needed. UserError if the Hub refuses.
     """
 
     def __init__(self, args: "T5TrainingArguments"):
@@ -55,8 +55,8 @@ class RunUploads:
         self.repository = create_repository(name, args.hub_private_repo, args.hub_token, "--hub_model_id")
 
     def start(self, checkpoint: Path, step: int) -> None:
-        """Begins to upload the model of a whole checkpoint, without the states of the training; `--hub_strategy` adds
-        those."""
+        """Starts to upload a checkpoint's model, without training state; nothing under `--hub_strategy end`. Under
+        checkpoint and all_checkpoints, also starts to upload the whole checkpoint, into a folder of the repository."""
         strategy = self.args.hub_strategy.value
         if strategy == "end":
             return
@@ -75,8 +75,9 @@ class RunUploads:
         self._running = []
 
     def finish(self, model: "PreTrainedModel") -> str:
-        """Uploads the finished run's folder with its model card; its address. UserError if that fails."""
-        from publishing.model_cards import model_card, read_run  # brings the tasks
+        """Uploads the finished run's folder with its model card; returns the repository's address. UserError if that
+        fails."""
+        from publishing.model_cards import model_card, read_run  # imports all of tasks/
 
         self.wait()
         folder = Path(self.args.output_dir)
@@ -94,7 +95,7 @@ def create_repository(name: str, private: bool | None, token: str | None, flag: 
 
 
 def upload(folder: Path, name: str, private: bool | None, message: str, token: str | None = None) -> str:
-    """Uploads a folder's files, creating the repository if needed; its address. UserError if that fails."""
+    """Uploads a folder's files, creating the repository if needed; returns its address. UserError if that fails."""
     repository = create_repository(name, private, token)
     try:
         done = start_upload(folder, repository, message, token, ignore=NOT_PUBLISHED).result()
@@ -106,7 +107,8 @@ def upload(folder: Path, name: str, private: bool | None, message: str, token: s
 def start_upload(
     folder: Path, name: str, message: str, token: str | None, into: str | None = None, ignore: Iterable[str] = ()
 ) -> Future:
-    """The commit of a folder's files below `into`, running in the background."""
+    """Starts to upload a folder's files in the background; returns the Future of the commit. into: the folder of the
+    repository that gets them; None for its root. ignore: patterns of files to leave out."""
     where = dict(repo_id=name, folder_path=folder, path_in_repo=into, ignore_patterns=list(ignore))
     return in_background(partial(HfApi(token=token).upload_folder, **where, commit_message=message))
 

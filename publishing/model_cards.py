@@ -1,7 +1,7 @@
 """The README.md of a published model: model_card.md.j2, filled from run.json, all_results.json and metrics.jsonl.
 
-It leaves out what these files do not know, and shortens local paths to file names. Texts of these files stand between
-Markdown's code marks, where they cannot become links, tables or HTML.
+The card leaves out what these files lack, and shortens local paths to file names. Text from these files is set as
+Markdown code, so that it cannot become a link, a table or HTML.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ _NO_RESULT = ("_runtime", "_per_second", "_time", "_samples")
 
 
 def read_run(folder: Path) -> dict[str, dict | list]:
-    """{"run": ..., "results": ..., "metrics": [lines]} of a run's folder; empty where a file is missing or damaged."""
+    """{"run": run.json, "results": all_results.json, "metrics": lines of metrics.jsonl} of a run's folder; a value is
+    empty if its file is missing or damaged."""
     record = {"run": {}, "results": {}, "metrics": []}
     readers = {"run": read_json, "results": read_json, "metrics": read_metrics}
     for key, name in {"run": "run.json", "results": "all_results.json", "metrics": "metrics.jsonl"}.items():
@@ -51,8 +52,9 @@ def model_card(
 ) -> str:
     """The text of README.md, with the Hub's YAML front matter.
 
-    name: of the model; a Hub name's owner is kept in the commands only. record: of read_run. formats: for each engine
-    what publishing.exports.compare found. given: what only people know for the front matter: license, language.
+    name: the model's name; the owner in a Hub name appears only in the commands. record: the result of read_run.
+    formats: {format: its comparison, from publishing.exports}. has_curve: whether the folder has a loss.png. given:
+    fields of the front matter that no file holds: license, language.
     """
     run, results = record["run"], record["results"]
     arguments, task = run.get("arguments", {}), task_of(run)
@@ -60,7 +62,7 @@ def model_card(
     numbers = _numbers(results, record["metrics"])
     objective, family = arguments.get("objective") or "span_corruption", family_of(model.config)
     denoisers = denoisers_of(objective if objective in OBJECTIVES else "span_corruption").values()
-    shown = min((denoiser for denoiser, _ in denoisers), key=lambda one: one.is_prefix)  # one that masks spans
+    shown = min((denoiser for denoiser, _ in denoisers), key=lambda one: one.is_prefix)  # prefers one that masks spans
     reads_ids = hasattr(model.config, "input_ids_offset")
     # ByT5's sentinels are not its tokenizer's <extra_id_n>.
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
@@ -98,7 +100,7 @@ def model_card(
 
 
 def _numbers(results: dict, metrics: list[dict]) -> dict[str, float]:
-    """{metric: value} of a run's results, of an unfinished run from its last evaluation."""
+    """{metric: value} of a run's results or, if it has not finished, of its last evaluation."""
     evaluations = [line for line in metrics if any(key.startswith("eval_") for key in line)]
     return {
         key.removeprefix("eval_"): float(value)
@@ -108,7 +110,7 @@ def _numbers(results: dict, metrics: list[dict]) -> dict[str, float]:
 
 
 def first_entry(task: tuple[str, str], arguments: dict) -> dict:
-    """The entry of a task, or of the first one of a mixture; {} if DATASET_VALS no longer has it."""
+    """The entry of a task, or of a mixture's first task; {} if DATASET_VALS no longer has it."""
     name = task_names(*task)[0]
     if name == OWN:
         return own_entry(task_arguments(arguments))
@@ -129,7 +131,7 @@ def _front_matter(
     if task:
         entry = entry if len(task_names(*task)) == 1 else {}
         hubs = list(entry.get("hub") or [])[:1]
-    else:  # one or several, also with weights
+    else:  # one data set or several, perhaps with weights
         hubs, _ = split_weights("--dataset_name", comma_words(arguments.get("dataset_name") or ""))
     hubs = [hub for hub in hubs if hub != BUILTIN_CORPUS and not _is_folder(hub)]
     local = arguments.get("train_file") or arguments.get("data_dir")
@@ -151,20 +153,20 @@ def _front_matter(
 
 
 def _is_folder(name: str) -> bool:
-    """Whether a name is a path, here or on the run's machine, and none of the Hub."""
+    """Whether a name is a path, on this machine or on the run's, rather than a name on the Hub."""
     return Path(name).exists() or name.startswith((".", "/", "~", "out/")) or name.count("/") > 1
 
 
 def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
-    """The Hub's name of the task."""
+    """The Hub's name for the kind of task (its pipeline tag), such as "translation"."""
     if entry.get("target_type") == "class":
         return "text-classification"
     return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
 
 
 def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Denoiser, reads_ids: bool = False) -> str:
-    """A source text of the task: "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, behind its
-    mode token, or numbers if the model was trained on ready-made ids."""
+    """An example of a source: of a task "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, with
+    its mode token in front, or numbers if the model was trained on ready-made ids."""
     if not task:
         whole, gaps = ("0 1 1 0", "0 1 {} 1 0 {} 1") if reads_ids else ("The cat sat on the", "The cat {} on the {}.")
         text = whole if denoiser.is_prefix else gaps.format(gap.format(0), gap.format(1))
@@ -174,7 +176,7 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Deno
 
 
 def _without_folders(flag: str, value: object) -> str:
-    """A flag's value; of a file, and of a path outside the working folder, its last name alone."""
+    """A flag's value as text, in which files, and paths that begin with ".", "/" or "~", keep only their last part."""
     words = str(value).split(",")
     return ",".join(
         Path(word).name if flag.endswith("_file") or word.startswith((".", "/", "~")) else word for word in words
@@ -182,16 +184,16 @@ def _without_folders(flag: str, value: object) -> str:
 
 
 def _code(value: object) -> str:
-    """The value between Markdown's code marks, in one line that neither ends them nor a table's cell."""
+    """The value as Markdown code in one line, without characters that would end the code or a cell of a table."""
     text = " ".join(" ".join(map(str, as_list(value))).split())
     return "`{}`".format(text.replace("`", "'").replace("|", "\\|"))
 
 
 def _python_text(text: str) -> str:
-    """The text as Python writes it, within a block of code that it cannot end."""
+    """The text as a Python string, without backticks, which could end the Markdown block that it stands in."""
     return json.dumps(text, ensure_ascii=False).replace("`", "\\u0060")
 
 
 def shown_search(search: dict) -> str:
-    """Arguments as Python writes them: {"beam_size": 4, "patience": 2} -> "beam_size=4, patience=2"."""
+    """Arguments as in a Python call: {"beam_size": 4, "patience": 2} -> "beam_size=4, patience=2"."""
     return ", ".join(f"{name}={value}" for name, value in search.items())

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 class PatienceCallback(EarlyStoppingCallback):
     """EarlyStoppingCallback for evaluations of several data sets: only the one with the main metric counts. A resumed
-    run keeps its count; if its patience was exhausted, it does not train further."""
+    run keeps the count of evaluations without improvement; if that had ended the run, it does not train further."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         super().on_train_begin(args, state, control, **kwargs)
@@ -62,8 +62,8 @@ class PatienceCallback(EarlyStoppingCallback):
 
 
 class TieCallback(TrainerCallback):
-    """Makes the checkpoint with the lower loss the best one where metrics are equal; Trainer would keep the first.
-    Texts that are generated early often all score 0."""
+    """If two evaluations have the same main metric, makes the checkpoint with the lower loss the best one; Trainer
+    would keep the first. Early in training, generated texts often all score 0."""
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, metrics: dict, **__) -> None:
         value = metrics.get(best_metric_key(args))
@@ -75,7 +75,7 @@ class TieCallback(TrainerCallback):
             if "eval_loss" in line and line["step"] == state.best_global_step
         ]
         if losses and metrics.get("eval_loss", math.inf) < losses[-1]:
-            state.best_metric = None  # so that Trainer takes this checkpoint
+            state.best_metric = None  # so that Trainer takes this evaluation for better
 
 
 class MetricsFileCallback(TrainerCallback):
@@ -84,10 +84,11 @@ class MetricsFileCallback(TrainerCallback):
         {"step": 50, "epoch": 0.5, "loss": 2.31, "grad_norm": 0.8, "learning_rate": 0.01, "seconds": 12.4}
         {"step": 50, "epoch": 0.5, "eval_loss": 2.25, "eval_accuracy": 0.61, ..., "seconds": 13.9}
 
-    `seconds` counts from the start of the run and continues when it is resumed. JSON has no non-finite floats: they are
-    the strings "NaN", "Infinity" and "-Infinity". A resumed run (global_step > 0) first removes the lines that it will
-    write again (those after its step, and all from the closing "train_loss" on) and a torn last line; a fresh run
-    starts a new file. An evaluation alone writes nothing, so that the curve of the training run stays.
+    `seconds` counts from the start of the run, and continues from its last value when the run is resumed. JSON has no
+    non-finite floats: they are the strings "NaN", "Infinity" and "-Infinity". A resumed run (global_step > 0) first
+    removes the lines that it will write again (those after its step, and all from the closing "train_loss" on) and an
+    incomplete last line; a fresh run starts a new file. An evaluation without training writes nothing, so that the
+    curve of the training run stays.
     """
 
     def __init__(self, output_dir: str | Path):
@@ -122,7 +123,7 @@ class MetricsFileCallback(TrainerCallback):
 
 def metrics_until(path: Path, step: int, history: list[dict]) -> list[dict]:
     """The lines of a metrics.jsonl that a run keeps when it resumes at `step`; [] if there is no such file. history:
-    of the checkpoint."""
+    the checkpoint's log_history."""
     lines = lines_until(read_metrics(path), step) if path.exists() else []
     return lines if was_evaluated(step, history) else [line for line in lines if not was_evaluated(step, [line])]
 
@@ -137,11 +138,11 @@ class ThroughputCallback(TrainerCallback):
     evaluations included.
 
     sequences_per_step, tokens_per_step: per optimizer step, over all ranks and accumulation steps (a short last batch
-    counts as full); with tokens_per_step None, the tokens of this rank's batches without padding, times `ranks`.
+    counts as full); if tokens_per_step is None, the tokens without padding of this rank's batches are counted.
     flops_per_sequence: forward and backward; a number or, where lengths differ, a function of the (source, target)
     lengths of a batch's rows, which may hold several sequences. MFU includes the work on padding; padding_share is the
-    share of padding in this rank's sources and targets. peak_flops: FLOP/s of all devices together. ranks: the number
-    of ranks that this one stands for. T5Trainer hands every batch to count_batches.
+    fraction of padding in this rank's sources and targets. peak_flops: FLOP/s of all devices together. ranks: number of
+    ranks, by which this rank's counts are multiplied. T5Trainer calls count_batches with every batch.
     """
 
     def __init__(
@@ -158,12 +159,12 @@ class ThroughputCallback(TrainerCallback):
 
     def _start_window(self, state: TrainerState) -> None:
         self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
-        # Of the batches since then. `filled` may be a tensor, which is not read: the CPU would wait for it.
+        # Counts since that log. `filled` may become a tensor, read only when logging, since the CPU waits for it then.
         self.positions = self.filled = self.flops = 0
 
     def count_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
-        """Counts positions, tokens and operations of micro-batches {"input_ids" [B, S], "labels" [B, T]} of this rank;
-        "attention_mask" or a packed batch's "input_segments" [B, S] is 0 where there is padding."""
+        """Counts positions, tokens and FLOPs of this rank's micro-batches {"input_ids" [B, S], "labels" [B, T], perhaps
+        "rejected" [B, R]}; "attention_mask" or a packed batch's "input_segments" [B, S] is 0 at padding."""
         for batch in batches:
             source = batch["input_ids"]
             labels = torch.cat([batch[name] for name in ("labels", "rejected") if name in batch], dim=1)
@@ -242,7 +243,7 @@ IN_THE_BAR = (
     "peak_memory_gib",
     "eval_loss",
 )
-BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # of one width; "left" is in the postfix
+BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"  # the time left is part of the postfix
 
 
 class T5ProgressCallback(ProgressCallback):
@@ -256,7 +257,7 @@ class T5ProgressCallback(ProgressCallback):
 
     def __init__(self):
         super().__init__()
-        self.step_ended, self.latest = None, {}  # latest: of the postfix
+        self.step_ended, self.latest = None, {}  # latest: {name: value} in the bar's postfix
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         self.began_step = self.current_step = state.global_step
@@ -271,8 +272,8 @@ class T5ProgressCallback(ProgressCallback):
             steps = state.max_steps - state.global_step
             if before is not None and (seconds := steps * (self.step_ended - before)) > 60:
                 write_line(
-                    f"the {steps:,} steps to come will take about {human_time(seconds)}; evaluating and "
-                    'saving, which that leaves out, are part of "left" below'
+                    f"the {steps:,} steps to come will take about {human_time(seconds)}, without evaluating and "
+                    'saving; "left" below includes both'
                 )
         super().on_step_end(args, state, *rest, **kwargs)
 
@@ -302,8 +303,8 @@ def write_line(line: str) -> None:
 def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> None:
     """Replaces Trainer's own progress bar and printer with `callbacks`, in the order that they need.
 
-    Trainer puts W&B's callback before those of the user, so fields that are added to the logs later never reach it.
-    ThroughputCallback therefore goes right behind DefaultFlowCallback, whose decision to evaluate or save it reads.
+    Trainer puts W&B's callback before the user's, so fields that these add to the logs would not reach it.
+    ThroughputCallback therefore goes right after DefaultFlowCallback, whose decision to evaluate or save it reads.
     """
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -315,8 +316,8 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 
 class LossCurveCallback(TrainerCallback):
-    """Redraws `<output_dir>/loss.png`, losses, the main metric and those of preferences, from metrics.jsonl at every
-    save and at the end. If drawing fails, it only warns, since that must not end a long run."""
+    """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end: losses, the main metric, and
+    those of preferences. If drawing fails, it only warns, since that must not end a long run."""
 
     def __init__(self, output_dir: str | Path):
         self.output_dir = Path(output_dir)

@@ -1,4 +1,4 @@
-"""What a run is, settled before any text or weight is read, in one frozen record.
+"""Decides what a run is before any text or weight is read, in one frozen record.
 
 run = decide(argv)         # in the scripts: the flags, and what `settle` makes of them
 run.args.learning_rate     # every flag has its final value, and nothing changes one later
@@ -21,9 +21,9 @@ from training.checkpoints import check_same_flags, prepare_output_dir
 
 @dataclass(frozen=True)
 class Decision:
-    """What a run is. title: such as "pre-training". model, data, args: the flags with their final values; data are
-    those of text or tasks. tokenizer: the one that the flags name, None if it will be trained on the text. speed: what
-    was chosen for the machine, already part of the flags. checkpoint: where the run resumes, or None."""
+    """What a run is. title: such as "pre-training". model, data, args: the flags with their final values; data holds
+    those of text or tasks. tokenizer: the one that the flags name, None if it will be trained on the text. speed: the
+    settings chosen for the machine, already part of the flags. checkpoint: the one to resume from, or None."""
 
     title: str
     model: ModelArguments
@@ -39,12 +39,12 @@ class Decision:
         return self.model.model_name_or_path or f"scratch ({self.model.config_name})"
 
     def flags(self) -> dict[str, Any]:
-        """All flags by name, without secrets: the "arguments" of run.json."""
+        """{flag: value} of all flags, without secrets, as run.json's "arguments"."""
         model = dataclasses.asdict(self.model) | {"attn_implementation": self.speed.attention}
         return model | dataclasses.asdict(self.data) | self.args.to_dict()
 
     def decided_flags(self) -> dict[str, Any]:
-        """The `flags` whose value is not the flag's default: those that were given or decided."""
+        """Those of `flags` whose value is not the default, since it was given or decided."""
         groups = (type(group) for group in (self.model, self.data, self.args))
         defaults = {field.name: field.default for group in groups for field in dataclasses.fields(group)}
         return {name: value for name, value in self.flags().items() if value != defaults.get(name) and value != []}
@@ -60,7 +60,8 @@ def settle(
     dropout: float | None = None,
 ) -> Decision:
     """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
-    call this. dropout: the job's default, for when no flag says one. UserError for what cannot work on this machine."""
+    call this. dropout: the script's default, if no flag gives one. UserError for a run that cannot work on this
+    machine."""
     check_model_source(model, args, batches.packed)
     check_same_flags(model, data, args)
     checkpoint = prepare_output_dir(args)
@@ -81,8 +82,8 @@ def settle(
 def build_model(
     run: Decision, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None
 ) -> tuple[PreTrainedModel, str | None]:
-    """(model with its weights, summary of a switched vocabulary or None), ready to be trained as decided."""
-    if run.args.teacher and tokenizer is not run.tokenizer:  # UL2 has added tokens to the tokenizer
+    """(model with its weights, ready to be trained as decided; summary of a switched vocabulary, or None)."""
+    if run.args.teacher and tokenizer is not run.tokenizer:  # an objective such as UL2 has added its mode tokens
         check_teacher(run.args, planned_model(run.model, tokenizer, dropout).config, tokenizer)
     model, vocabulary = get_model(run.model, tokenizer, dropout)
     if (form := form_of(run.model)) != "float32" and not run.args.dry_run:  # a dry run needs no quantised weights

@@ -1,9 +1,9 @@
-"""Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape, beside those it has.
+"""Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape, and bytes that it has.
 
     stored = activation_bytes(config, batch=32, source=512, target=114, attention="t5_fused", bf16=True)
     states = state_bytes("zero2", config, shapes, "adamw_torch", processes=64, bf16=True)
     sent = communication_bytes("fsdp2", parameters, processes=64)
-    check_before_data(model, args)                     # refuses a run for which memory or disk is too small
+    check_before_data(model, args)                     # UserError if memory or disk is too small for the run
 
 Sources of the formulas: the tensors that autograd saves, counted operation by operation in transformers' T5
 (tests/slow/test_memory.py compares with what it really saves); Rajbhandari et al. 2020, "ZeRO", sections 3 to 5 and 7,
@@ -40,7 +40,7 @@ from training.optimizers import check_muon, check_schedule
 
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp2", "zero3")  # the simplest first
 BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's buffers, with overlap_comm, for reducing and gathering (its documentation)
-RESERVE = 0.08  # share of a GPU's memory for the CUDA context, NCCL and fragmentation
+RESERVE = 0.08  # fraction of a GPU's memory for the CUDA context, NCCL and fragmentation
 FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
 PRODUCT_BUFFERS = 2**16  # bytes that oneDNN's bfloat16 product needs beside a packed matrix: up to 59 KB with AMX
 
@@ -55,7 +55,7 @@ class Activations:
     - weight_copies: autocast's bfloat16 copies of the weights
     - recomputed: with checkpointing, the largest block, which the backward pass computes again, with its gradients; by
       then loss and weight copies are freed
-    - packed: copies of operands that a CPU's bfloat16 product makes
+    - packed: copies of its operands that a bfloat16 matrix product makes on a CPU
     - dequantised: the largest int8 or nf4 matrix, dequantised for its product
     """
 
@@ -94,9 +94,10 @@ def activation_bytes(
     bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
     the CPU's instructions, at most as much as the layers' largest matrix holds, and PRODUCT_BUFFERS. chunk: target
     tokens whose logits exist at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these
-    anew for every product, and only a block that is not recomputed keeps the copies; in another form
-    (modeling/frozen.py) there are none. low_rank: shapes of LoRA's matrices, of which copies and a product of its rank
-    for each row are kept. distils: with a teacher, whose logits exist for a chunk.
+    anew for every product, and only a block that is not recomputed keeps the copies. form: of the frozen weights
+    (modeling/frozen.py); only float32 needs copies. low_rank: shapes of LoRA's matrices; bfloat16 copies of them are
+    kept, and for each row the output [rank] of each layer's first one. distils: whether there is a teacher, whose
+    logits exist for a chunk.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
@@ -105,39 +106,39 @@ def activation_bytes(
     rank = min(map(min, low_rank), default=0)
     copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
 
-    # Each function returns the bytes that the backward pass needs of one part of a layer.
+    # Each function returns the bytes that one part of a layer keeps for the backward pass.
     def norm(rows: int, width: int) -> int:  # input and normalised copy in float32, and a factor for each row
         return rows * (2 * 4 * width + 4)
 
-    def norms(rows: int, of: Stack) -> int:  # all norms of a part of a layer: before it and, in some families, after it
-        return of.norms * norm(rows, of.width)
+    def norms(rows: int, stack: Stack) -> int:  # the norms before a part of a layer and, in some families, after it
+        return stack.norms * norm(rows, stack.width)
 
     def inputs(rows: int, width: int, products: int) -> int:  # a norm's output; in bfloat16 a copy for each product
         return rows * width * (2 * products if bf16 else 4)
 
-    def heads_of(rows: int, of: Stack) -> int:  # queries, keys, values, or the input of the output projection
-        return rows * of.inner * low
+    def heads_of(rows: int, stack: Stack) -> int:  # queries, keys, values, or the input of the output projection
+        return rows * stack.inner * low
 
-    def normed(queries: int, keys: int, of: Stack) -> int:  # norms of queries and keys: inputs and float32 copies
-        return of.query_norms * 2 * 4 * (queries * of.inner + keys * of.key_inner)
+    def normed(queries: int, keys: int, stack: Stack) -> int:  # norms of queries and keys: inputs and float32 copies
+        return stack.query_norms * 2 * 4 * (queries * stack.inner + keys * stack.key_inner)
 
-    def scores(of: Stack, queries: int, keys: int, bias: bool = True) -> int:  # attention weights of a batch
+    def scores(stack: Stack, queries: int, keys: int, bias: bool = True) -> int:  # attention weights of a batch
         if attention != "eager":  # a fused kernel keeps no weights: only their log-sums, and the bias
-            return 4 * of.heads * queries * (batch + (keys if bias else 0))
+            return 4 * stack.heads * queries * (batch + (keys if bias else 0))
         # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
-        weight = 4 if not bf16 else 6 if bias or not on_cpu or of.casts_scores else 2
-        return batch * of.heads * queries * keys * (weight + (low if of.caps_scores else 0))
+        weight = 4 if not bf16 else 6 if bias or not on_cpu or stack.casts_scores else 2
+        return batch * stack.heads * queries * keys * (weight + (low if stack.caps_scores else 0))
 
-    def feed_forward(rows: int, of: Stack) -> int:
+    def feed_forward(rows: int, stack: Stack) -> int:
         # Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy.
-        wide = 4 if of.gated else 2 if bf16 else 1
-        small = (3 if of.gated else 2) * rows * rank * low
-        wide = wide * rows * of.feed_forward * low
-        return norms(rows, of) + inputs(rows, of.width, 2 if of.gated else 1) + wide + small
+        wide = 4 if stack.gated else 2 if bf16 else 1
+        of_lora = (3 if stack.gated else 2) * rows * rank * low
+        wide = wide * rows * stack.feed_forward * low
+        return norms(rows, stack) + inputs(rows, stack.width, 2 if stack.gated else 1) + wide + of_lora
 
-    def self_attention(rows: int, of: Stack, keys: int) -> int:  # without the scores; keys: number of keys held
-        heads = heads_of(2 * (rows + keys), of)
-        return norms(rows, of) + inputs(rows, of.width, 3) + heads + normed(rows, rows, of) + 4 * rows * rank * low
+    def self_attention(rows: int, stack: Stack, keys: int) -> int:  # without the scores; keys: number of keys held
+        heads, of_lora = heads_of(2 * (rows + keys), stack), 4 * rows * rank * low
+        return norms(rows, stack) + inputs(rows, stack.width, 3) + heads + normed(rows, rows, stack) + of_lora
 
     queries, seen, held = family_of(config).encoder_attention(config, source)
     cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + scores(decoder, target, source, bias=False)
@@ -153,17 +154,18 @@ def activation_bytes(
 
     copied, recomputed = matrix_parameters(config), 0
     trained = max(0, copied - frozen)
-    head = shape.head if form == "float32" or shape.tied else 0  # else it is bfloat16 itself
+    head = shape.head if form == "float32" or shape.tied else 0  # else its weights are bfloat16 already
     if form != "float32":
         copied = trained + head
 
-    def with_gradients(block: int, rows: int, of: Stack, weights: int, weights_of_scores: int) -> int:
-        """The most that a block needs during its backward pass. First its feed-forward layer has gradients of its wide
-        tensors and of two matrices. When these are freed, eager attention has gradients of scores, weights and bias."""
+    def with_gradients(block: int, rows: int, stack: Stack, weights: int, weights_of_scores: int) -> int:
+        """The most bytes that a block needs during its backward pass. First its feed-forward layer has gradients of its
+        wide tensors and of two matrices. When these are freed, eager attention has gradients of scores, attention
+        weights and bias."""
         copies = (2 * weights if bf16 and form == "float32" else 0) + copies_of_low_rank // decoder.layers
-        wide = 2 * rows * of.feed_forward * low + 4 * min(2 * of.width * of.feed_forward, trained)
+        wide = 2 * rows * stack.feed_forward * low + 4 * min(2 * stack.width * stack.feed_forward, trained)
         quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
-        return block + copies + max(wide, int(quadratic) - feed_forward(rows, of))
+        return block + copies + max(wide, int(quadratic) - feed_forward(rows, stack))
 
     integers = 8 * (queries * seen + target * target + s + t)  # int64: relative positions, token ids
     ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
@@ -184,11 +186,11 @@ def activation_bytes(
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
     cap = low if family_of(config).logit_cap(config) else 0  # the tanh of the logits' soft cap
     loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
-    if chunk:  # its logits and their gradient; that of the head's weights, if they are trained, and what the chunk adds
+    if chunk:  # its logits and their gradient; if the head is trained, its weights' gradient and what the chunk adds
         loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
     if distils:  # log-probabilities and probabilities of student, teacher and mixture, and the gradient
         loss += min(t, chunk or CHUNK) * shape.vocabulary * 7 * 4
-    largest = max(of.width * max(of.feed_forward, of.inner) for of in (encoder, decoder))
+    largest = max(stack.width * max(stack.feed_forward, stack.inner) for stack in (encoder, decoder))
     dequantised = largest * low + 4 * largest // BLOCK if form in ("int8", "nf4") else 0
     return Activations(
         stored=ends + integers + kept,
@@ -201,12 +203,12 @@ def activation_bytes(
 
 
 def matrix_parameters(config: T5Config) -> int:
-    """Number of weights in matrix products, including the head's: those that autocast copies."""
+    """Number of weights in matrix products, including the head's, which are those that autocast copies."""
     return shape_of(config).layer_weights + shape_of(config).head
 
 
 def block_parameters(config: T5Config) -> int:
-    """Number of weights in the larger block, a decoder layer, with its norms."""
+    """Number of weights in a decoder layer, the larger kind of block, with its norms."""
     shape = shape_of(config)
     parts = 2 if shape.merged else 3
     return shape.decoder_block + parts * shape.decoder.norms * shape.decoder.width
@@ -215,8 +217,8 @@ def block_parameters(config: T5Config) -> int:
 # ---------------------------------------------------------------- weights, gradients, optimizer
 @dataclass(frozen=True)
 class States:
-    """Bytes on one GPU. working: buffers and gathered weights of the sharding. With ZeRO in bfloat16 the float32 master
-    weights count as part of the optimizer, as in the paper."""
+    """Bytes on one GPU of weights, gradients and optimizer states. working: buffers and gathered weights of the
+    sharding. With ZeRO in bfloat16 the float32 master weights count for the optimizer, as in the paper."""
 
     weights: int
     gradients: int
@@ -225,12 +227,12 @@ class States:
 
 
 def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) -> int:
-    """Bytes of an optimizer's undivided float32 state for tensors of these shapes; name: of OPTIMIZERS."""
+    """Bytes of an optimizer's unsharded float32 state for tensors of these shapes. name: the value of --optim."""
     if name == "adafactor":  # row and column means of a matrix's squared gradients; all of a vector's
         return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
     numbers = sum(map(math.prod, shapes))
     one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0
-    return 8 * numbers - 4 * min(one_moment, numbers)  # if `shapes` are a part of the weights, as LoRA's, all have one
+    return 8 * numbers - 4 * min(one_moment, numbers)  # with LoRA, `shapes` are only matrices, all with one moment
 
 
 def state_bytes(
@@ -244,10 +246,11 @@ def state_bytes(
 ) -> States:
     """Bytes on each of `processes` GPUs; zero: the "zero_optimization" part of the DeepSpeed configuration.
 
-    DDP keeps float32 weights, gradients and optimizer, and buckets as large as the gradients to send them from. ZeRO
-    keeps bfloat16 weights and gradients, and a float32 copy with the optimizer's state: (2 + 2 + K) bytes a weight.
-    ZeRO-1 divides K by the number of processes, ZeRO-2 gradients too, ZeRO-3 all three. FSDP2 divides float32 weights,
-    gradients and state, and gathers bfloat16 weights block by block (embedding and head stay gathered).
+    DDP keeps float32 weights, gradients and optimizer states, and buckets as large as the gradients, from which it
+    sends them. ZeRO keeps bfloat16 weights and gradients, and a float32 copy with the optimizer's state, together K:
+    (2 + 2 + K) bytes a weight. ZeRO-1 divides K by the number of processes, ZeRO-2 the gradients too, ZeRO-3 all three.
+    FSDP2 divides float32 weights, gradients and state, and gathers bfloat16 weights block by block (embedding and head
+    stay gathered).
     """
     weights, state, low = sum(map(math.prod, shapes)), optimizer_bytes(optimizer, shapes, config), 2 if bf16 else 4
 
@@ -292,14 +295,16 @@ class Communication:
 def communication_bytes(
     strategy: str, weights: int, processes: int, accumulation: int = 1, bf16: bool = True
 ) -> Communication:
-    """Per process and step, on a ring. DDP all-reduces float32 gradients once. ZeRO-1 reduce-scatters the gradients of
-    a step, ZeRO-2 those of every micro-batch, and both gather the updated weights. ZeRO-3 and FSDP2 gather the weights
-    for the forward and again for the backward pass of every micro-batch, and reduce-scatter its gradients (the paper's
-    3 volumes against 2)."""
-    share = (processes - 1) / processes
-    once = share * (2 if bf16 else 4) * weights
+    """Bytes that each process sends in a step, on a ring. accumulation: micro-batches of a step.
+
+    DDP all-reduces float32 gradients once. ZeRO-1 reduce-scatters the gradients of a step, ZeRO-2 those of every
+    micro-batch, and both gather the updated weights. ZeRO-3 and FSDP2 gather the weights for the forward and again for
+    the backward pass of every micro-batch, and reduce-scatter its gradients (the paper's 3 volumes against 2).
+    """
+    part = (processes - 1) / processes
+    once = part * (2 if bf16 else 4) * weights
     if strategy == "ddp":
-        return Communication(0, 2 * share * 4 * weights, 0)
+        return Communication(0, 2 * part * 4 * weights, 0)
     if strategy in ("zero1", "zero2"):
         return Communication(0, (accumulation if strategy == "zero2" else 1) * once, once)
     return Communication(accumulation * once, accumulation * 2 * once, 0)
@@ -308,7 +313,7 @@ def communication_bytes(
 # ---------------------------------------------------------------- this machine
 @dataclass(frozen=True)
 class Gpu:
-    """name, memory in bytes, compute capability."""
+    """A GPU: its name, its memory in bytes, its compute capability."""
 
     name: str
     memory: float
@@ -316,14 +321,14 @@ class Gpu:
 
     @property
     def is_recent(self) -> bool:
-        """Whether it has bfloat16 and TF32, and Triton kernels run on it: from compute capability 8 (Ampere) on."""
+        """Whether it computes in bfloat16 and TF32 and runs Triton kernels: compute capability 8 (Ampere) or higher."""
         return self.capability >= (8, 0)
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """How the run was started. processes: their number in all; cores: those of each process; sharding: ddp, zero1 to
-    zero3 or fsdp2; memory: free bytes of the machine for each process."""
+    """How the run was started. processes: their number on all nodes; cores: CPU cores of each process; sharding: one of
+    STRATEGIES; memory: on a CPU the free bytes of the machine for each process, else infinite."""
 
     processes: int = 1
     cores: int = 1
@@ -332,13 +337,13 @@ class Launcher:
 
 
 def peaks_of(name: str) -> dict[str, float] | None:
-    """The entry of HARDWARE_PEAKS that is part of a device's name; None for a GPU that is not known."""
+    """The entry of HARDWARE_PEAKS whose key is part of the device's name; None for an unknown GPU."""
     known = (peaks for key, peaks in HARDWARE_PEAKS.items() if re.search(rf"{key}(?!\d)", name))
     return next(known, None)
 
 
 def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
-    """Peak matrix FLOP/s of a known GPU in the precision used; None where it is not known (no MFU is shown then)."""
+    """Peak matrix FLOP/s of a GPU, in bfloat16 or else TF32; None for a CPU or an unknown GPU: no MFU is shown then."""
     if device.type != "cuda":
         return None
     peaks = peaks_of(torch.cuda.get_device_name(device))
@@ -346,8 +351,8 @@ def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
 
 
 def find_gpu(args) -> Gpu | None:
-    """The GPU of `--assume_gpu`, else the one that this process trains on; None on a CPU. Its memory is what is free on
-    the fullest GPU of all processes, so all processes must call this."""
+    """The GPU of `--assume_gpu`, else the one that this process trains on; None on a CPU. The memory of the latter is
+    what is free on the fullest GPU of all processes, so all processes must call this."""
     if args.assume_gpu:
         name = GPUS[args.assume_gpu]
         peaks = HARDWARE_PEAKS[name]
@@ -363,8 +368,8 @@ def find_gpu(args) -> Gpu | None:
 
 
 def fitting_flan_t5(args: T5TrainingArguments) -> str:
-    """The name of the largest Flan-T5 whose weights, gradients and moments of AdamW, 16 bytes a weight, leave a third
-    of the GPU's memory to activations; on a CPU, which trains slowly, the smallest."""
+    """The name of the largest Flan-T5 whose weights, gradients and AdamW moments, together 16 bytes a weight, leave a
+    third of the GPU's memory to activations; on a CPU, which trains slowly, the smallest."""
     gpu, fitting = find_gpu(args), "small"
     for size in ("base", "large", "xl", "xxl"):
         shape = shape_of(build_config(f"t5-v1_1-{size}"))
@@ -374,21 +379,21 @@ def fitting_flan_t5(args: T5TrainingArguments) -> str:
 
 
 def find_launcher(args) -> Launcher:
-    """How this process was started."""
+    """The Launcher of this process."""
     sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
     memory = free_memory() / processes_here() if args.use_cpu else math.inf
     return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
 
 
-# ---------------------------------------------------------------- needed and there
+# ---------------------------------------------------------------- needed and available
 def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
     trained = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
     return optimizer_bytes(args.optim, trained, model.config)
 
 
 def needed_memory(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> float:
-    """Bytes of weights, gradients and optimizer on a GPU or, on a CPU, of all processes of this machine; without
-    activations. In mixed precision the weights stay float32, but for frozen ones of another form."""
+    """Bytes of weights, gradients, optimizer states and teacher, without activations: on one GPU or, on a CPU, of all
+    processes of this machine. form: of the frozen weights; all others are float32, in mixed precision too."""
     processes = processes_here() if args.use_cpu else 1
     weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
     memory = processes * (weights + gradients + _state_bytes(model, args))
@@ -409,7 +414,7 @@ def _shards_by_fsdp(args: T5TrainingArguments) -> bool:
 
 
 def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
-    """Bytes of the model, and of the checkpoints while one more is being written."""
+    """Bytes of the model and of the checkpoints at their peak, when one more than is kept is being written."""
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
     saved = 4 * count_parameters(model, trained_only=has_low_rank(model))
     return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args)))
@@ -417,7 +422,7 @@ def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a run needs, and bytes that the machine has."""
+    """Bytes that a run needs (memory, disk), and bytes that are available (memory_there, disk_there)."""
 
     memory: float
     memory_there: float
@@ -426,15 +431,15 @@ class Needs:
 
 
 def needs_of(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> Needs:
-    """What a run of this model needs and the machine has; form: of its frozen weights. All processes must call it."""
+    """What a run of this model needs and what is available. form: of its frozen weights. All processes must call it."""
     gpu, folder = find_gpu(args), Path(args.output_dir)
-    there = gpu.memory if gpu else free_memory()
+    memory_there = gpu.memory if gpu else free_memory()
     disk_there = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
-    return Needs(needed_memory(model, args, form), there, needed_disk(model, args), disk_there)
+    return Needs(needed_memory(model, args, form), memory_there, needed_disk(model, args), disk_there)
 
 
 def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, needs: Needs) -> None:
-    """UserError for too little memory or disk; checks warm-up, schedule and optimizer too."""
+    """UserError if memory or disk is too small, or if warm-up, schedule or optimizer do not suit the run."""
     check_warmup(args, steps)
     check_schedule(args, steps)
     check_muon(args, model)
@@ -455,17 +460,18 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ne
 
 
 def check_before_data(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> None:
-    """`check_plan` before the data are prepared, which may take hours. A dry run shows its plan first."""
+    """Calls `check_plan` before the data are prepared, which may take hours; not in a dry run, which first shows its
+    plan."""
     if not args.dry_run:
         check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args, form))
 
 
 def disk_free(folder: Path) -> int:
     """Bytes free where `folder` is or will be."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    return shutil.disk_usage(there).free
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(existing).free
 
 
 def bytes_below(folder: Path) -> int:
-    """Bytes in the files of a folder; 0 if there is none."""
+    """Bytes of all files in a folder and below it; 0 if it does not exist."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""A run from start to end: plan and checks before it, results and files after it; `TrainingRun` is one of T5Trainer."""
+"""A run from start to end: plan and checks before it, results and files after it; `TrainingRun` trains in between."""
 
 import json
 import math
@@ -64,7 +64,7 @@ class Run:
         self.args, self.title, self.output_dir = args, title, Path(args.output_dir)
 
     def announce(self, plan: dict[str, object], *notices: str | None) -> None:
-        """Prints the plan, and the notices below it."""
+        """Prints the plan and, below it, the notices that are not empty."""
         start_summary(plan, self.title)
         for notice in filter(None, notices):
             print_once(notice)
@@ -91,8 +91,8 @@ class TrainingRun(Run):
         self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
 
     def execute(self, next_script: str) -> dict:
-        """Shows the plan, trains, evaluates and saves; returns the results. next_script: what to run then, with its
-        flags but --model_name_or_path."""
+        """Shows the plan, trains, evaluates and saves; returns the results. next_script: the script that the last lines
+        suggest to run next, with its flags except --model_name_or_path."""
         self.start()
         try:
             trained = self.trainer.train(resume_from_checkpoint=self.checkpoint)
@@ -101,7 +101,7 @@ class TrainingRun(Run):
             raise UserError(
                 f"--per_device_train_batch_size {batch}: {first_line(error)} Give half of it and "
                 f"--gradient_accumulation_steps {2 * steps}, or --activation_checkpointing; "
-                "--resume_from_checkpoint goes on from the last checkpoint"
+                "--resume_from_checkpoint continues from the last checkpoint"
             ) from None
         command = f"python {next_script} --model_name_or_path {shlex.quote(self.args.output_dir)}"
         return self.finish(trained.metrics, command)
@@ -110,8 +110,8 @@ class TrainingRun(Run):
         """Installs our callbacks, prints the plan, checks memory and disk, starts the trackers and writes run.json.
 
         Unless the run resumes, the files of an earlier one are deleted once all checks have passed. `--dry_run` ends
-        the process after the plan; under `--precompile` the two steps that follow write no file. Too little disk or
-        memory, or a warm-up as long as the run, is the user's error, exit code 2.
+        the process after the plan; under `--precompile` the two steps that follow write no file. UserError for too
+        little disk or memory, too many unknown tokens, another teacher than before, or a schedule that does not fit.
         """
         args, data = self.args, self.data
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
@@ -156,14 +156,14 @@ class TrainingRun(Run):
             print_once("--dry_run: nothing was trained or written")
             finish_process_group()
             raise SystemExit(0)
-        if args.precompile:  # two steps that leave no trace but the compiler's cache
+        if args.precompile:  # two steps follow, which write nothing but the compiler's cache
             return
         if is_first_process():
             self.output_dir.mkdir(parents=True, exist_ok=True)
         lock_output_dir(args)
         old = old_files(args, self.checkpoint)  # before the trackers write theirs
         record = self._record() if is_first_process() else {"arguments": {}}
-        # The flags at the top, so that runs can be filtered by them.
+        # The flags go to the top level, so that trackers can filter runs by them.
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
         start_tracking(self.trainer, shown, self.checkpoint)
@@ -179,7 +179,7 @@ class TrainingRun(Run):
         args, ranks = self.args, self.args.world_size
         peak = device_peak_flops(args.device, args.bf16)
         flops = partial(self._flops_per_sequence, self.trainer.model.config)
-        flops = flops() if self.tokens_per_step else flops  # for tasks it depends on a batch's lengths
+        flops = flops() if self.tokens_per_step else flops  # for tasks a function of a batch's lengths
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks)]
         if is_first_process() and not args.precompile:
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
@@ -197,8 +197,8 @@ class TrainingRun(Run):
 
     def _flops_per_sequence(self, *args) -> float:
         """FLOPs of a training step for one sequence; LoRA saves the third of them that makes the weights' gradients."""
-        share = 2 / 3 if has_low_rank(self.trainer.model) else 1
-        return share * self.data.flops_per_sequence(*args)
+        fraction = 2 / 3 if has_low_rank(self.trainer.model) else 1
+        return fraction * self.data.flops_per_sequence(*args)
 
     def _record(self) -> dict:
         """The content of run.json."""
@@ -214,7 +214,8 @@ class TrainingRun(Run):
         return record
 
     def finish(self, train_metrics: dict, next_command: str) -> dict:
-        """The results, after saving the model, evaluating, writing all_results.json, uploading and the end summary."""
+        """Saves the model, evaluates, writes all_results.json, uploads and prints the end summary; returns the results.
+        If an upload fails, SystemExit with exit code 1 and the command that uploads later."""
         trainer, results = self.trainer, dict(train_metrics)
         if self.tokens_per_step:
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
@@ -247,7 +248,7 @@ class TrainingRun(Run):
         return results
 
     def _save_model(self) -> None:
-        """Saves the finished model; a full disk ends the process with one line that names the last checkpoint."""
+        """Saves the finished model. If the disk is full, SystemExit with one line that names the last checkpoint."""
         try:
             self.trainer.save_model()
             self.trainer.save_state()
@@ -255,17 +256,17 @@ class TrainingRun(Run):
             if not is_disk_full(error):
                 raise
             for path in self.output_dir.glob("*model*.safetensors*"):
-                path.unlink()  # an incomplete one would be taken for the model
+                path.unlink()  # an incomplete file would be taken for the model
             last = next(reversed(checkpoints_of(self.output_dir)), None)
             left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
             raise SystemExit(
                 f"no room for the finished model in {self.output_dir} ({first_line(error)}); {left}. Free "
-                "some space, then: the same command with --resume_from_checkpoint"
+                "some space, then run the same command with --resume_from_checkpoint"
             ) from None
 
 
 def shown_numbers(results: dict) -> dict[str, str]:
-    """Results without times, formatted: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
+    """Results as text, without times: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
     return {
         name.removeprefix("eval_").replace("_", " "): f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
         for name, value in results.items()
@@ -274,7 +275,7 @@ def shown_numbers(results: dict) -> dict[str, str]:
 
 
 def described_model(model: PreTrainedModel) -> str:
-    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0", with LoRA "..., of which 98.3k are trained"."""
+    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"; with LoRA "..., of which 98.3k are trained"."""
     shape = f"{model.config.model_type}, {shape_of(model.config).described}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
@@ -307,8 +308,8 @@ def sharding(trainer: T5Trainer) -> str:
 
 
 def _evaluated(trainer: T5Trainer) -> dict:
-    """The metrics of the final weights: those of the last step, or of the best checkpoint if it was loaded. Evaluates
-    only if that step has not been evaluated. The metrics of a best checkpoint are logged again, as the run's last."""
+    """The metrics of the final weights: of the last step, or of the best checkpoint if it was loaded. Evaluates only if
+    that step has not been evaluated. The best checkpoint's metrics are logged again, so that they are the last ones."""
     state = trainer.state
     best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
     step = int(Path(best).name.split("-")[1]) if best else state.global_step

@@ -1,4 +1,4 @@
-"""Gaps that the model fills, for people to read: samples.md after each evaluation of pre-training, and a prompt.
+"""Texts whose gaps the model fills: samples.md after each evaluation of pre-training, and a prompt for any lines.
 
 ## Step 600
 
@@ -37,23 +37,23 @@ _MODES = {denoiser["mode"] for denoiser in DENOISERS.values() if "mode" in denoi
 
 
 def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int, list[int]]:
-    """Tokens after each sentinel, up to the next sentinel or EOS: [99, 5, 6, 98, 7, 1] -> {0: [5, 6], 1: [7]} with
-    sentinels 99, 98, ... If a sentinel is repeated, the first one counts."""
+    """{number of a sentinel: the tokens after it, up to the next sentinel or EOS}: [99, 5, 6, 98, 7, 1] -> {0: [5, 6],
+    1: [7]} with sentinels 99, 98, ... If a sentinel is repeated, the first one counts."""
     places = {sentinel: number for number, sentinel in enumerate(sentinel_ids)}
-    found, current = {}, []  # tokens before the first sentinel, or after a repeated one, reach no list of `found`
+    filled, current = {}, []  # tokens before the first sentinel, or after a repeated one, get into no list of `filled`
     for token in ids:
         if token == eos_id:
             break
         if token in places:
             current = []
-            found.setdefault(places[token], current)
+            filled.setdefault(places[token], current)
         else:
             current.append(token)
-    return found
+    return filled
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, ids: list[int], sentinel_ids: list[int]) -> str:
-    """The text of a source, target or answer up to its SHOWN_GAPS gaps, with [1], [2] ... for the sentinels."""
+    """The text of a source, target or answer, with [1], [2] ... for its sentinels, cut after SHOWN_GAPS gaps."""
     numbers, text = {sentinel: number for number, sentinel in enumerate(sentinel_ids, start=1)}, ""
     for number, tokens in itertools.groupby(filter(lambda token: token >= 0, ids), numbers.get):  # -100: padding
         if number is None:
@@ -66,11 +66,12 @@ def marked(tokenizer: PreTrainedTokenizerBase, ids: list[int], sentinel_ids: lis
 
 
 class SamplesCallback(TrainerCallback):
-    """After each evaluation, lets the model fill the gaps of the same few held-out texts greedily, into samples.md.
+    """After each evaluation, lets the model fill the gaps of the same few held-out texts greedily, and adds the answers
+    to samples.md.
 
     objective: masks the texts, as in evaluation; from a row of several documents the longest one is shown. count:
-    number of texts, spread over the evaluation set. show(name, columns, rows): sends the rows to the trackers too. A
-    resumed run drops the sections after its step.
+    number of texts, spread over the evaluation set. show(name, columns, rows): called with the same rows, to send them
+    to the trackers. A resumed run drops the sections after its step.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class SamplesCallback(TrainerCallback):
             self._write(kept if state.global_step else [])
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, model: PreTrainedModel, **__) -> None:
-        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # then a forward pass needs all ranks
+        together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # all ranks must take part
         if not (state.is_world_process_zero or together):
             return
         was_training = model.training
@@ -122,7 +123,7 @@ class SamplesCallback(TrainerCallback):
 
 
 def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]], list[list[int]]]:
-    """(inputs, targets) of each row; from a row of packed examples those of the one with the longest input."""
+    """(input ids, labels) of one example from each row: of packed examples, the one with the longest input."""
     if "input_segments" not in batch:
         return batch["input_ids"].tolist(), batch["labels"].tolist()
     longest = batch["input_segments"].mode(dim=1).values[:, None]
@@ -134,8 +135,8 @@ def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]],
 
 @torch.no_grad()
 def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int, num_beams: int = 1) -> list[list[int]]:
-    """Token ids that the model generates for each row of ids [N, S], padded at the end."""
-    options = dict(max_length=new_tokens + 1, num_beams=num_beams, do_sample=False)  # it counts the start token too
+    """Token ids that the model generates for each row of ids [N, S], padded at the end. new_tokens: at most so many."""
+    options = dict(max_length=new_tokens + 1, num_beams=num_beams, do_sample=False)  # max_length counts the start token
     options["num_return_sequences"] = 1
     mask = input_ids.ne(model.config.pad_token_id).long()
     return model.generate(input_ids=input_ids, attention_mask=mask, **options).tolist()
@@ -148,7 +149,8 @@ def answers_to(
     new_tokens: int,
     num_beams: int = 1,
 ) -> Iterator[str]:
-    """For each line that is not empty: the line with its <extra_id_n> gaps filled, or without gaps the answer to it."""
+    """For each line that is not empty: the line with its <extra_id_n> gaps filled or, if it has no gaps, the text that
+    the model generates for it."""
     with_gaps = sentinels = None
     for line in map(str.strip, lines):
         if not line:
@@ -162,20 +164,20 @@ def answers_to(
         if not has_gaps:
             yield tokenizer.decode(written, skip_special_tokens=True).strip()
             continue
-        found = spans(written, sentinels, tokenizer.eos_token_id)
-        texts = {number: tokenizer.decode(span, skip_special_tokens=True).strip() for number, span in found.items()}
+        filled = spans(written, sentinels, tokenizer.eos_token_id)
+        texts = {number: tokenizer.decode(span, skip_special_tokens=True).strip() for number, span in filled.items()}
         # a gap that the model left out stays visible
         yield _SENTINEL.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
 
 
 def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Callable[[str], list[int]]:
-    """line -> its ids with BOS and EOS, a gap <extra_id_n> being one of the sentinels: the ids that pre-training makes
-    of the whole text when it masks what stands in the gaps.
+    """A function from a line to the ids that pre-training would make of the whole text when it masks what stands in the
+    gaps: a gap <extra_id_n> becomes a sentinel, and a BOS is added in front or, without one, an EOS at the end.
 
-    There a space belongs to the word behind it, so that none is left before a gap; and text right behind a gap goes on
-    with a word: "mat<extra_id_0>." ends in "." and not in "▁.".
+    In pre-training a space is part of the token of the next word, so a gap takes the space before it. Text right after
+    a gap is the rest of a word: "mat<extra_id_0>." ends in "." and not in "▁.".
     """
-    encode, goes_on, modes = plain_encoder(tokenizer), _word_end_encoder(tokenizer), tokenizer.get_added_vocab()
+    encode, encode_rest, modes = plain_encoder(tokenizer), _word_end_encoder(tokenizer), tokenizer.get_added_vocab()
     modes = {token: number for token, number in modes.items() if token in _MODES}
 
     def ids_of(line: str) -> list[int]:
@@ -185,8 +187,8 @@ def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Cal
         for gap in [*gaps, None]:
             text = line[begin : gap.start()] if gap else line[begin:]
             text = text.rstrip(" ") if gap and not is_byte_level(tokenizer) else text
-            behind = re.match(r"\S*", text)[0] if ids and begin > len(mode) else ""
-            for part, encoder in ((behind, goes_on), (text[len(behind) :], encode)):
+            rest = re.match(r"\S*", text)[0] if ids and begin > len(mode) else ""  # of a word that a gap began
+            for part, encoder in ((rest, encode_rest), (text[len(rest) :], encode)):
                 ids += map(int, encoder([part])[0])
             if gap:
                 ids, begin = [*ids, sentinels[int(gap[1])]], gap.end()
@@ -197,8 +199,8 @@ def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Cal
 
 
 def _word_end_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], Sequence[Sequence[int]]]:
-    """texts -> ids as `plain_encoder` gives them, for texts without white space that go on with a word: no mark of a
-    word's beginning is written before them."""
+    """A function from texts to ids, like `plain_encoder`'s, for texts without white space that are the rest of a word:
+    no mark of a word's beginning is put before them."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         return plain_encoder(tokenizer)
     backend, _ = plain_backend(tokenizer)
@@ -210,7 +212,8 @@ def _word_end_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]
 
 
 def prompt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new_tokens: int, num_beams: int) -> int:
-    """Answers the lines of standard input until its end, and returns their number; shows a prompt in a terminal."""
+    """Prints an answer to each line of standard input until its end, and returns the number of answers. In a terminal
+    it shows a prompt."""
 
     def ask() -> str:
         print("> " if sys.stdin.isatty() else "", end="", flush=True)

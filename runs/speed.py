@@ -1,12 +1,12 @@
-"""Chooses settings that make a run fast and says them in a line (`--speed auto`), or chooses none (`--speed plain`).
+"""Chooses settings that make a run fast, and names them in the plan (`--speed auto`), or none (`--speed plain`).
 
     speed = decide_speed(job, args)         # a frozen record, with a line for the plan; changes nothing
     args = args.replaced(**speed.flags(args))
-    use_speed(speed, model, args)           # gives it to the model and to torch
+    use_speed(speed, model, args)           # applies it to the model and to torch
 
 A flag that is given wins over a choice. Only settings that change a run's results by no more than rounding are chosen:
-the global batch, the order of the rows and the weights stay the same, and a resumed run keeps what it had. Anything
-that changes more is a flag of its own.
+the global batch and the order of the rows stay the same, and a resumed run keeps the settings that it had. Whatever
+changes more is left to flags.
 """
 
 import math
@@ -38,15 +38,15 @@ from runs.memory import (
 )
 from training.checkpoints import run_of
 
-MOST_WORKERS = 8  # data workers of a process
+MOST_WORKERS = 8  # most data workers of a process
 PREFETCHED = 4  # batches that a worker makes ahead
-# Compiling takes a minute or two for each shape of a training or evaluation batch. A run is compiled if without it the
-# run would take REPAYS_COMPILING seconds or more, at an assumed speed: a share of the GPU's peak, or FLOP/s of a CPU
-# core. A step on a GPU takes at least SHORTEST_STEP, the time to launch its kernels. A CPU of two cores compiles for 30
-# to 120 s; then a step takes two thirds of the time (results/LOG.md).
+# Compiling takes a minute or two for each shape of a training or evaluation batch. A model is compiled if the run would
+# otherwise take REPAYS_COMPILING seconds or more at the speed assumed here: UNCOMPILED_SHARE of the GPU's peak, or
+# UNCOMPILED_OF_A_CORE FLOP/s of each CPU core. A step on a GPU takes at least SHORTEST_STEP seconds, to launch its
+# kernels. A CPU of two cores compiles for 30 to 120 s; then a step takes two thirds of the time (results/LOG.md).
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
-RESUMED = "as the run that is resumed"
+RESUMED = "as in the run that is resumed"
 DROPOUT_RESERVE = 0.25  # replaces RESERVE for a model with dropout, whose masks activation_bytes does not count
 BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md)
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
@@ -55,8 +55,8 @@ EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (
 @dataclass(frozen=True)
 class Batches:
     """What the batches of a run can look like. source, target: tokens of the longest row. shapes: how many shapes
-    batches have, 0 for any number. packed: the flag and value that put several examples into a row, or None. packable:
-    whether `--speed auto` may do that."""
+    batches have, 0 if any number. packed: the flag and value that put several examples into a row, or None. packable:
+    whether `--speed auto` may put several examples into a row."""
 
     source: int
     target: int
@@ -71,7 +71,8 @@ class Job(Batches):
 
     weights: shapes of the trained tensors. frozen: number of the weights that are not trained. attention: the model's
     implementation so far; attention_is_given: whether --attn_implementation names it. steps: -1 if only epochs are
-    known. earlier: the recorded flags of the run that is resumed. low_rank: whether the trained tensors are LoRA's.
+    known. earlier: the flags that the run which is resumed has recorded; {} if none is. low_rank: whether the trained
+    tensors are LoRA's.
     form: the form of frozen weights that a flag asks for, or None; frozen_bytes: {form: bytes of the frozen weights}.
     """
 
@@ -92,7 +93,7 @@ class Job(Batches):
 class Speed:
     """The settings of a run that follow from flags and machine. activation_checkpointing: always as the flag says.
     tf32: whether float32 products use TF32. form: the form of the frozen weights beside LoRA's matrices, or None.
-    forms: {form: GPU memory that a micro-batch takes}. described: the choices and their reasons, for the plan."""
+    forms: the text of `described_forms`, or None. described: the choices and their reasons, for the plan."""
 
     attention: str
     bf16: bool
@@ -111,7 +112,8 @@ class Speed:
     described: str = "plain: nothing is chosen"
 
     def flags(self, args: T5TrainingArguments) -> dict[str, Any]:
-        """{training flag: value} of this record. A plan for another GPU keeps this machine's data workers."""
+        """{training flag: value} of this record. A plan for another GPU (--assume_gpu) leaves out the flags of data
+        workers, so that this machine's stay."""
         names = [name for name in _OF_FLAGS if not (args.assume_gpu and name.startswith("dataloader"))]
         values = {name: getattr(self, name) for name in names if hasattr(args, name)}
         if self.torch_compile and not args.torch_compile:
@@ -153,12 +155,12 @@ class Choice:
 
 # ---------------------------------------------------------------- the choice
 def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
-    """The settings that suit the machine. gpu: None on a CPU. args: the T5TrainingArguments, whose `given` names flags
-    that are not to be chosen."""
+    """The settings that suit the machine. gpu: None on a CPU. args: the T5TrainingArguments; the flags in its `given`
+    keep their values."""
     named = (("attn_implementation", job.attention_is_given), ("form", job.form))
     given = args.given | {name for name, is_given in named if is_given}
     batch, compiled = "per_device_train_batch_size gradient_accumulation_steps", bool(args.torch_compile)
-    rules = [  # (what is chosen, the flags that give it, what they give, the rule that chooses otherwise)
+    rules = [  # (setting, the flags that give it, the value given, the rule that chooses one if none is given)
         ("bf16", "bf16", bool(args.bf16), _bf16),
         ("attn_implementation", "attn_implementation", job.attention, _attention),
         ("torch_compile", "torch_compile torch_compile_mode torch_compile_backend", compiled, _compilation),
@@ -175,8 +177,8 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     for name, flags, asked, rule in rules:
         if not given.isdisjoint(flags.split()):
             chosen[name] = Choice(name, asked, "given")
-        elif found := rule(gpu, job, args, launcher, chosen):
-            chosen[name] = Choice(name, *found)
+        elif choice := rule(gpu, job, args, launcher, chosen):
+            chosen[name] = Choice(name, *choice)
     choices = list(chosen.values())
     if gpu is None:
         return choices
@@ -187,13 +189,13 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     if given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}):
         more["non_blocking"] = True, "pinned batches are copied while the GPU works"
     if gpu.is_recent and "tf32" not in given:
-        more[TF32] = "high", "TF32, where bfloat16 does not reach"
+        more[TF32] = "high", "TF32, for products outside bfloat16"
     if {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(os.environ):
-        more[EXPANDABLE] = True, "less memory is lost between tensors"
-    return choices + [Choice(name, *found) for name, found in more.items() if name not in given]
+        more[EXPANDABLE] = True, "less memory is lost to fragmentation"
+    return choices + [Choice(name, *choice) for name, choice in more.items() if name not in given]
 
 
-# Each rule returns (value, reason), or None to choose nothing. chosen: {name: Choice} of the rules before it.
+# Each rule returns (value, reason), or None to choose nothing. chosen: {name: Choice} of the earlier rules.
 def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
     if gpu is not None:
         if gpu.is_recent:
@@ -214,7 +216,7 @@ def _form(gpu: Gpu | None, job: Job, _args, launcher: Launcher, chosen: dict) ->
         return (earlier, RESUMED) if earlier else None
     if gpu is None or not chosen["bf16"].value or launcher.sharding != "ddp":
         return None
-    return "bfloat16", "autocast multiplies them in it: no bit differs"
+    return "bfloat16", "autocast casts them to it anyway: no bit of the results differs"
 
 
 def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dict) -> tuple[str, str]:
@@ -236,7 +238,7 @@ def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dic
 
 
 def _cases(job: Job, device: torch.device, bf16: bool) -> list[Case]:
-    """What attention kernels will be asked for: encoder, decoder and cross-attention, over whole rows."""
+    """The cases that the attention kernels must support: encoder, decoder and cross-attention, over whole rows."""
     padded, packed = job.shapes != 1 or job.packed is not None, job.packed is not None
     s, t, size = job.source, job.target, (job.config.num_heads, job.config.d_kv)
     kinds = (
@@ -262,7 +264,7 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
     if gpu is None:
         lacks = lacks_compiler("CXX", "g++")
     else:
-        lacks = triton_lacks() if torch.cuda.is_available() else None  # the machine of an assumed GPU lacks nothing
+        lacks = triton_lacks() if torch.cuda.is_available() else None  # --assume_gpu: that machine lacks nothing
         if not gpu.is_recent:
             return False, "Triton needs compute capability 8"
     if lacks:
@@ -280,7 +282,7 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
 
 
 def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> float | None:
-    """About how long the run would take uncompiled; None where its steps are not known."""
+    """About how many seconds the run would take uncompiled; None if its number of steps is not known."""
     if job.steps < 1:
         return None
     sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -293,7 +295,7 @@ def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> 
 
 
 def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict) -> tuple[bool, str] | None:
-    """For fine-tuning: on a CPU padding costs as much as text. The gain on a GPU is not known yet."""
+    """Packs on a CPU, where padding costs as much as text. The gain on a GPU is not known yet: nothing is chosen."""
     family = family_of(job.config)
     if "packing" in family.lacks:
         return False, f"{family.names} has no masks for it"
@@ -307,8 +309,8 @@ def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict
 def _micro_batch(
     gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict
 ) -> tuple[tuple[int, int], str] | None:
-    """(sequences, accumulation steps): the largest micro-batch that the memory plan allows; on a CPU, which gains
-    nothing from a larger one, None if the given one fits."""
+    """Chooses (sequences, accumulation steps): the largest micro-batch that the memory plan allows. A CPU gains nothing
+    from a larger micro-batch than asked for: nothing is chosen if that fits."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     asked, earlier = (tuple(values.get(name, 0) for name in names) for values in (vars(args), job.earlier))
     sharded = launcher.sharding.startswith("zero")
@@ -335,8 +337,8 @@ def _micro_batch(
 def needed_bytes(
     job: Job, args, launcher: Launcher, size: int, attention: str, bf16: bool, form: str, on_cpu: bool = False
 ) -> float:
-    """Bytes that a process needs for micro-batches of this size: gradients, optimizer states and activations, on a GPU
-    also the weights, which on a CPU are in memory already. form: that of the frozen weights."""
+    """Bytes that a process needs for micro-batches of `size` sequences: gradients, optimizer states, activations and
+    teacher, on a GPU also the weights, which on a CPU are in memory already. form: of the frozen weights."""
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
     held = job.frozen_bytes.get(form, 4 * job.frozen) / (launcher.processes if launcher.sharding == "fsdp2" else 1)
     fixed = states.gradients + states.optimizer + states.working + teacher_bytes(args)
@@ -348,7 +350,8 @@ def needed_bytes(
 
 
 def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) -> str:
-    """For the plan: the GPU memory that the run takes with its frozen weights in each form, and which of them fit."""
+    """A row of the plan: the GPU memory that the run takes with its frozen weights in each form, and which forms
+    fit."""
     room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
     size, shown = speed.per_device_train_batch_size, []
     for form in FORMS if speed.bf16 else ("float32", "int8", "nf4"):
@@ -358,7 +361,8 @@ def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) 
 
 
 def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
-    """All (micro-batch, accumulation steps) with the same product, the largest first: 4, 2 -> (4, 2) (2, 4) (1, 8)."""
+    """All (micro-batch, accumulation steps) with the same product and no larger micro-batch, the largest first: 4, 2 ->
+    (4, 2) (2, 4) (1, 8)."""
     product = micro_batch * accumulation_steps
     return [(size, product // size) for size in range(micro_batch, 0, -1) if product % size == 0]
 
@@ -369,7 +373,7 @@ def _workers(_gpu: Gpu, _job: Job, _args, launcher: Launcher, _chosen: dict) -> 
 
 # ---------------------------------------------------------------- decided, and applied
 def decide_speed(job: Job, args) -> Speed:
-    """What the run will use: the flags, and what `choose` finds in the first process. All processes must call it."""
+    """The Speed of a run: its flags, and what `choose` returns in the first process. All processes must call this."""
     gpu, launcher = find_gpu(args), find_launcher(args)
     speed = _decided(gpu, launcher, job, args)
     if gpu is None or not job.low_rank or launcher.sharding != "ddp":
@@ -396,7 +400,7 @@ def _decided(gpu: Gpu | None, launcher: Launcher, job: Job, args) -> Speed:
 
 
 def use_speed(speed: Speed, model: PreTrainedModel, args: T5TrainingArguments) -> None:
-    """Gives the model and torch what was decided, in all processes."""
+    """Applies the decided settings to the model and to torch. All processes must call this."""
     if speed.attention != model.config._attn_implementation:
         set_attention(model, speed.attention)
     if speed.tf32 and not args.assume_gpu:
@@ -413,8 +417,8 @@ def job_of(
     attention: str | None,
     form: str | None = None,
 ) -> Job:
-    """The job of a run. planned: its model, perhaps without weights. checkpoint: which the run resumes, or None;
-    attention: --attn_implementation; form: of frozen weights that the flags ask for."""
+    """The job of a run. planned: its model, perhaps without weights. checkpoint: the one that the run resumes, or None.
+    attention: --attn_implementation. form: the form of frozen weights that the flags ask for, or None."""
     return Job(
         **vars(batches),
         config=planned.config,

@@ -4,12 +4,12 @@
     eval_loss, eval_matched_accuracy -> eval/loss, eval/matched_accuracy
     sequences_per_second, mfu, eval_runtime -> perf/sequences_per_second, perf/mfu, perf/eval_runtime
 
-Each point is at its optimizer step. transformers' own callbacks for these three are removed: each names the closing
-numbers differently or drops them, and doubles points when a run is resumed.
+The x-axis of every curve is the optimizer step. transformers' own callbacks for these three are removed: each names the
+closing numbers differently or drops them, and doubles points when a run is resumed.
 
 A resumed run continues its curves. trackers.json in the output folder, and every checkpoint's trainer_state.json, hold
-the run's id and, for each tracker and name, the last step that the tracker has certainly stored. Values up to it are
-not sent again, since a resumed run computes the same ones; TensorBoard instead hides what came after the checkpoint
+the run's id and, for each tracker and name, the last step that the tracker has certainly stored. Values up to that step
+are not sent again, since a resumed run computes the same ones; TensorBoard instead hides what came after the checkpoint
 (its purge step). Values before the checkpoint that a tracker lacks are sent from metrics.jsonl, so a tracker that is
 added later gets the whole curve. W&B and trackio hold values in memory for a while, so what they got in the last minute
 before a run was killed is sent again: an online W&B run drops the copy, elsewhere a point may appear twice.
@@ -41,15 +41,15 @@ from runs.callbacks import metrics_until
 logger = logging.getLogger(__name__)
 
 TRACKERS_FILE = "trackers.json"
-HELD = 60.0  # seconds after which a tracker has written what it was sent, at the latest
+HELD = 60.0  # seconds after which a tracker has surely stored what it was sent
 TENSORBOARD_FOLDER = "tensorboard"  # below --output_dir, unless TENSORBOARD_LOGGING_DIR names another place
 
 
-# ---------------------------------------------------------------- the three
+# ---------------------------------------------------------------- the three trackers
 def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
-    """Project, folder and mode of a W&B run: as its environment variables say, else online if the user is logged in and
-    W&B answers, or offline, with a printed line. Sets no variable: the next run of this process would take it for the
-    user's."""
+    """Project, folder ("dir") and mode of a W&B run, as W&B's environment variables say. Without WANDB_MODE: online if
+    the user is logged in and W&B answers, else offline, which a printed line says. Sets no variable, since the next run
+    of this process would take it for the user's."""
     project, mode = os.environ.get("WANDB_PROJECT", args.project), os.environ.get("WANDB_MODE")
     folder = os.environ.get("WANDB_DIR", args.output_dir)
     try:
@@ -59,11 +59,11 @@ def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
         print_once(f"W&B: {error}; its files go to {folder}")
     Path(folder).mkdir(parents=True, exist_ok=True)
     if mode is None:
-        # Not through wandb itself: its session reads the mode only once, and the mode is not decided yet.
+        # wandb's own check of the login would start its session, which reads the mode only once, before it is decided.
         import wandb
 
         server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
-        # The second up to version 0.30.
+        # Up to version 0.30 wandb stored the login under the second address.
         logins = [server] if "WANDB_BASE_URL" in os.environ else [server, "https://api.wandb.ai"]
         logged_in = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ) or any(map(get_netrc_auth, logins))
         if not (logged_in and answers(server)):
@@ -74,8 +74,8 @@ def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
 
 
 class WandbTracker:
-    """A W&B run, online or offline as `wandb_settings` decides. Offline, a resumed run adds a folder with the same id;
-    `wandb sync` sends both in order."""
+    """A W&B run, online or offline as `wandb_settings` decides. A run that is resumed offline adds a folder with the
+    same id; `wandb sync` sends both in order."""
 
     def __init__(self, args: T5TrainingArguments, identity: str, name: str, config: dict, step: int | None):
         import wandb
@@ -83,10 +83,10 @@ class WandbTracker:
         ours = wandb_settings(args) | dict(name=name, id=identity)
         if os.environ.get("WANDB_SWEEP_ID"):
             del ours["id"], ours["project"]
-        # Otherwise wandb continues a run that has failed in this process, and mixes this one into it.
+        # Otherwise wandb would mix this run into one that failed earlier in this process.
         ours["reinit"] = "finish_previous"
         self.table = wandb.Table
-        # The configuration goes with init: a sweep locks its own values, and would warn of each one in a later update.
+        # init gets the configuration, since a later update would make a sweep warn of each value that it has set.
         self.run = wandb.init(**ours, config=config, resume=None if step is None else "allow")
         folders = shlex.quote(str(Path(self.run.dir).parent.parent))
         self.shown = f"wandb sync {folders}/offline-run-*-{self.run.id}" if self.run.offline else self.run.url
@@ -111,7 +111,7 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         elsewhere = os.environ.get("TENSORBOARD_LOGGING_DIR")
-        own = re.sub(r"[^\w.-]+", "_", name)  # one folder, whatever the run's name
+        own = re.sub(r"[^\w.-]+", "_", name)  # a folder's name, even if the run's has slashes
         folder = Path(elsewhere) / f"{own}-{identity}" if elsewhere else Path(args.output_dir) / TENSORBOARD_FOLDER
         self.writer = SummaryWriter(str(folder), purge_step=None if step is None else step + 1)
         self.shown = f"tensorboard --logdir {shlex.quote(str(folder))}"
@@ -168,13 +168,14 @@ class TrackersCallback(TrainerCallback):
     evaluated after training, and goes into W&B's summary. A tracker that fails is left out from then on, with a
     warning.
 
-    trackers: {name: tracker}. sent: {tracker: {name: last step}}. path: the trackers.json to write.
+    trackers: {name: tracker}. identity: the run's id. sent: {tracker: {name: last step that it was sent}}. path: the
+    trackers.json to write.
     """
 
     def __init__(self, trackers: dict, identity: str, sent: dict, path: Path):
         self.trackers, self.identity, self.sent, self.path = trackers, identity, sent, path
-        self.latest = {}  # value of each name
-        # What had been sent by recent_since, and what had been sent at least HELD seconds before that.
+        self.latest = {}  # {name: its latest value}
+        # Copies of `sent`: as it was at recent_since, and as it was at least HELD seconds earlier.
         self.recent = self.certain = copy.deepcopy(sent)
         self.recent_since = time.monotonic()
 
@@ -184,11 +185,11 @@ class TrackersCallback(TrainerCallback):
 
     def on_train_end(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         self.latest = {}
-        self.certain = self.recent = self.sent  # the process ends in an orderly way, and so do the trackers
+        self.certain = self.recent = self.sent  # the process ends in an orderly way, so the trackers store everything
         self._keep(state)
 
     def send(self, logs: dict, step: int) -> None:
-        """Sends the numbers of a log that the trackers lack at this step."""
+        """Sends each tracker the numbers of a log that it lacks at this step."""
         numbers = {key: value for key, value in logs.items() if isinstance(value, Real) and not isinstance(value, bool)}
         values = {tracked_name(key): v if isinstance(v, int) else float(v) for key, v in numbers.items()}
         self.latest |= values
@@ -201,15 +202,15 @@ class TrackersCallback(TrainerCallback):
         self._keep(state)
 
     def finish(self) -> list[str]:
-        """Commands and addresses that show the run, which it ends at the trackers."""
+        """Ends the run at its trackers; returns the commands and addresses that show it."""
         self._each(lambda tracker, _: tracker.finish(self.latest))
         shown = [tracker.shown for tracker in self.trackers.values()]
         self.trackers = {}
         return shown
 
     def _each(self, act: Callable, values: dict | None = None, step: int = 0) -> None:
-        """Calls act(tracker, the values that it lacks at this step) for every tracker that lacks any; without values,
-        act(tracker, {}) for all."""
+        """Calls act(tracker, values that this tracker lacks at this step) for every tracker that lacks any; without
+        values, act(tracker, {}) for all trackers."""
         for name, tracker in list(self.trackers.items()):
             sent = self.sent.setdefault(name, {})
             new = {key: value for key, value in (values or {}).items() if step > sent.get(key, -1)}
@@ -221,7 +222,7 @@ class TrackersCallback(TrainerCallback):
             except Exception as error:
                 del self.trackers[name]
                 logger.warning(
-                    "%s is left out from now on (%s: %s); metrics.jsonl has all of it",
+                    "%s is left out from now on (%s: %s); metrics.jsonl has all values",
                     name,
                     type(error).__name__,
                     error,
@@ -241,8 +242,8 @@ class TrackersCallback(TrainerCallback):
 def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None) -> None:
     """Replaces transformers' callbacks for the trackers of `--report_to` with ours.
 
-    config: shown as the run's configuration. checkpoint: the one that the run resumes from. ValueError, with the
-    tracker's own words, if one cannot start.
+    config: shown as the run's configuration. checkpoint: the one that the run resumes from. UserError, with the
+    tracker's own words, if a tracker cannot start.
     """
     args, trackers = trainer.args, {}
     names = [name for name in TRACKERS if name in args.report_to]
@@ -276,7 +277,7 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
 
 
 def log_table(trainer: Trainer, name: str, columns: list[str], rows: list[list]) -> None:
-    """Shows a table of numbers and texts in every tracker of the run, at its present step.
+    """Shows a table of numbers and texts in every tracker of the run, at the run's current step.
 
     log_table(trainer, "samples", ["source", "target"], [["a <extra_id_0> c", "b"]])
     """
@@ -285,7 +286,7 @@ def log_table(trainer: Trainer, name: str, columns: list[str], rows: list[list])
 
 
 def finish_tracking(trainer: Trainer) -> list[str]:
-    """Commands and addresses that show the run, which it ends at its trackers."""
+    """Ends the run at its trackers; returns the commands and addresses that show it."""
     return [where for callback in _callbacks(trainer) for where in callback.finish()]
 
 

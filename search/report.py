@@ -1,4 +1,4 @@
-"""The report of a sweep: table and best command on the screen, and report.html with Optuna's pictures."""
+"""The report of a sweep: its table and best command on the screen and, with Optuna's pictures, in report.html."""
 
 import html
 import shlex
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def table_of(trials: list["FrozenTrial"], sweep: Sweep) -> list[list[str]]:
-    """A row of column names, then for each trial its number, state, searched parameters, metric, time and folder."""
+    """A row of column names, then for each trial a row: number, state, searched parameters, metric, time, folder."""
     names = list(sweep.distributions)
     rows = [["trial", "state", *names, *([sweep.metric] if sweep.metric else []), "time", "folder"]]
     for trial in trials:
@@ -29,8 +29,8 @@ def table_of(trials: list["FrozenTrial"], sweep: Sweep) -> list[list[str]]:
 
 
 def pictures(study: "Study", sweep: Sweep) -> list[str]:
-    """HTML of Optuna's pictures of the trials with a value: history, parallel coordinates, importance, slices. The
-    first brings plotly's script along, so that the page needs no network."""
+    """The HTML of Optuna's pictures of all trials that have a value: history, parallel coordinates, slices, importance.
+    The first contains plotly's script, so that the page needs no network. [] if nothing can be drawn."""
     from optuna import visualization
     from optuna.trial import TrialState
 

@@ -1,4 +1,4 @@
-"""A W&B sweep file as one frozen record, the commands it stands for, and when hyperband stops a run.
+"""A W&B sweep file as one frozen record, the commands of its trials, and when hyperband stops a trial.
 
 sweep = read_sweep("sweeps/glue_rte_sweep.yaml")
 sweep.distributions["learning_rate"]     # FloatDistribution(high=0.01, log=True, low=0.0001)
@@ -30,10 +30,10 @@ KEYS = (
     *("program", "project", "entity", "name", "description", "command", "method", "metric", "parameters"),
     *("run_cap", "early_terminate"),
 )
-OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}
+OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}  # set for each trial by sweep_t5.py
 MOST_OF_A_GRID = 10_000  # most values of one parameter in a grid
-WITH_WANDB = "`wandb sweep` and `wandb agent` take all that W&B has"
-# A folder that the file's own command gives to each run: `--output_dir "out/sweeps/x/$WANDB_RUN_ID"`.
+WITH_WANDB = "`wandb sweep` and `wandb agent` support all of W&B's features"
+# An output folder for each run, named in the file's own command: `--output_dir "out/sweeps/x/$WANDB_RUN_ID"`.
 RUN_FOLDER = re.compile(r"(--output[_-]dir[=\s\0]+[\"']?)([^\s\"'\0]*)(/(?:\$\{envvar:|\$\{?)WANDB_RUN_ID\}?)(?![\w/])")
 ENVVAR = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 USUAL_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]
@@ -44,8 +44,9 @@ TRAINING_SCRIPTS = ("pre_train_t5.py", "fine_tune_t5.py")
 @dataclass(frozen=True)
 class Sweep:
     """What a sweep file asks for. metric: its name as the file writes it, None if there is none; goal: minimize or
-    maximize; fixed: {flag: value} of all trials; distributions: {flag: Optuna's} of what is searched; command: its
-    words with W&B's macros; names_folder: whether the command names the folder of each run itself."""
+    maximize; fixed: {flag: its value in all trials}; distributions: {searched flag: Optuna's distribution}; command:
+    its words, in which W&B's macros are not replaced yet; folder: of the sweep; names_folder: whether the command
+    itself names the folder of each run; environment: W&B's variables for project and entity."""
 
     path: str
     name: str
@@ -71,17 +72,17 @@ class Sweep:
 
     @property
     def sign(self) -> int:
-        """1 if less of the metric is better, -1 if more: of value * sign, less is better."""
+        """1 if a lower metric is better, -1 if a higher one is: a lower value * sign is always better."""
         return -1 if self.goal == "maximize" else 1
 
     @property
     def size(self) -> float:
-        """Trials of the whole search: infinite unless it is a grid."""
+        """The number of trials in the whole search; infinite unless it is a grid."""
         sizes = [len(values.choices) for values in self.distributions.values()] if self.method == "grid" else [math.inf]
         return math.prod(sizes)
 
     def described(self) -> str:
-        """The search as a text, which tells whether a folder's study belongs to this sweep file."""
+        """The search as JSON. A study that was started with another text belongs to another sweep."""
         fixed = {name: "***" if is_secret(name) else value for name, value in self.fixed.items()}
         searched = {name: str(distribution) for name, distribution in self.distributions.items()}
         return json.dumps([self.method, self.metric, self.goal, fixed, searched], default=str)
@@ -89,21 +90,21 @@ class Sweep:
 
 # ---------------------------------------------------------------- reading
 def read_sweep(path: str, output_dir: str | None = None) -> Sweep:
-    """The sweep file, with W&B's defaults; output_dir: the sweep's folder instead of the file's. UserError for what is
-    wrong or not supported here."""
+    """The Sweep of a file, with W&B's defaults. output_dir: the sweep's folder; None for the one that the file names.
+    UserError for anything wrong or not supported here."""
     file = _read_file(path)
     parameters, method = file["parameters"], file["method"]
     fixed, distributions = {}, {}
     for name, spec in parameters.items():
         if str(name).replace("-", "_") in OWN_FLAGS:
             raise UserError(f"{path}, {name}: sweep_t5.py gives every trial its own: leave it out")
-        found = _distribution(f"{path}, {name}", spec, method == "grid")
-        if isinstance(found, tuple):
-            (fixed[name],) = found
+        values = _distribution(f"{path}, {name}", spec, method == "grid")
+        if isinstance(values, tuple):
+            (fixed[name],) = values
         else:
-            distributions[name] = found
+            distributions[name] = values
     if secret := next(filter(is_secret, distributions), None):
-        raise UserError(f"{path}, {secret}: a secret is not searched for: give it as an environment variable")
+        raise UserError(f"{path}, {secret}: a secret cannot be searched for: give it as an environment variable")
     metric = _metric(path, file)
     words = file.get("command") or USUAL_COMMAND
     words = _checked_command(path, [str(word) for word in (words if isinstance(words, list) else [words])])
@@ -133,14 +134,14 @@ def read_sweep(path: str, output_dir: str | None = None) -> Sweep:
 
 
 def _choice(where: str, value: object, known: Collection[str], hint: str = WITH_WANDB) -> None:
-    """UserError with the near matches unless a value is one of the known ones."""
+    """UserError, which suggests near matches, unless the value is one of `known`."""
     if value not in known:
         near = did_you_mean(str(value), known, most=2)
         raise UserError(f"{where}: {value} is not supported{near}; available: {', '.join(known)}; {hint}")
 
 
 def _read_file(path: str) -> dict:
-    """The file's keys that have a value, with W&B's name for a sweep without one."""
+    """The file's keys that have a value. A sweep without a name gets the file's name, without the ending."""
     try:
         file = read_yaml(path)
     except OSError as error:
@@ -159,8 +160,8 @@ def _read_file(path: str) -> dict:
 
 
 def _distribution(where: str, spec: Any, grid: bool) -> "tuple[Any] | BaseDistribution":
-    """(value,) for a parameter with one value, else Optuna's distribution for W&B's entry; in a grid a list of
-    values."""
+    """W&B's entry for a parameter: (value,) if it has one value, else Optuna's distribution, in a grid always a
+    categorical one."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     def stepped(min: float, max: float, q: float = 1) -> FloatDistribution | IntDistribution:
@@ -185,7 +186,7 @@ def _distribution(where: str, spec: Any, grid: bool) -> "tuple[Any] | BaseDistri
     _choice(f"{where}, distribution", kind, tuple(kinds))
     try:
         found = kinds[kind](**{key: value for key, value in keys.items() if key != "distribution"})
-    except (TypeError, ValueError, OverflowError) as error:  # a missing or unknown key, an order or a number
+    except (TypeError, ValueError, OverflowError) as error:  # missing or unknown keys, min above max
         raise UserError(
             f"{where} ({kind}): {str(error).removeprefix('read_sweep.').split('.<lambda>() ')[-1]}"
         ) from None
@@ -206,7 +207,7 @@ def _distribution(where: str, spec: Any, grid: bool) -> "tuple[Any] | BaseDistri
 
 
 def _choice_of(value: object) -> object:
-    """A value as Optuna can store it: a list as JSON."""
+    """A value in a form that Optuna can store: a list or mapping as JSON."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
@@ -216,7 +217,7 @@ def value_of(choice: object) -> object:
 
 
 def _metric(path: str, file: dict) -> dict:
-    """The file's metric: {"name", "goal", perhaps "target"}, with name None where there is none."""
+    """The file's metric: {"name", "goal", perhaps "target"}; its name is None if the file has no metric."""
     metric = file.get("metric")
     if metric is None:
         if file["method"] == "bayes" or file.get("early_terminate"):
@@ -232,20 +233,20 @@ def _metric(path: str, file: dict) -> dict:
 
 
 def _early_terminate(path: str, stop: dict | None) -> dict | None:
-    """Hyperband with W&B's defaults (its documents; its package `sweeps` 0.3 fills in strict: true)."""
+    """Hyperband's settings, with the defaults of W&B's documentation (its package `sweeps` 0.3 sets strict: true)."""
     if stop is None:
         return None
     stop = {"eta": 3, "strict": False} | stop
     _choice(f"{path}, early_terminate, type", stop.get("type"), ("hyperband",))
     if ("min_iter" in stop) == ("max_iter" in stop) or ("max_iter" in stop) != ("s" in stop) or not brackets(stop):
         raise UserError(
-            f"{path}, early_terminate: {stop} has no bracket: give either min_iter, or max_iter (of eta at least) and s"
+            f"{path}, early_terminate: {stop} has no bracket: give either min_iter, or max_iter (at least eta) and s"
         )
     return stop
 
 
 def _checked_command(path: str, words: list[str]) -> list[str]:
-    """The words of the file's command. UserError for an unknown macro or variable, or where no flag would be passed."""
+    """The words of the file's command. UserError for an unknown macro or variable, or if no macro passes the flags."""
     for word in words:
         for variable in set(ENVVAR.findall(word)) - {*os.environ, "WANDB_RUN_ID"}:
             raise UserError(f"{path}, command, {word}: the environment has no {variable}: export it first")
@@ -257,7 +258,7 @@ def _checked_command(path: str, words: list[str]) -> list[str]:
 
 
 def _check_flags(path: str, parameters: Collection[str], program: str) -> None:
-    """UserError for a parameter that is no flag of our training script, before its first trial."""
+    """UserError for a parameter that is not a flag of the training script, if that is one of ours."""
     script = Path(program).resolve()
     if script.name in TRAINING_SCRIPTS and script.parent == Path(__file__).resolve().parents[1]:
         groups = importlib.import_module(script.stem).FLAGS
@@ -268,18 +269,18 @@ def _check_flags(path: str, parameters: Collection[str], program: str) -> None:
 
 
 def _choose_folder(path: str, name: object, words: list[str], output_dir: str | None) -> tuple[Path, list[str], bool]:
-    """(the sweep's folder, the command's words, whether they name each run's folder). --output_dir replaces the folder
-    below which the file's command gives each run one. UserError if all runs would write into one folder."""
+    """(the sweep's folder, the command's words, whether these name the folder of each run). If they do, output_dir
+    replaces the folder that holds the runs' folders in them. UserError if all runs would write into one folder."""
     text = "\0".join(words)
     match = RUN_FOLDER.search(text)
     if not match and re.search("--output[_-]dir", text):
         raise UserError(f"{path}, command: all trials would write into one --output_dir: let it end in /$WANDB_RUN_ID")
     plain = re.sub(r"[^\w.-]+", "_", str(name))
     if not plain.strip("._"):
-        raise UserError(f"{path}, name: {name!r} names the sweep's folder: it must have a letter")
+        raise UserError(f"{path}, name: {name!r} names the sweep's folder: it must have a letter or digit")
     folder = output_dir or (match[2] if match else f"out/sweeps/{plain}")
     if match and re.search(r"[\s$`~\"'\\]", folder):
-        raise UserError(f"--output_dir {folder}: the command's shell would read that otherwise: use plain letters")
+        raise UserError(f"--output_dir {folder}: the command's shell would change this name: use plain letters")
     words = RUN_FOLDER.sub(lambda found: found[1] + folder + found[3], text).split("\0")
     return Path(folder), words, match is not None
 
@@ -314,8 +315,8 @@ def macros(values: dict, run_json: str, program: str) -> dict[str, list[str]]:
 def command_line(sweep: Sweep, params: dict, run: str, more: dict | None = None, to_show: bool = False) -> list[str]:
     """The command that runs a trial with these searched values; --output_dir is added unless the file's command has it.
 
-    more: further flags, such as that to resume. to_show: with *** for secrets, and without the file of
-    `${args_json_file}`.
+    more: further flags, such as the one to resume. to_show: secrets become ***, and the file that `${args_json_file}`
+    stands for is not written.
     """
     values = {name: value_of(params[name]) if name in params else sweep.fixed[name] for name in sweep.flags}
     values |= more or {}
@@ -324,32 +325,33 @@ def command_line(sweep: Sweep, params: dict, run: str, more: dict | None = None,
     if to_show:
         values = {name: "***" if is_secret(name) else value for name, value in values.items()}
     run_json = sweep.folder / f"{run}.json"
-    found, environment = macros(values, str(run_json), sweep.program), os.environ | {"WANDB_RUN_ID": run}
+    replaced, environment = macros(values, str(run_json), sweep.program), os.environ | {"WANDB_RUN_ID": run}
     if "${args_json_file}" in sweep.command and not to_show:
-        write_aside(run_json, lambda aside: aside.write_text(found["args_json"][0]))
+        write_aside(run_json, lambda aside: aside.write_text(replaced["args_json"][0]))
     words = [ENVVAR.sub(lambda match: environment[match[1]], word) for word in sweep.command]
-    return [part for word in words for part in (found.get(word[2:-1], [word]) if word[:2] == "${" else [word])]
+    return [part for word in words for part in (replaced.get(word[2:-1], [word]) if word[:2] == "${" else [word])]
 
 
 # ---------------------------------------------------------------- results
 def read_lines(folder: Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl; [] without such a file."""
+    """The lines of a run's metrics.jsonl; [] if there is none."""
     return read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
 
 
 def history(lines: list[dict], key: str) -> list[float]:
-    """All finite values of a metric among the lines that a run has logged."""
+    """All finite values of a metric, in the order in which a run logged them."""
     values = [line.get(key) for line in lines]
     return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
 def best_value(lines: list[dict], sweep: Sweep) -> float | None:
-    """The best finite value of the metric among a run's lines: its result, as in W&B's own search."""
+    """The best finite value that a run logged for the metric, which is its result, as in W&B's own search; None if it
+    logged none."""
     return min(history(lines, sweep.key), key=lambda value: sweep.sign * value, default=None)
 
 
 def brackets(stop: dict) -> list[int]:
-    """min_iter 3 -> [3, 9, 27, ...]; max_iter 27, s 2 -> [3, 9] (eta 3)."""
+    """Hyperband's brackets, for eta 3: min_iter 3 -> [3, 9, 27, ...]; max_iter 27, s 2 -> [3, 9]."""
     if "min_iter" in stop:
         steps = itertools.accumulate([stop["eta"]] * 99, operator.mul, initial=stop["min_iter"])
         return [int(step) for step in steps if step < 1e9]
@@ -359,8 +361,8 @@ def brackets(stop: dict) -> list[int]:
 def is_hopeless(own: list[float], everyone: list[list[float]], stop: dict, sign: int) -> bool:
     """Whether W&B's hyperband stops a run: it is not among the best 1/eta of all runs that reached its last bracket.
 
-    own: its metric so far; everyone: that of all runs, itself among them; sign: 1 if less is better. As in W&B, bracket
-    3 is the third value, and the best value so far is compared, or with `strict` the one at the bracket.
+    own: its metric so far; everyone: the metric of all runs, itself among them; sign: 1 if lower is better. As in W&B,
+    bracket 3 is the third value; the run's best value so far counts or, with `strict`, its value at the bracket.
     """
     bracket = max((bracket for bracket in brackets(stop) if bracket <= len(own)), default=None)
     if bracket is None:

@@ -1,8 +1,8 @@
-"""The trials of a sweep: Optuna's study of them, which agents share, and one trial as a process.
+"""The trials of a sweep: Optuna's study of them, which agents share, and the process of one trial.
 
-A trial is RUNNING in the study while its agent runs it. One that is interrupted becomes FAIL and is enqueued again,
-under the same run name, so that the next agent resumes it. A trial that fails by itself ends as PRUNED without a value,
-which TPE counts as the worst, as W&B does.
+A trial is RUNNING in the study while its agent runs it. An interrupted trial becomes FAIL and is enqueued again under
+the same run name, so that the next agent resumes it. A trial that fails by itself ends as PRUNED without a value, which
+TPE counts as the worst, as W&B does.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial, Trial
 
-POLL = 0.5  # seconds between two looks at a running trial
+POLL = 0.5  # seconds between two checks of a running trial
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
 
 
 class Interrupted(BaseException):
-    """A scheduler, or the trial's own time limit, stops this agent, to restart it later."""
+    """Raised when a scheduler, or the trial's own time limit, stops this agent, to restart it later."""
 
     @classmethod
     def by_signal(cls, number: int, _frame: object) -> None:
@@ -45,7 +45,7 @@ class Interrupted(BaseException):
 
 # ---------------------------------------------------------------- the study
 def open_study(sweep: Sweep, storage: str | None) -> "Study":
-    """The study in the sweep's folder, or in the database `storage`. UserError if another search was started there."""
+    """The study in the sweep's folder, or in the database `storage`. UserError if it belongs to another search."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -69,7 +69,7 @@ def open_study(sweep: Sweep, storage: str | None) -> "Study":
 
 
 def turn(sweep: Sweep) -> FileLock:
-    """The lock under which one agent at a time looks at the study and takes a trial."""
+    """The lock that lets only one agent at a time read the study and take a trial."""
     return FileLock(sweep.folder / ".lock")
 
 
@@ -80,15 +80,15 @@ def best_of(trials: list["FrozenTrial"], sweep: Sweep) -> "FrozenTrial | None":
 
 
 def visible(study: "Study") -> list["FrozenTrial"]:
-    """The trials, each once: an interrupted one that was enqueued again is left out."""
+    """All trials, each once: the record of an interruption (FAIL) is left out, since the trial was enqueued again."""
     from optuna.trial import TrialState
 
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.FAIL]
 
 
 def _agent(*processes: int) -> dict:
-    """The host and process ids of the agent that runs a trial, from which other agents tell whether it is gone.
-    processes: ids beside that of this process."""
+    """Host, process ids and SLURM job of this agent, from which other agents find out whether it has ended. processes:
+    further ids of its trial."""
     return {"host": socket.gethostname(), "pids": [os.getpid(), *processes], "job": os.environ.get("SLURM_JOB_ID")}
 
 
@@ -102,7 +102,7 @@ def _is_gone(agent: dict) -> bool:
 
 
 def enqueue_again(study: "Study", trial: "FrozenTrial | Trial") -> None:
-    """Ends an interrupted trial, which the next agent that takes one resumes under its run name."""
+    """Enqueues an interrupted trial again under its run name: the next agent that takes a trial resumes it."""
     from optuna.trial import TrialState
 
     study.tell(trial.number, state=TrialState.FAIL)
@@ -110,7 +110,7 @@ def enqueue_again(study: "Study", trial: "FrozenTrial | Trial") -> None:
 
 
 def enqueue_abandoned(study: "Study") -> None:
-    """Enqueues the trials again whose agent was killed. Agents that share a study call it in `turn`."""
+    """Enqueues again every running trial whose agent was killed. Agents that share a study must hold `turn`."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
@@ -119,10 +119,10 @@ def enqueue_abandoned(study: "Study") -> None:
 
 
 def take_trial(study: "Study", sweep: Sweep, seed: int) -> "tuple[Trial | None, str | None]":
-    """(trial to run, None), or (None, why the search is over). Interrupted trials come first.
-    Agents that share a study call it in `turn`.
+    """(trial to run, None), or (None, why the search is over). Interrupted trials come first. Agents that share a study
+    must hold `turn`.
 
-    The sampler's own seed follows from `seed` and the trial's number, so that agents never draw the same.
+    The sampler is seeded from `seed` and the number of trials, so that no two agents draw the same values.
     """
     from optuna.samplers import RandomSampler, TPESampler
     from optuna.trial import TrialState
@@ -143,13 +143,13 @@ def take_trial(study: "Study", sweep: Sweep, seed: int) -> "tuple[Trial | None, 
     study.sampler = (TPESampler if sweep.method == "bayes" else RandomSampler)(seed=own_seed)
     trial = study.ask(sweep.distributions)
     trial.set_user_attr("agent", _agent())
-    if "run" not in trial.user_attrs:  # also W&B's id of the run, so no other sweep may have it
+    if "run" not in trial.user_attrs:  # W&B uses it as the run's id, so it must differ between sweeps
         trial.set_user_attr("run", f"{len(trials):04d}-{secrets.token_hex(3)}")
     return trial, None
 
 
 def _combination(sweep: Sweep, place: int) -> dict:
-    """The combination of a grid at this place; the last parameter of the file changes fastest."""
+    """{parameter: value} of a grid's combination at this place; the file's last parameter changes fastest."""
     chosen = {}
     for name in reversed(sweep.distributions):
         choices = sweep.distributions[name].choices
@@ -161,7 +161,8 @@ def _combination(sweep: Sweep, place: int) -> dict:
 def end_trial(
     study: "Study", trial: "Trial", state: str, value: float | None, error: str | None, seconds: float
 ) -> None:
-    """Writes a trial's end into the study. state: finished, stopped (by hyperband) or failed."""
+    """Records in the study how a trial ended. state: finished, stopped (by hyperband) or failed. value: the metric's
+    best value, or None."""
     from optuna.trial import TrialState
 
     trial.set_user_attr("end", {"state": state, "error": error, "seconds": round(seconds, 1)})
@@ -170,7 +171,7 @@ def end_trial(
 
 # ---------------------------------------------------------------- a trial's process
 def end_process(process: subprocess.Popen) -> None:
-    """Ends a trial with all its processes: SIGTERM, and after PATIENCE or a second Ctrl-C SIGKILL."""
+    """Ends all processes of a trial: by SIGTERM, then by SIGKILL after PATIENCE seconds or a second Ctrl-C."""
     members = []
     try:
         if process.poll() is None:
@@ -186,7 +187,7 @@ def end_process(process: subprocess.Popen) -> None:
 
 def resume_flags(folder: Path) -> dict:
     """Flags with which a script resumes in its folder, or starts again if no checkpoint there holds the optimizer."""
-    from common.whole_folders import newest_whole_checkpoint  # brings torch
+    from common.whole_folders import newest_whole_checkpoint  # imports torch
 
     if checkpoint := newest_whole_checkpoint(folder, with_optimizer=True):
         return {"resume_from_checkpoint": str(checkpoint)}
@@ -194,7 +195,8 @@ def resume_flags(folder: Path) -> dict:
 
 
 def show(text: str, last: bool = False) -> None:
-    """Shows a live line on a terminal; elsewhere, as in a cluster's log, only the last ones."""
+    """Shows a line on the terminal, which the next one overwrites unless `last` is true. Without a terminal, such as in
+    a cluster's log, only lines with `last` are printed."""
     width = shutil.get_terminal_size().columns - 1
     if sys.stdout.isatty():
         print("\r" + (text if last else text[:width]).ljust(width), end="\n" if last else "", flush=True)
@@ -203,16 +205,16 @@ def show(text: str, last: bool = False) -> None:
 
 
 def outcome(sweep: Sweep, run: str, code: int) -> tuple[str, float | None, str | None]:
-    """(finished or failed, the metric's best value, error) of a run that ended with this exit code.
+    """("finished" or "failed", the metric's best value, error) of a run that ended with this exit code.
 
-    error: the last line of stderr, unless one before it names the error that a launcher then reports. Raises
-    Interrupted if the run has saved and left, as the training scripts do when a job is ended or its time runs out.
+    error: the last line of stderr that names an error, launchers' reports of a failed process left out; else its last
+    line. Raises Interrupted if a signal or a time limit stopped the run (PREEMPTED_EXIT_CODE).
     """
     if code:
         text = (sweep.folder / f"{run}.err").read_text(errors="replace")[-65536:]
         launchers = rf"(exit status|exitcode +:) {PREEMPTED_EXIT_CODE}\b"  # accelerate and torchrun: they exit with 1
         if code == PREEMPTED_EXIT_CODE or re.search(launchers, text):
-            raise Interrupted("its trial had to leave")
+            raise Interrupted("a signal or the time limit ended its trial")
         lines = text.replace("\r", "\n").split("\n")
         lines = [line.strip() for line in lines if line.strip()] or [f"exit code {code}"]
         named = [line for line in lines if re.match(r"[\w.]*(error|Error|Exception): |[\w.]+: error: ", line)]
@@ -230,9 +232,9 @@ def outcome(sweep: Sweep, run: str, code: int) -> tuple[str, float | None, str |
 
 
 def run_trial(trial: "Trial", sweep: Sweep) -> tuple[str, float | None, str | None]:
-    """(finished, stopped or failed, the metric's best value, error) of a trial that it runs to its end."""
+    """Runs a trial to its end. Returns ("finished", "stopped" or "failed", the metric's best value, error)."""
     run, folder = trial.user_attrs["run"], sweep.folder
-    if (folder / run / "all_results.json").is_file():  # its agent was killed when all was done
+    if (folder / run / "all_results.json").is_file():  # its agent was killed after the run had finished
         return outcome(sweep, run, 0)
     title = " ".join([f"trial {run[:4]} ", *(f"{name}={shown(value)}" for name, value in trial.params.items())])
     resume = resume_flags(folder / run)
@@ -266,7 +268,7 @@ def run_trial(trial: "Trial", sweep: Sweep) -> tuple[str, float | None, str | No
 
 
 def _watch(process: subprocess.Popen, title: str, sweep: Sweep, folder: Path) -> bool:
-    """Shows a trial's progress until it ends. True if hyperband stops it instead."""
+    """Shows a trial's progress until it ends. Returns True as soon as hyperband decides to stop it."""
     began, metrics, size, parts = time.monotonic(), folder / "metrics.jsonl", -1, []
     values = history(read_lines(folder), sweep.key)
     while process.returncode is None:

@@ -1,1 +1,1 @@
-"""The parts of T5Trainer: optimizers and schedules, checkpoints, pre-emption."""
+"""The parts of T5Trainer: batches, order of rows, optimizers and schedules, checkpoints, pre-emption."""

@@ -1,4 +1,4 @@
-"""Batches of task rows: in few shapes, as `torch.compile` asks for, or several examples in a row, without padding.
+"""Batches of task rows: in few shapes, for `torch.compile`, or with several examples in a row and so little padding.
 
     lengths = bucket_lengths(row_lengths(rows), 4)                              # [24, 48, 72, 128]
     collator = BucketCollator(0, 0, source_lengths=lengths, target_length=8, rows=32)
@@ -35,13 +35,13 @@ def round_up(lengths: int | np.ndarray) -> int | np.ndarray:
 
 
 def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
-    """At most `count` lengths, multiples of 8, to which rows of these lengths are padded with the fewest tokens.
+    """At most `count` bucket lengths, multiples of 8, for which padding these rows to buckets takes the fewest tokens.
 
-    Exact, by dynamic programming over the multiples of 8 that occur: [3, 5, 30, 31, 33], 2 -> [8, 40].
+    The optimum, by dynamic programming over the multiples of 8 that occur: [3, 5, 30, 31, 33], 2 -> [8, 40].
     """
     sizes, rows = np.unique(round_up(np.asarray(lengths)), return_counts=True)
     total = np.concatenate([[0], np.cumsum(rows)])
-    # cost[j]: tokens of all rows up to size j - 1, the last of their buckets having that size; chosen: its buckets.
+    # cost[j]: fewest padded tokens of the rows with the j smallest sizes; chosen[j]: the buckets that reach it.
     cost = [0.0] + [float("inf")] * len(sizes)
     chosen = [[] for _ in cost]
     for _ in range(min(count, len(sizes))):
@@ -52,10 +52,10 @@ def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
 
 
 class FilledRows(torch.utils.data.ConcatDataset):
-    """Tokenised rows, and behind them `filling` more without a label, which count neither in loss nor gradient.
+    """Tokenised rows, and after them `filling` more without a label, which count neither in loss nor gradient.
 
-    The filling completes the last batch of every rank; accelerate would repeat rows, and so train on them twice.
-    sampler: the order of the rows alone; `order` is the order of rows and filling.
+    These complete the last batch of every rank; accelerate would repeat rows instead, and so train on them twice.
+    sampler: the order of the rows alone. The attribute `order` samples rows and filling.
     """
 
     def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler):
@@ -67,7 +67,7 @@ class FilledRows(torch.utils.data.ConcatDataset):
 
 
 class FilledSampler(torch.utils.data.Sampler):
-    """Row numbers of `sampler` in its order, and at the end of every epoch those of the filling."""
+    """The row numbers of `sampler` in its order, then those of the filling, in every epoch."""
 
     def __init__(self, sampler: torch.utils.data.Sampler, filling: range):
         self.sampler, self.filling = sampler, filling
@@ -84,7 +84,8 @@ class FilledSampler(torch.utils.data.Sampler):
 
 
 class AnswersCollator(DataCollatorForSeq2Seq):
-    """transformers' collator, for rows that may have a second answer, `rejected`, too."""
+    """transformers' collator, extended to rows that may have a second answer: adds "rejected" [B, R], padded with
+    -100."""
 
     def __call__(self, rows: list[dict], return_tensors: str | None = None) -> dict[str, torch.Tensor]:
         others = [torch.as_tensor(row["rejected"]) for row in rows if "rejected" in row]
@@ -127,11 +128,11 @@ class BucketCollator:
 
 
 def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[int, int], float]) -> list[list[int]]:
-    """Examples of these source and target lengths assigned to rows, each a list of the examples' numbers.
+    """Assigns examples of these source and target lengths to rows; returns the numbers of each row's examples.
 
-    First fit, the longest source first: [16, 3, 9, 2], [2, 2, 2, 2] -> [[0], [2, 1, 3]]. No row is longer than the
-    longest source needs. The room for targets is tried in powers of two times the longest one; the least cost(S, T) of
-    a row, times the rows, decides.
+    First fit, the longest source first: [16, 3, 9, 2], [2, 2, 2, 2] -> [[0], [2, 1, 3]]. No row's sources are longer
+    than the longest single source. The limit for a row's targets is the longest target times 1, 2, 4, ...: the one with
+    the lowest total cost, cost(S, T) of a row times the number of rows, is taken.
     """
     lengths = np.stack([sources, targets], axis=1)
     order = np.argsort(-lengths[:, 0], kind="stable")
@@ -139,7 +140,7 @@ def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[in
     while True:
         left, rows = np.tile(room, (len(order), 1)), [[] for _ in order]
         for number in order.tolist():
-            row = int((left >= lengths[number]).all(axis=1).argmax())  # one that is still empty, at the latest
+            row = int((left >= lengths[number]).all(axis=1).argmax())  # an empty row always fits
             left[row] -= lengths[number]
             rows[row].append(number)
         rows = [row for row in rows if row]
@@ -155,9 +156,9 @@ def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[in
 class PackingCollator:
     """Packs rows {"input_ids", "labels"} of a batch into fewer rows, whose examples do not attend to each other.
 
-    Loss and gradients are those of the padded batch. cost: operations of a row by its source and target length. Returns
+    Loss and gradients are those of the padded batch. cost: FLOPs of a row, by its source and target length. Returns
     {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments"
-    [B, T]}; segments number the examples of a row from 1, as modeling/segment_masks.py takes them.
+    [B, T]}; segments number a row's examples from 1, and are 0 in padding (modeling/segment_masks.py).
     """
 
     pad_token_id: int
@@ -166,12 +167,12 @@ class PackingCollator:
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         sources, targets = ([torch.as_tensor(row[name]) for row in rows] for name in ("input_ids", "labels"))
-        shared = share_out([len(ids) for ids in sources], [len(labels) for labels in targets], self.cost)
-        segment_of = {number: place for numbers in shared for place, number in enumerate(numbers, start=1)}
+        assigned = share_out([len(ids) for ids in sources], [len(labels) for labels in targets], self.cost)
+        segment_of = {number: place for numbers in assigned for place, number in enumerate(numbers, start=1)}
 
         def packed(examples: list[torch.Tensor], padding: int) -> torch.Tensor:
-            """The examples of each row one after another."""
-            rows = [torch.cat([examples[number] for number in numbers]) for numbers in shared]
+            """The examples of each row one after another, padded to one length."""
+            rows = [torch.cat([examples[number] for number in numbers]) for numbers in assigned]
             length = round_up(max(map(len, rows)))
             return torch.stack([F.pad(row, (0, length - len(row)), value=padding) for row in rows])
 
@@ -190,7 +191,7 @@ class PackingCollator:
 
 @dataclass
 class TaughtCollator:
-    """`collator` for rows with what a teacher said of them (tasks/taught.py), which it adds to the batch in the places
+    """Adds a teacher's cached predictions for the rows (tasks/taught.py) to the batch of `collator`, at the positions
     of their labels: "teacher_ids" [B, T, K] and "teacher_log_probs" [B, T, K + 1]."""
 
     collator: Callable[[list[dict]], dict[str, torch.Tensor]]
@@ -201,10 +202,10 @@ class TaughtCollator:
         lengths = [len(row["labels"]) for row in rows]
         # To learn where the collator puts each label, it is called once with the labels' numbers instead of the labels.
         numbers = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-        numbered = [row | {"labels": found.tolist()} for row, found in zip(plain, numbers, strict=True)]
+        numbered = [row | {"labels": own.tolist()} for row, own in zip(plain, numbers, strict=True)]
         places, batch = self.collator(numbered)["labels"].clamp(min=0), self.collator(plain)
         for name, width in zip(CACHED, (self.top_k, self.top_k + 1), strict=True):
-            # A row that only fills up a batch has too few values; they are repeated, since its label does not count.
+            # A row of the filling has a whole row's values for its one label: the first are taken, none of them counts.
             values = [np.resize(np.asarray(row[name]), (n, width)) for row, n in zip(rows, lengths, strict=True)]
             batch[name] = torch.from_numpy(np.concatenate(values))[places]
         batch["teacher_ids"] = batch["teacher_ids"].long()
@@ -214,8 +215,8 @@ class TaughtCollator:
 def train_collator(
     rows: torch.utils.data.Dataset, args: FineTuningArguments, model: PreTrainedModel
 ) -> BucketCollator | PackingCollator | None:
-    """The collator of training alone, or None to pad tightly. `--packing true`: several examples in a row, for which
-    the model is prepared. `--length_buckets` N: batches of `args.train_batch_size` rows in N shapes."""
+    """The collator for training alone, or None to pad to the longest row. `--packing true`: several examples in a row,
+    for which the model is prepared. `--length_buckets N`: batches of `args.train_batch_size` rows in N shapes."""
     padding = model.config.pad_token_id, model.config.decoder_start_token_id
     if args.packing:
         enable_packing(model)

@@ -54,8 +54,8 @@ RUN_FILES = (
 
 # ---------------------------------------------------------------- deleting
 def rotate(newest: Path, keep: int | None, best: str | None) -> None:
-    """Deletes the oldest checkpoints until `keep` are left (None: deletes none). The one just written and the best one
-    always stay."""
+    """Deletes the oldest checkpoints until `keep` are left (None or 0: deletes none). The one just written, `newest`,
+    and the best one always stay."""
     checkpoints = checkpoints_of(newest.parent)
     earlier = [c for c in checkpoints if c != newest and (not best or c != Path(best))]
     surplus = max(0, len(checkpoints) - keep) if keep else 0
@@ -66,7 +66,7 @@ def rotate(newest: Path, keep: int | None, best: str | None) -> None:
 # ---------------------------------------------------------------- resuming
 def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     """The checkpoint to resume from, or None. UserError unless `--output_dir` is empty, resumed or overwritten, and
-    the checkpoint is complete.
+    the checkpoint is whole and readable.
 
     A job that SLURM or torchrun restarted resumes from the newest whole checkpoint of its `--output_dir`; if there is
     none yet, from the one that `--resume_from_checkpoint` names, or from step 0. Rank 0 decides for all, and locks the
@@ -93,23 +93,23 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
 
 
 def _probe(args: T5TrainingArguments) -> IO | None:
-    """An empty file in --output_dir, or in the folder where that will be made. The other processes look for it there;
-    it is deleted when it is closed. None if no other process would save or read there."""
+    """An empty file in --output_dir or, until that exists, in the nearest folder above it. The other processes look for
+    it; closing it deletes it. None if no other process would save or read there."""
     if args.world_size == 1 or args.save_strategy == "no":
         return None
     folder = Path(args.output_dir).absolute()
-    there = next(place for place in (folder, *folder.parents) if place.is_dir())
-    return tempfile.NamedTemporaryFile(prefix=".t5_shared_", dir=there)
+    existing = next(place for place in (folder, *folder.parents) if place.is_dir())
+    return tempfile.NamedTemporaryFile(prefix=".t5_shared_", dir=existing)
 
 
 def _check_shared(folder: Path, name: str) -> None:
-    """UserError in every process unless all of them see the file of `_probe` in the folder or above it. Each saves its
-    part of a checkpoint there, and reads the whole checkpoint to resume and to end with the best model."""
-    found = any((place / name).exists() for place in (folder, *folder.parents))
-    told = gather_object([None if found else socket.gethostname()])
-    if blind := sorted({host for host in told if host}):
+    """UserError in every process unless all of them see the file of `_probe` in the folder or above it. Each process
+    saves its part of a checkpoint there, and reads the whole checkpoint to resume or to load the best model."""
+    is_seen = any((place / name).exists() for place in (folder, *folder.parents))
+    hosts = gather_object([None if is_seen else socket.gethostname()])
+    if without := sorted({host for host in hosts if host}):
         raise UserError(
-            f"--output_dir {folder} on {', '.join(blind)} is not the folder that the first process has: "
+            f"--output_dir {folder} on {', '.join(without)} is not the folder that the first process has: "
             "every process saves its part of a checkpoint there, so name a folder on a disk that all "
             "nodes share (without one: --save_strategy no)"
         )
@@ -117,7 +117,7 @@ def _check_shared(folder: Path, name: str) -> None:
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
     folder, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
-    if was_restarted():  # same command as at the first start, but a checkpoint saved since then goes first
+    if was_restarted():  # by the command of its first start: a checkpoint saved since then takes precedence
         newest = newest_whole_checkpoint(folder)
         if newest is not None or checkpoint in NOT_RESUMED:
             print_once(f"restarted: {f'resuming from {newest}' if newest else 'no checkpoint yet, from step 0'}")
@@ -147,7 +147,7 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         return
     folder = Path(checkpoint)
     if not (folder / MANIFEST).is_file():
-        print_once(f"{folder} has no {MANIFEST}: that its files are whole cannot be checked")
+        print_once(f"{folder} has no {MANIFEST}: whether its files are whole cannot be checked")
     missing = [name for name in ("optimizer.*", "scheduler.pt") if not any(folder.glob(name))]
     if missing:
         raise UserError(
@@ -160,13 +160,13 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
             _check_readable(path, read, f"take only the weights with --model_name_or_path {checkpoint}")
     if "nvme" in str(args.deepspeed and args.hf_deepspeed_config.get_value("zero_optimization.offload_optimizer")):
         raise UserError(
-            f"--deepspeed {args.deepspeed}: a run that resumes cannot fill states there: offload_optimizer to nvme is "
-            "for a run from its beginning; make it cpu"
+            f"--deepspeed {args.deepspeed}: a run with offload_optimizer to nvme cannot resume, since saved states "
+            "cannot be put there: make it cpu"
         )
     if args.deepspeed and 0 in _tensors(next(folder.glob("optimizer.*")))["state"]:
         raise UserError(
             f"--resume_from_checkpoint {checkpoint}: an earlier version saved its optimizer without the "
-            "tensors' names: resume it without --deepspeed, and from the next checkpoint on with it"
+            "tensors' names: resume it without --deepspeed, and with it from the next checkpoint on"
         )
 
 
@@ -181,13 +181,14 @@ def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> 
             problem = f"reading it would call {called[1]}, which can be any code of its author"
         else:
             problem = "it is damaged"
-            if not isinstance(error, pickle.UnpicklingError):  # its message advises to read the file unsafely
+            if not isinstance(error, pickle.UnpicklingError):  # torch's message would advise weights_only=False
                 problem += f" ({type(error).__name__}: {first_line(error)})"
         raise UserError(f"--resume_from_checkpoint {path}: {problem}; {advice}") from None
 
 
 def _tensors(path: Path) -> Any:
-    """The content of a file of torch.save, if it holds only tensors, plain values and random states."""
+    """The content of a file of torch.save. Raises an error if it holds more than tensors, plain values and random
+    states."""
     with safe_globals():
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
@@ -210,7 +211,7 @@ def _losses(path: Path) -> None:
     _ = state.get("owed_evaluation") is None or state["owed_evaluation"]["save_was_due"]
 
 
-# {file that a resume reads: function that reads it, to see whether it can be read}
+# {file that a resume reads: function that raises an error if it is unreadable}
 _READERS: dict[str, Callable[[Path], object]] = {
     "trainer_state.json": TrainerState.load_from_json,
     "loss_state_*.json": _losses,
@@ -222,7 +223,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
 
 
 def check_same_teacher(checkpoint: str | None, teacher: Any) -> None:
-    """UserError unless a resumed run has the same teacher as before, or none as before. teacher: the model, or None."""
+    """UserError if a resumed run's teacher is not that of the checkpoint's run. teacher: the model, or None."""
     run, now = run_of(checkpoint), teacher and teacher.contents
     before = (run.get("teacher") or {}).get("weights")
     if run and before != now:
@@ -233,22 +234,22 @@ def check_same_teacher(checkpoint: str | None, teacher: Any) -> None:
 
 
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
-    """The files and folders that this run deletes: half-written ones of a killed run and, unless this run resumes, all
-    of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
+    """The existing files and folders that this run deletes: the half-written checkpoint of a killed run and, unless
+    this run resumes, all files of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
     if args.dry_run or not is_first_process():
         return []
     folder = Path(args.output_dir)
-    found = [folder / SAVING]
+    paths = [folder / SAVING]
     if checkpoint is None:
-        found += [*folder.glob("checkpoint-*"), *folder.glob(f"{GIVEN_UP}*")]
-        found += (folder / name for name in (*RUN_FILES, TASK_RECORD))
-        found += (folder / "tensorboard").rglob("*.tfevents.*")  # otherwise both runs' curves are drawn as one
-    return [path for path in found if path.exists() or path.is_symlink()]
+        paths += [*folder.glob("checkpoint-*"), *folder.glob(f"{GIVEN_UP}*")]
+        paths += (folder / name for name in (*RUN_FILES, TASK_RECORD))
+        paths += (folder / "tensorboard").rglob("*.tfevents.*")  # otherwise both runs' curves are drawn as one
+    return [path for path in paths if path.exists() or path.is_symlink()]
 
 
 def give_up_later(output_dir: Path, checkpoint: str) -> None:
-    """Renames the checkpoints of an output folder that are later than the one from which a run resumes: damaged ones,
-    or all later ones if the user named an earlier one. Otherwise the next resume would start from them."""
+    """Renames the checkpoints later than the one from which a run resumes: damaged ones or, if the user named an
+    earlier checkpoint, whole ones too. Otherwise the next resume would start from them."""
     resumed, step = Path(checkpoint).resolve(), read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
     for later in checkpoints_of(output_dir):
         if step_of(later) >= step and later.resolve() != resumed:
@@ -261,7 +262,7 @@ def _given_up(checkpoint: Path, number: int) -> Path:
     return checkpoint.with_name(f"{GIVEN_UP}{f'{number}-' if number > 1 else ''}{checkpoint.name}")
 
 
-# Fields of the configuration that decide the shapes of the weights, and what the weights mean.
+# Fields of config.json that decide the shapes of the weights, and what the weights mean.
 _SHAPE = (
     "model_type",
     "d_model",
@@ -284,7 +285,8 @@ _SHAPE = (
     "layer_types",
     "sliding_window",
 )
-# Flags that decide what the optimizer's state belongs to, which examples follow, and how they are corrupted.
+# Flags that decide which tensors the optimizer's state is for, which examples come next, how they are corrupted, and
+# what their loss is.
 _DECISIVE = (
     "optim",
     "lora_rank",
@@ -316,7 +318,7 @@ _DECIDES_PART = (
     "validation_split_percentage",
     "validation_split_count",
 )
-# Flags that may differ between nodes: paths of files, and what only the first process uses.
+# Flags that may differ between nodes: paths, and settings that change no result.
 _OF_A_NODE = (
     "local_rank",
     "output_dir",
@@ -331,14 +333,14 @@ _OF_A_NODE = (
 
 
 def check_same_flags(*groups: object) -> None:
-    """UserError in every process unless all were started with the same flags. Paths of files may differ between
-    nodes."""
+    """UserError in every process unless all were started with the same flags. Values that are paths may differ between
+    nodes. groups: the parsed dataclasses."""
     values = {name: value for group in groups for name, value in vars(group).items()}
     given = [name for group in groups for name in getattr(group, "given", ())]
     names = {*gather_object(given)} - {*_OF_A_NODE}
     shown = {f"--{name}": str(values.get(name)) for name in sorted(names) if not is_secret(name)}
-    found = {name: "a file" if os.sep in value else value for name, value in shown.items()}
-    check_alike(found, "start the run with the same flags on every node")
+    compared = {name: "a file" if os.sep in value else value for name, value in shown.items()}
+    check_alike(compared, "start the run with the same flags on every node")
 
 
 def check_resumed(
@@ -347,8 +349,8 @@ def check_resumed(
     """UserError unless all processes have the same data, and a run of this model, data and flags can resume from the
     checkpoint.
 
-    config: of the model. fingerprints: of the data and the tokenizer. groups: the parsed dataclasses. Only what
-    run.json beside the checkpoint records is compared.
+    config: the model's. fingerprints: hashes of data and tokenizer, by name. groups: the parsed dataclasses. Flags and
+    data are compared only as far as the run.json beside the checkpoint records them.
     """
     check_alike({f"contents of {name}": found for name, found in fingerprints.items()}, "give all nodes the same files")
     if checkpoint is None:
@@ -395,9 +397,9 @@ def run_of(checkpoint: str | None) -> dict:
 
 
 def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int) -> list[str]:
-    """Lines on what a resumed run of `steps` steps does otherwise than the checkpoint's run: length, schedule or
-    warm-up (another learning rate from here on), sequences per step (other examples from here on), or number of
-    processes (other random numbers for dropout)."""
+    """A line for each setting that a resumed run of `steps` steps changes: length, schedule and warm-up (another
+    learning rate from here on), sequences per step (other examples), number of processes (other random numbers for
+    dropout)."""
     if checkpoint is None:
         return []
     state, run = read_json(Path(checkpoint) / "trainer_state.json"), run_of(checkpoint)
@@ -413,7 +415,7 @@ def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: i
 
 
 def _recorded(path: Path) -> dict:
-    """The content of a JSON file; {} if it cannot be read, such as when the checkpoint was moved or made elsewhere."""
+    """The content of a JSON file; {} if it cannot be read, such as when the checkpoint was moved away from it."""
     try:
         return read_json(path)
     except (OSError, ValueError):
@@ -428,13 +430,15 @@ def was_restarted() -> bool:
 
 # ---------------------------------------------------------------- the loss that is being averaged
 def save_loss_state(folder: Path, rank: int, state: dict) -> None:
-    """Writes the sums that Trainer does not save, so that a resumed run logs the same means: {"running_loss": sum of
-    losses since the last log, "total_loss", "last_logged_step"}."""
+    """Writes what Trainer does not save, so that a resumed run logs the same means: {"running_loss": this rank's sum of
+    losses since the last log, "total_loss": sum up to that log, "last_logged_step", "owed_evaluation", perhaps
+    "preferences": the SUMS of PreferenceCallback}."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
 def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
-    """The state of this rank, or the mean over all if the number of ranks has changed. None if it was not saved."""
+    """What `save_loss_state` wrote for this rank; if the number of ranks has changed, the first rank's with the means
+    of the sums over all ranks. None if nothing was saved."""
     states = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("loss_state_*.json"))]
     if not states:
         return None

@@ -1,4 +1,4 @@
-"""Callbacks for when T5Trainer logs, evaluates, saves and ends, and for what a resumed run restores."""
+"""Callbacks that decide when T5Trainer logs, evaluates, saves and ends, and that restore the state of a resumed run."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ from modeling.layers import checkpoint_blocks_only
 
 
 class ResumeCallback(TrainerCallback):
-    """Restores in a resumed run what Trainer does not, and sets a stream's epochs, which Trainer cannot know."""
+    """Restores what Trainer does not in a resumed run, and sets the epochs of a stream, which Trainer cannot know."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
 
     def on_train_begin(self, args: T5TrainingArguments, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption, and
-        finds the best checkpoint beside the resumed one, even if their folder was moved. The flags of this start decide
-        the steps between logs, evaluations and saves, and the metric of the best checkpoint."""
+        finds the best checkpoint beside the resumed one, even if their folder was moved. The steps between logs,
+        evaluations and saves, and the metric of the best checkpoint, follow the flags given now."""
         self.trainer.restore_loss_state()
         resumed, handler = self.trainer._resumed_from, self.trainer.callback_handler
         if resumed and not state.stateful_callbacks:
@@ -44,14 +44,14 @@ class ResumeCallback(TrainerCallback):
         train_dataloader.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
-        """Sets the epochs of a stream. Trainer, which does not know its length, would count shares of --max_steps."""
+        """Sets the epochs of a stream. Trainer does not know its length, and would log fractions of --max_steps."""
         if hasattr(self.trainer.train_dataset, "epochs_done"):
             state.epoch = self.trainer.train_dataset.epochs_done()
 
 
 def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
-    """Sets the steps between logs, evaluations and saves of a resumed run to those that its flags ask for, and prints
-    which differ from the checkpoint's."""
+    """Sets a resumed run's steps between logs, evaluations and saves to those of its flags, and prints those that
+    differ from the checkpoint's."""
     names = ("logging_steps", "eval_steps", "save_steps")
     before = {name: getattr(state, name) for name in names}
     state.compute_steps(args, state.max_steps)
@@ -61,12 +61,12 @@ def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None
 
 
 class FlowCallback(DefaultFlowCallback):
-    """Trainer's DefaultFlowCallback, but what is due at the end of an epoch (log, evaluation, save) is done at the
+    """Trainer's DefaultFlowCallback, except that the log, evaluation and save at the end of an epoch are part of the
     epoch's last step.
 
-    Trainer does it after that step. A checkpoint that the step itself saves would then lack the epoch's log and
-    evaluation, and a run that resumes from it would not make up for them. Trainer also does it when a signal ends the
-    run within an epoch: the run would evaluate first, though it may be killed within seconds.
+    Trainer makes them after that step. A checkpoint that the step saves would then lack the epoch's log and evaluation,
+    and a run that resumes from it would not make up for them. Trainer makes them also when a signal ends the run within
+    an epoch: the run would evaluate first, though it may be killed within seconds.
     """
 
     def __init__(self, trainer: Trainer):
@@ -80,12 +80,12 @@ class FlowCallback(DefaultFlowCallback):
             super().on_epoch_end(args, state, control, **kwargs)
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if not self.has_ended and self.trainer.preemption.reason is None:  # the epoch was left, as by early stopping
+        if not self.has_ended and self.trainer.preemption.reason is None:  # left early, such as by early stopping
             super().on_epoch_end(args, state, control, **kwargs)
 
 
 class PrecompileCallback(TrainerCallback):
-    """`--precompile`: ends the run after two steps, when the compiler's cache is filled."""
+    """Ends a run with `--precompile` after two steps, when the compiler's cache is filled."""
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
         if state.global_step >= 2:

@@ -1,4 +1,4 @@
-"""A run ends at a non-finite gradient, with the weights from before that step, and names its examples."""
+"""Ends a run at a non-finite gradient: saves the weights from before that step, and names the step's examples."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from training.saving import SavingTrainer
 
 
 class _OnItsWay:
-    """A number that is copied from the device to the host while both continue to work.
+    """A number that is being copied from the device to the host, while both continue to work.
 
     non_finite: float32 on the device, 1 where the number is NaN or infinite, else 0.
     """
@@ -40,16 +40,16 @@ class _OnItsWay:
 class FiniteTrainer(SavingTrainer):
     """The part of T5Trainer that ends a run at a non-finite gradient."""
 
-    # State at the beginning of the step; (norm, state) of the last step, until its norm is known to be finite.
+    # The state at the beginning of the step; and of the last step (norm, state), until its norm is known to be finite.
     _began: dict = {}
     _unchecked: tuple = (None, {})
 
     def _get_grad_norm(self, model, grad_norm=None):
         """Overrides Trainer, which calls this before the update, to end the run at a non-finite norm.
 
-        Reading the norm makes the CPU wait for the GPU. An optimizer that knows `found_inf` does not change weights and
-        moments if the norm is non-finite. With it the norm is read one step later, or before the run logs, saves or
-        evaluates. With any other optimizer it is read at once.
+        Reading the norm makes the CPU wait for the GPU. An optimizer that reads `found_inf` leaves weights and moments
+        unchanged if the norm is non-finite. So its norm is read only at the next step, or before the run logs, saves
+        or evaluates. With any other optimizer the norm is read at once.
         """
         self._stop_if_non_finite()
         grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -75,8 +75,8 @@ class FiniteTrainer(SavingTrainer):
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def _stop_if_non_finite(self) -> None:
-        """If the last norm is non-finite: saves the state from before its step, prints the step and its examples, and
-        exits with code 1. A step that the host has already counted is uncounted first."""
+        """If the last norm is non-finite: takes its step back from the counts of the host, saves the state from before
+        it, prints the step and its examples, and exits with code 1."""
         (norm, began), self._unchecked = self._unchecked, (None, {})
         value = norm.value() if isinstance(norm, _OnItsWay) else norm
         if value is None or math.isfinite(value):
@@ -101,7 +101,8 @@ class FiniteTrainer(SavingTrainer):
         raise SystemExit(1)
 
     def _save_before_step(self, place: dict | None) -> str:
-        """Saves the weights from before a step that began at this place of the stream; says where they are."""
+        """Saves the state from before a step; returns a clause that says where the weights are. place: where the step
+        began in a stream; None without a stream."""
         if place is not None:
             self.train_dataset.loader_in_use.state = place
         if self.args.save_strategy == SaveStrategy.NO:
@@ -110,7 +111,7 @@ class FiniteTrainer(SavingTrainer):
         return f"{self.args.output_dir}/checkpoint-{self.state.global_step} holds the weights from before this step"
 
     def _examples_of_step(self, step: int) -> list[int]:
-        """Numbers of the training examples in the global batch of a step (from 0); [] with a sampler of Trainer's."""
+        """Numbers of the training examples in the global batch of a step (from 0); [] if the sampler is Trainer's."""
         size = global_batch_size(self.args)
         if hasattr(self.train_dataset, "examples_of_step"):
             return self.train_dataset.examples_of_step(step, size)

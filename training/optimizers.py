@@ -1,4 +1,4 @@
-"""Optimizers and schedules of T5: RMS-scaled AdamW, Adafactor as T5 uses it, the field's learning-rate schedules."""
+"""Optimizers and schedules of T5: RMS-scaled AdamW, Muon, T5's Adafactor, and the usual learning-rate schedules."""
 
 import json
 import math
@@ -20,16 +20,17 @@ OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_
 class AdamWRMSScaled(torch.optim.Optimizer):
     """AdamW whose step on each tensor is multiplied by max(1e-3, rms(tensor)), as Adafactor's steps are.
 
-    T5's weights differ in scale by orders of magnitude (embeddings of deviation 1, projections of 1/sqrt(d)), and one
-    learning rate then means the same relative change for all of them: hence learning rates like 2e-2. The rule is
+    T5's weights differ in scale by orders of magnitude (embeddings of deviation 1, projections of 1/sqrt(d)). With this
+    factor one learning rate means the same relative change for all of them, hence rates like 2e-2. The rule is
         p <- p - lr * max(min_rms, rms(p)) * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps) - lr * weight_decay * p
     (nanoT5's AdamWScale, which decays after the step; Adafactor's parameter scaling, Shazeer & Stern 2018, section 8).
 
-    sliced: ZeRO-1 or 2 will replace each group's tensors by this rank's flat slice of them. Every tensor is then a
-    group of its own, and its RMS is that of the model's tensor, which these stages keep whole.
+    sliced: ZeRO-1 or 2 will replace each group's tensors by this rank's flat slice of them. Every tensor then gets a
+    group of its own, and its RMS is taken from the model's tensor, which these stages keep whole.
 
-    found_inf (an attribute, as in torch's fused optimizers): a float32 number on the device. Where it is 1, weights and
-    moments do not change; the host, which need not wait for it, then calls `uncount_step`.
+    found_inf (an attribute, as in torch's fused optimizers): a float32 number on the device. If it is 1, weights and
+    moments do not change. The host need not wait for it: once it learns of the 1, it calls `uncount_step`. ValueError
+    if lr, eps or betas are out of range.
     """
 
     _step_supports_amp_scaling = True  # torch's name for an optimizer that reads found_inf
@@ -38,7 +39,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3, sliced=False):
         if lr < 0 or eps <= 0 or not all(0 <= b < 1 for b in betas):
             raise ValueError(f"lr {lr}, eps {eps} and betas {betas} must be at least 0, above 0, and in [0, 1)")
-        self._whole = None  # {place of a group's tensor: the tensor}
+        self._whole = None  # if sliced: the model's tensor of each group
         if sliced:
             groups = [group | {"params": [p]} for group in _as_groups(params) for p in group["params"]]
             self._whole = [group["params"][0] for group in groups]
@@ -55,7 +56,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         return loss
 
     def uncount_step(self) -> None:
-        """Takes the last step back from the counts, where `found_inf` has turned out to be 1."""
+        """Takes the last step back from the tensors' step counts, if `found_inf` turned out to be 1 in it."""
         for state in self._counted:
             state["step"] -= 1
 
@@ -68,9 +69,9 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         rates = [rate.to(p.device) for rate, p in zip(rates, params, strict=True)]
         torch._foreach_mul_(rates, group["lr"])
         if decay := group["lr"] * group["weight_decay"]:
-            kept = 1 - decay if found_inf is None else (1 - decay * (1 - found_inf.double())).float()  # 1 at found_inf
+            kept = 1 - decay if found_inf is None else (1 - decay * (1 - found_inf.double())).float()  # 1 if found_inf
             torch._foreach_mul_([_here(p) for p in params], kept)
-        by_steps = {}  # {steps taken: places of the tensors}, nearly always one
+        by_steps = {}  # {steps taken: places of the tensors}, nearly always one entry
         for place, p in enumerate(params):
             state = self.state[p]
             if not state:
@@ -80,7 +81,7 @@ class AdamWRMSScaled(torch.optim.Optimizer):
             by_steps.setdefault(state["step"], []).append(place)
         (beta1, beta2), together = group["betas"], self.together * params[0].is_cuda
         for taken, places in by_steps.items():
-            # torch's kernel adds eps to the bias-corrected root of v, the rule above to the root itself.
+            # torch's kernel adds eps to sqrt(v) after the bias correction, the class's rule before it.
             rule = dict(beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"] / math.sqrt(1 - beta2**taken))
             rule |= dict(amsgrad=False, maximize=False, found_inf=found_inf)
             count = torch.full((), float(taken), device=params[0].device)
@@ -89,8 +90,9 @@ class AdamWRMSScaled(torch.optim.Optimizer):
                 self._update([params[i] for i in chosen], [rates[i] for i in chosen], count, rule)
 
     def _update(self, params: list, rates: list, count: torch.Tensor, rule: dict) -> None:
-        """Applies the rule with torch's fused AdamW kernel, which reads and writes every number once but has one rate
-        for all tensors. A single tensor is updated in place; for several the steps are made first, then scaled."""
+        """Applies the rule with torch's fused AdamW kernel, which reads and writes every number once but takes one rate
+        for all tensors. It updates a single tensor in place; for several it computes unscaled steps, which are then
+        scaled and added."""
         weights = [_here(p) for p in params]
         gradients, counts = [_here(p.grad) for p in params], [count] * len(params)
         moments = [[_here(self.state[p][name]) for p in params] for name in ("exp_avg", "exp_avg_sq")]
@@ -105,7 +107,8 @@ class AdamWRMSScaled(torch.optim.Optimizer):
 
 
 def _parts(sizes: list[int], together: int) -> list[list[int]]:
-    """Places of neighbouring tensors of at most `together` numbers; a larger tensor is alone."""
+    """Lists of the places of neighbouring tensors, which together have at most `together` numbers; a larger tensor is
+    alone."""
     parts, room = [], 0
     for place, size in enumerate(sizes):
         if not parts or size > room:
@@ -117,18 +120,18 @@ def _parts(sizes: list[int], together: int) -> list[list[int]]:
 
 
 def _as_groups(params) -> list[dict]:
-    """Parameters or groups of them -> groups."""
+    """Parameter groups, made from parameters or from groups of them."""
     groups = list(params)
     return groups if isinstance(groups[0], dict) else [{"params": groups}]
 
 
 def _sizes(params: list[torch.Tensor], least: float) -> list[torch.Tensor]:
-    """max(least, rms) of each tensor. They stay on the device: asking for their values would make the CPU wait for the
-    GPU at every tensor."""
-    sizes = [_whole(norm) for norm in torch._foreach_norm(params, dtype=torch.float32)]  # bf16 under ZeRO
-    torch._foreach_mul_(sizes, [p.numel() ** -0.5 for p in params])
-    torch._foreach_clamp_min_(sizes, least)
-    return sizes
+    """max(least, rms) of each tensor, as a tensor on its device: reading the value would make the CPU wait for the GPU
+    at every tensor."""
+    rms = [_whole(norm) for norm in torch._foreach_norm(params, dtype=torch.float32)]  # params are bf16 under ZeRO
+    torch._foreach_mul_(rms, [p.numel() ** -0.5 for p in params])
+    torch._foreach_clamp_min_(rms, least)
+    return rms
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,7 +149,7 @@ _STACK = 2**25  # numbers orthogonalised at a time
 
 
 def orthogonalised(matrices: torch.Tensor, dtype: torch.dtype, steps: int = 5, eps: float = 1e-7) -> torch.Tensor:
-    """[N, m, n], m <= n, in `dtype`: each matrix with all its singular values brought near 1 (0.7 to 1.2).
+    """The matrices [N, m, n], m <= n, in `dtype`, with all singular values brought near 1 (0.7 to 1.2).
 
     The quintic Newton-Schulz iteration of torch.optim.Muon, on all matrices of a shape at once.
     """
@@ -160,8 +163,8 @@ def orthogonalised(matrices: torch.Tensor, dtype: torch.dtype, steps: int = 5, e
 
 
 def _product_dtype(device: torch.device) -> torch.dtype:
-    """What `orthogonalised` computes in: bfloat16, and float32 on a CPU without units for it (Intel's AMX), which is
-    quicker there."""
+    """The type in which `orthogonalised` is fastest: bfloat16, but float32 on a CPU without bfloat16 matrix units
+    (Intel's AMX)."""
     return torch.float32 if device.type == "cpu" and not torch.cpu._is_amx_tile_supported() else torch.bfloat16
 
 
@@ -173,17 +176,17 @@ class MuonWithAdamW(AdamWRMSScaled):
         embedding, head, norms, relative position bias     AdamWRMSScaled
 
     Muon's step is its orthogonalised momentum times 0.2 sqrt(larger side), as torch.optim.Muon's ("match_rms_adamw"):
-    of the size of AdamW's, whatever the shape. Times max(1e-3, rms(tensor)), as all steps here, one learning rate fits
-    all tensors. Without that, T5's query projections, which begin eight times smaller than the others, outgrow them
-    (results/LOG.md). T5's hundreds of matrices have two shapes: they are orthogonalised a stack at a time.
-    It does not look at `found_inf`.
-    Weight decay is decoupled. (Jordan et al. 2024; Liu et al. 2025, "Muon is scalable for LLM training".)
+    it is as large as AdamW's, whatever the matrix's shape. Like all steps here it is multiplied by
+    max(1e-3, rms(tensor)), so that one learning rate fits all tensors. Without this factor T5's query projections,
+    which begin eight times smaller than the others, outgrow them (results/LOG.md). T5's hundreds of matrices have two
+    shapes, so they are orthogonalised in stacks. Muon's rule does not read `found_inf`. Weight decay is decoupled.
+    (Jordan et al. 2024; Liu et al. 2025, "Muon is scalable for LLM training".)
     """
 
     _step_supports_amp_scaling = False
 
     def __init__(self, params, matrices: set[int], lr=2e-2, momentum=0.95, **options):
-        """matrices: id() of the tensors that Muon is for. Raises ValueError if none of `params` is among them."""
+        """matrices: id() of the tensors that Muon updates. Raises ValueError if none of `params` is among them."""
         groups = _as_groups(params)
         rest = [g | {"params": [p for p in g["params"] if id(p) not in matrices], "muon": False} for g in groups]
         muon = [g | {"params": [p for p in g["params"] if id(p) in matrices], "muon": True} for g in groups]
@@ -220,7 +223,8 @@ class MuonWithAdamW(AdamWRMSScaled):
 
 
 def _stacks(matrices: list[torch.Tensor]) -> list[list[int]]:
-    """Places of matrices of one shape, together no larger than _STACK numbers."""
+    """Lists of the places of matrices of one shape, which together have at most _STACK numbers; a larger matrix is
+    alone."""
     by_shape = {}
     for place, matrix in enumerate(matrices):
         by_shape.setdefault(matrix.shape, []).append(place)
@@ -229,22 +233,23 @@ def _stacks(matrices: list[torch.Tensor]) -> list[list[int]]:
 
 
 def layer_matrices(model: torch.nn.Module) -> set[int]:
-    """id() of the weights of all linear layers but the head."""
+    """id() of the weight of every linear layer except the head."""
     head = output_head(model)
     return {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head}
 
 
 def check_muon(args, model: torch.nn.Module) -> None:
-    """UserError if there is no matrix that `--optim muon` could train."""
+    """UserError if `--optim muon` would train no matrix of a layer."""
     matrices = layer_matrices(model)
     if args.optim == "muon" and not any(id(p) in matrices for p in model.parameters() if p.requires_grad):
-        raise UserError("--optim muon: is for the matrices of layers, and --train_only trains none; give another one")
+        raise UserError(
+            "--optim muon: is for the matrices of layers, and --train_only trains none: give another --optim"
+        )
 
 
 def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tuple[type, dict] | None:
-    """What Trainer's `optimizer_cls_and_kwargs` takes for `args.optim`; None leaves torch's AdamW to Trainer itself.
-
-    model: for "muon", whose matrices it names.
+    """(class, its arguments) of the optimizer for `args.optim`, as Trainer's `optimizer_cls_and_kwargs` takes them;
+    None where Trainer itself builds the optimizer. model: needed for "muon", to find the matrices.
     """
     if args.optim in ("adamw_rms_scaled", "muon"):
         kwargs = dict(lr=args.learning_rate, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)
@@ -252,8 +257,9 @@ def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tu
             return MuonWithAdamW, kwargs | {"matrices": layer_matrices(model)}
         return AdamWRMSScaled, kwargs | {"sliced": bool(args.deepspeed)}
     if args.optim == "adafactor":
-        # T5's own use: factored second moments, steps scaled by the tensor's RMS, no momentum, our schedule. In T5X
-        # matrices with a side below 128 are not factored, in T5's models the relative position biases.
+        # As T5 used it: factored second moments, steps scaled by the tensor's RMS, no momentum. Its own relative steps
+        # are off, since our schedule sets the rate. Unlike here, T5X does not factor matrices with a side below 128,
+        # which in T5 are the relative position biases.
         return Adafactor, dict(lr=args.learning_rate, scale_parameter=True, relative_step=False, warmup_init=False)
     return None
 
@@ -261,11 +267,11 @@ def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tu
 def learning_rate_factor(
     name: str, total_steps: int, warmup_steps: int, warmup_start: float = 0.0, floor: float = 0.0
 ) -> Callable[[int], float]:
-    """Returns step -> learning rate as a fraction of the peak.
+    """A function from the step to the learning rate, as a fraction of the peak.
 
     warmup_start: fraction at step 0, from which the warm-up rises linearly to 1 (nanoT5: 0.5); floor: fraction at the
-    last step of "cosine" and "linear". "inverse_sqrt" is T5's sqrt(w / max(step, w)) for w warm-up steps, with no
-    rise from zero: peak 0.01 and w 10,000 are 1 / sqrt(max(step, 10^4)).
+    last step of "cosine" and "linear". "inverse_sqrt" is T5's sqrt(w / max(step, w)) for w warm-up steps, with no rise
+    from zero: with peak 0.01 and w 10,000 the rate is 1 / sqrt(max(step, 10^4)).
     """
     warmup = max(warmup_steps, 1)
 
@@ -286,22 +292,24 @@ def learning_rate_factor(
 
 
 def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
-    """The schedule of `--lr_scheduler_type`: ours above, every other name as transformers defines it."""
+    """The schedule of `--lr_scheduler_type`: by `learning_rate_factor` if it is one of OWN_SCHEDULES, else, or if
+    `--lr_scheduler_kwargs` are given, as transformers defines it."""
     name, warmup_steps = args.lr_scheduler_type, args.get_warmup_steps(total_steps)
     if name not in OWN_SCHEDULES or args.lr_scheduler_kwargs:
-        way = {"mode": "max" if args.greater_is_better else "min"} if name in BY_METRIC else {}
-        return get_scheduler(name, optimizer, warmup_steps, total_steps, way | (args.lr_scheduler_kwargs or {}))
+        mode = {"mode": "max" if args.greater_is_better else "min"} if name in BY_METRIC else {}
+        return get_scheduler(name, optimizer, warmup_steps, total_steps, mode | (args.lr_scheduler_kwargs or {}))
     start, floor = args.warmup_start_factor, args.final_learning_rate_factor
     factor = learning_rate_factor(name, total_steps, warmup_steps, start, floor)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def restore_schedule(optimizer: torch.optim.Optimizer, schedule, saved: dict, before: list[dict]) -> None:
-    """Gives the schedule its place in a checkpoint, and the optimizer the rate that the flags ask for there; prints
-    what is different. A schedule that follows the evaluations continues from the rate that it had reached.
+    """Sets the schedule to the checkpoint's step, and the optimizer to the rate that the flags given now ask for at
+    that step; prints what they change. A schedule that follows the evaluations continues from the rate that it had
+    reached.
 
-    saved: the checkpoint's schedule, whose lists have an entry for each group: another sharding has other groups.
-    before: the options of the checkpoint's groups.
+    saved: the checkpoint's schedule. Its lists have an entry for each group of the optimizer and are not restored,
+    since another sharding has other groups. before: the options of the checkpoint's groups.
     """
     now, reached = optimizer.param_groups, before[0]["lr"]
     by_step = isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
@@ -313,7 +321,7 @@ def restore_schedule(optimizer: torch.optim.Optimizer, schedule, saved: dict, be
             group["lr"] = schedule.base_lrs[index] * schedule.lr_lambdas[index](schedule.last_epoch)
     schedule._last_lr = [group["lr"] for group in now]
     if not by_step:
-        print_once(f"--learning_rate: the schedule continues from {reached:g}, which it had reached")
+        print_once(f"--learning_rate is not used: the schedule continues from {reached:g}, its rate at the checkpoint")
         return
     for name, flag in (("initial_lr", "learning_rate"), ("weight_decay", "weight_decay")):
         had, has = (max(group.get(name, 0.0) for group in groups) for groups in (before, now))
@@ -324,7 +332,8 @@ def restore_schedule(optimizer: torch.optim.Optimizer, schedule, saved: dict, be
 
 
 def check_schedule(args, total_steps: int) -> None:
-    """UserError if `--lr_scheduler_kwargs` lacks arguments of transformers' schedule, or has unknown or wrong ones."""
+    """UserError if `--lr_scheduler_kwargs` lacks arguments that transformers' schedule needs, or has unknown or wrong
+    ones."""
     try:
         if args.lr_scheduler_kwargs and args.lr_scheduler_type in ("constant", "constant_with_warmup"):
             raise ValueError("this schedule takes none")  # transformers drops them

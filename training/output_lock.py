@@ -1,9 +1,9 @@
 """Lets only one run at a time use an --output_dir: two would delete each other's checkpoints.
 
-    .lock   {"host": "node7", "pid": 4711, "job": "123", "since": "2026-01-31T12:00:00+01:00"}, while the run is there
+    .lock   {"host": "node7", "pid": 4711, "job": "123", "since": "2026-01-31T12:00:00+01:00"}, during the run
 
-Only rank 0 locks. The lock is the operating system's (filelock, by flock), so it ends when the process ends in any way;
-on NFS the server holds it. If the file system has no locks, a line says so.
+Only rank 0 locks. The operating system holds the lock (filelock, by flock; on NFS the server), so it ends with the
+process, however that ends. If the file system has no locks, a printed line says so.
 """
 
 import json
@@ -23,8 +23,8 @@ _held: dict[Path, FileLock] = {}  # {folder: its lock}
 
 
 def lock_output_dir(args: T5TrainingArguments) -> None:
-    """Locks --output_dir, if it exists, until `unlock_output_dir` or the end of the process. UserError that names the
-    run which holds the lock."""
+    """Locks --output_dir, if it exists, until `unlock_output_dir` or the end of the process. If another run holds the
+    lock, UserError that names it."""
     folder = Path(args.output_dir).resolve()
     path = folder / LOCK
     if args.dry_run or not is_first_process() or not folder.is_dir() or (folder in _held and path.exists()):
@@ -47,7 +47,7 @@ def lock_output_dir(args: T5TrainingArguments) -> None:
 
 
 def unlock_output_dir(args: T5TrainingArguments) -> None:
-    """Ends the lock."""
+    """Releases the lock of --output_dir, if this process holds it, and deletes its file."""
     folder = Path(args.output_dir).resolve()
     if lock := _held.pop(folder, None):
         (folder / LOCK).unlink(missing_ok=True)

@@ -30,18 +30,18 @@ TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
 
 class EvaluationStopped(Exception):
-    """Raised within an evaluation when a signal came or the job's time ran out: the run saves its state from before the
-    evaluation and ends."""
+    """Raised within an evaluation when a signal has come or the job's time has run out: the run saves its state from
+    before the evaluation and ends."""
 
 
 class PreemptionCallback(TrainerCallback):
-    """Stops a run at the end of the step or within the evaluation in which a signal came, or when the job's time runs
-    out. An evaluation may take longer than the job still has: the run that resumes makes it.
+    """Stops a run when a signal comes or the job's time runs out: at the end of the step, or within an evaluation. An
+    evaluation may take longer than the job still has, so the run that resumes makes it again.
 
-    `reason` is then a sentence, before that None, and `save_was_due` whether the run would have saved at this step
-    anyway. Further signals change nothing, but a second Ctrl-C ends the run at once. All ranks stop at the same place,
-    whichever got the signal: they exchange it at every step by an all-reduce over gloo, which takes well below a
-    millisecond and does not wait for the GPU.
+    `reason` is None until then, and afterwards a sentence; `save_was_due` tells whether the run would have saved at
+    this step anyway. Further signals change nothing, except that a second Ctrl-C ends the run at once. All ranks stop
+    at the same place, whichever got the signal: they exchange it at every step by an all-reduce over gloo, which takes
+    well below a millisecond and does not wait for the GPU.
     """
 
     def __init__(self, trainer: Trainer):
@@ -53,7 +53,7 @@ class PreemptionCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, *_, **__) -> None:
         if self._end_time <= time.time():
-            print_once("SLURM_JOB_END_TIME is past already: the run does not stop by it")
+            print_once("SLURM_JOB_END_TIME is past already: it is ignored")
             self._end_time = float("inf")
         if args.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
@@ -64,7 +64,7 @@ class PreemptionCallback(TrainerCallback):
     def _note(self, number: int, _frame: object) -> None:
         if number == signal.SIGINT == self._received:
             raise KeyboardInterrupt
-        self._received = number  # and again: SLURM sends SIGTERM twice within milliseconds
+        self._received = number  # not only the first time: SLURM sends SIGTERM twice within milliseconds
 
     def on_step_begin(self, *_, **__) -> None:
         self._step_began = time.monotonic()
@@ -92,12 +92,12 @@ class PreemptionCallback(TrainerCallback):
         self.trainer.is_leaving = True
 
     def _asked_by(self) -> str | None:
-        """The signal that any rank received, or how soon the job ends; None if there is no reason to stop."""
+        """The name of the signal that any rank received, or a clause on how soon the job ends; None to go on."""
         if self._launcher != launcher_above():
             self._received = self._received or signal.SIGTERM
         left = self._end_time - time.time()
-        usual = statistics.median([*self._steps][1:] or [0.0])  # without the first step, which compiles
-        out_of_time = left < TIME_LIMIT_MARGIN + 3 * usual
+        usual_step = statistics.median([*self._steps][1:] or [0.0])  # without the first, which may compile
+        out_of_time = left < TIME_LIMIT_MARGIN + 3 * usual_step
         number, out_of_time = self.largest(int(self._received or 0), int(out_of_time))
         if not number and not out_of_time:
             return None
@@ -105,10 +105,10 @@ class PreemptionCallback(TrainerCallback):
 
     def largest(self, *numbers: int) -> list[int]:
         """The largest value of each number on any rank. All ranks must call this at the same place of a step."""
-        together = torch.tensor(numbers)
+        maxima = torch.tensor(numbers)
         if self._group is not None:
-            torch.distributed.all_reduce(together, op=torch.distributed.ReduceOp.MAX, group=self._group)
-        return together.tolist()
+            torch.distributed.all_reduce(maxima, op=torch.distributed.ReduceOp.MAX, group=self._group)
+        return maxima.tolist()
 
     def on_train_end(self, *_, **__) -> None:
         for number, handler in self._handlers.items():
@@ -117,8 +117,8 @@ class PreemptionCallback(TrainerCallback):
 
 
 def launcher_above() -> tuple[int, ...] | None:
-    """Under `deepspeed` on Linux: the ids of the process that started this one, and of the command above it. That
-    command forwards no signal: it ends, and its child and the training processes would go on. None elsewhere."""
+    """Under `deepspeed` on Linux, the ids of the process that started this one and of the command above it; None
+    elsewhere. At a signal that command only ends, which changes these ids; the processes below it would go on."""
     parent = os.getppid()
     try:
         # "pid (name) state parent ...", and the name may hold spaces
@@ -129,20 +129,19 @@ def launcher_above() -> tuple[int, ...] | None:
 
 
 class DataWorker(multiprocessing.context.ForkProcess):
-    """A data worker of a training."""
+    """A data worker of training; its class tells `_kill_workers` which child processes are data workers."""
 
 
 class DataWorkers(multiprocessing.context.ForkContext):
-    """The multiprocessing context from which data loaders of training get their workers. They are forked (not the
-    default from Python 3.14 on), so that they share model and corpus, which would otherwise be pickled for each
-    worker."""
+    """The multiprocessing context of the data workers. It forks them, which is not the default from Python 3.14 on, so
+    that they share model and corpus, which would otherwise be pickled for each worker."""
 
     Process = DataWorker
 
 
 def with_own_workers(loader: DataLoader) -> DataLoader:
-    """Gives a data loader workers that ignore SIGNALS, if it has any. SLURM sends them to every process of a job, and a
-    rank without its data workers could not finish the step after which it saves."""
+    """The same data loader, whose workers, if it has any, now ignore SIGNALS. SLURM sends signals to every process of a
+    job, and a rank without its data workers could not finish the step after which it saves."""
     if loader.num_workers:
         loader.worker_init_fn = partial(_outlive_signals, loader.worker_init_fn)
         loader.multiprocessing_context = DataWorkers()
@@ -158,9 +157,9 @@ def _outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> N
 
 
 def _end_without_batch(error: Exception, _batch: object) -> None:
-    """Ends a data worker that cannot hand over a batch, so that torch raises an error in the run. Python only prints
-    the error, and the run waits for the batch for ever."""
-    advice = "give --dataloader_num_workers 0, or this machine or container more of it (docker run --shm-size 8g)"
+    """Ends a data worker that cannot hand over a batch, so that torch raises an error in the run. Python would only
+    print the error, and the run would wait for the batch forever."""
+    advice = "give --dataloader_num_workers 0, or raise these limits (docker run --shm-size 8g, ulimit -n)"
     print(f"error: a data worker has no shared memory or no open file left ({error}): {advice}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(1)
@@ -168,7 +167,8 @@ def _end_without_batch(error: Exception, _batch: object) -> None:
 
 @atexit.register
 def _kill_workers() -> None:
-    """Kills the data workers that an error has left: Python's exit would send them SIGTERM and wait forever."""
+    """Kills the data workers that an error has left running. Python's exit would send them SIGTERM, which they ignore,
+    and wait forever."""
     left = [worker for worker in multiprocessing.active_children() if isinstance(worker, DataWorker)]
     if left:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed

@@ -1,4 +1,4 @@
-"""What training on preferences needs beside the loss: log-probabilities under the reference, and sums over a step.
+"""What training on preferences needs besides the loss: log-probabilities under the reference, and sums over a step.
 
     train, validation = with_reference(data, model, args, collator)     # before training, as the model is the reference
     learning = PreferenceCallback(trainer, preference)                  # in T5Trainer
@@ -45,14 +45,14 @@ def with_reference(
 ) -> tuple:
     """(training rows, validation rows) of `data` for T5Trainer.
 
-    If the preference has a reference, they get a column `reference`: the log-probabilities of both answers under
-    `model`, which must still have its starting weights. LoRA's matrices may be there: they change nothing before
-    training.
+    If the preference has a reference, the rows get a column `reference`: the log-probabilities of both answers under
+    `model`, which must still have its starting weights. LoRA's matrices may be added already, since they change no
+    output before training.
     """
     if data.preference is None or not data.preference.has_reference:
         return data.train, data.validation
-    mark = [weights_digest(model) if args.process_index == 0 else None]
-    key = hashlib.sha256(f"{broadcast_object_list(mark)[0]} {args.bf16}".encode()).hexdigest()
+    digest = [weights_digest(model) if args.process_index == 0 else None]
+    key = hashlib.sha256(f"{broadcast_object_list(digest)[0]} {args.bf16}".encode()).hexdigest()
     add = partial(_with_column, model=model, args=args, collator=collator, key=key, cache=data.args)
     splits = data.validation if isinstance(data.validation, dict) else {"": data.validation}
     validation = {name: add(rows) for name, rows in splits.items()}
@@ -60,16 +60,16 @@ def with_reference(
 
 
 def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, key: str, cache) -> "Dataset":
-    """The rows with the column `reference`. It is read from the cache of prepared data, if all nodes have it there, and
-    else computed and put there."""
+    """The rows with the column `reference`, read from the cache of prepared data if all processes find it there;
+    otherwise it is computed and cached."""
     key = hashlib.sha256(f"{rows._fingerprint} {key}".encode()).hexdigest()[:24]
     folder = Path(cache.data_cache_dir).expanduser()
     kept = folder / f"reference-{key}"
-    is_there = kept.is_dir() and difference(kept) is None and not cache.overwrite_cache
-    if not all(gather_object([is_there])):
+    is_cached = kept.is_dir() and difference(kept) is None and not cache.overwrite_cache
+    if not all(gather_object([is_cached])):
         values = _log_probabilities(rows, model, args, collator)
         with args.main_process_first():
-            cached(folder, "reference", key, lambda aside: np.save(aside / "reference.npy", values), not is_there)
+            cached(folder, "reference", key, lambda aside: np.save(aside / "reference.npy", values), not is_cached)
     return rows.add_column("reference", np.load(kept / "reference.npy").tolist())
 
 
@@ -78,7 +78,7 @@ def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collat
     """Log-probabilities [N, 2] of both answers of each row, without dropout. Each process scores a part of the rows."""
     print_once(f"reference: scoring {len(rows):,} rows with the starting weights, once; they are kept in the cache")
     order = np.argsort(-row_lengths(rows), kind="stable")
-    own, found = order[args.process_index :: args.world_size], []
+    own, scores = order[args.process_index :: args.world_size], []
     before, was_training = model.device, model.training
     model.to(args.device).eval()
     columns = [0, -len(OF_PREFERENCE)]
@@ -88,17 +88,17 @@ def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collat
         size = rows_to_score(model.config, batch["input_ids"].shape[1], batch["labels"].shape[1] * 2)
         with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
             scored = [score_rows(model, model.config, part, None, None)[0] for part in parts(batch, size)]
-        found.append(-torch.cat(scored)[:, columns].cpu().numpy())
+        scores.append(-torch.cat(scored)[:, columns].cpu().numpy())
     model.to(before).train(was_training)
     values = np.zeros((len(rows), 2), np.float32)
-    for numbers, part in gather_object([(own, np.concatenate(found or [values[:0]]))]):
+    for numbers, part in gather_object([(own, np.concatenate(scores or [values[:0]]))]):
         values[numbers] = part
     return values
 
 
 # ---------------------------------------------------------------- the steps
 class PreferenceCallback(TrainerCallback):
-    """Counts the rows of each step, estimates kto's divergence, and adds the metrics of preferences to training logs.
+    """Counts the rows of each step, estimates kto's divergence, and adds preference metrics to the training logs.
 
     sums: this rank's SUMS since the last log. Checkpoints hold them, so that a resumed run logs the same means.
     """
@@ -115,8 +115,8 @@ class PreferenceCallback(TrainerCallback):
     def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
         """The number of rows in all micro-batches and ranks of this optimizer step, by which its loss is divided.
 
-        batches: the step's micro-batches of this rank. With unpaired rows the answers to other prompts are removed from
-        them, and each gets the `divergence` that these answers give over the whole step, as if it were one batch.
+        batches: this rank's micro-batches of the step. For kto, whose rows are unpaired, their answers to other prompts
+        are replaced by "divergence": its estimate from those answers in the whole step, as if it were one batch.
         """
         total = torch.zeros(2, device=self.trainer.args.device)
         for batch in batches:
@@ -131,8 +131,8 @@ class PreferenceCallback(TrainerCallback):
 
     @torch.no_grad()
     def _of_other_answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Removes the answers to other prompts from a batch. Returns their log-probabilities minus the reference's [B],
-        computed without dropout."""
+        """Removes the answers to other prompts from a batch, and returns their log-probabilities minus the reference's
+        [B], computed without dropout."""
         model, answers = self.trainer.model_wrapped.eval(), batch.pop("rejected")
         sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
         with self.trainer.compute_loss_context_manager():

@@ -35,8 +35,9 @@ def whole_state(model: nn.Module, optimizer: Optimizer, keep: bool) -> dict:
 
 
 def load_state(model: nn.Module, optimizer: Optimizer, path: Path) -> list[dict]:
-    """Gives an optimizer the states in optimizer.pt; its options, such as the rate, stay as they are. Returns the
-    options in the file. UserError unless the file has the states of the trained tensors and of no others."""
+    """Loads the states of optimizer.pt into an optimizer, whose options, such as the learning rate, stay as they are.
+    Returns the file's options, one dictionary for each group. UserError unless the file has the states of the trained
+    tensors and of no others."""
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     on_cpu = next(iter(names)).device.type == "cpu"  # on a CPU the states would remain views of the mapped file
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=not on_cpu)
@@ -56,15 +57,16 @@ def load_state(model: nn.Module, optimizer: Optimizer, path: Path) -> list[dict]
 
 @torch.no_grad()
 def put_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Gives the model these weights, each rank its slices. DeepSpeed's float32 copies of them are set too."""
+    """Copies these weights into the model, on each rank its slices, and into DeepSpeed's float32 copies of them. Names
+    that the model lacks are ignored."""
     for name, p in model.named_parameters(remove_duplicate=False):
         if name in weights:
             _put(p, weights[name])
 
 
 def float32_weights(model: nn.Module, keep: bool) -> dict[str, torch.Tensor]:
-    """The float32 copies of the trained weights, by name, that DeepSpeed's optimizer holds. All ranks must call this,
-    since it gathers tensors. keep: whether this rank keeps them; otherwise {} is returned."""
+    """{name: the float32 copy of a trained weight that DeepSpeed's optimizer holds}. All ranks must call this, since it
+    gathers tensors. keep: whether this rank keeps them; otherwise it gets {}."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     weights = {}
@@ -99,20 +101,20 @@ def _is_zero(optimizer: Optimizer) -> bool:
 
 
 def _by_element(state: dict[str, Any]) -> list[str]:
-    """The keys of a state whose values have one number for each number of the tensor; `step` is none of them."""
+    """The keys of a state whose values have one number for each number of the tensor: all but `step`."""
     return [key for key, value in state.items() if torch.is_tensor(value) and value.dim()]
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """The values of a state that `_by_element` leaves out. Tensors are copied, since `step` is counted in place and
-    must not be shared."""
+    """The entries of a state that `_by_element` leaves out. Tensors are copied: `step` is counted in place, so tensors
+    must not share it."""
     rest = state.keys() - _by_element(state)
     return {key: state[key].clone() if torch.is_tensor(state[key]) else state[key] for key in rest}
 
 
 def _link(zero: Any) -> None:
-    """Lets ZeRO-1 and 2 find each tensor's part of their flat states. They do so by themselves after the first group's
-    first step, too early for the other groups, which have no states by then."""
+    """Makes ZeRO-1 and 2 link each tensor to its part of their flat states. By themselves they do so after the first
+    group's first step, when the other groups have no states yet."""
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._hp_optimizer_states_linked = False
         zero._lazy_init_hp_params_optimizer_state()
@@ -128,16 +130,16 @@ def _gathered_by_zero(zero: Any, p: nn.Parameter) -> dict[str, Any]:
 
 
 def _load_into_zero(zero: Any, names: dict[nn.Parameter, str], states: dict[str, dict]) -> None:
-    """Creates the states of ZeRO's flat slices, which ZeRO itself does in its first step, and fills in each tensor's
-    part."""
+    """Creates the states of ZeRO's flat slices, which ZeRO itself would create in its first step, and fills in each
+    tensor's part."""
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     base, has_slices = zero.optimizer, any(hasattr(p, "ds_id") for p in names)
     if has_slices:  # ZeRO-3's groups are empty between steps
         zero._set_fp32_optimizer_param_groups()
     flats = [flat for group in base.param_groups for flat in group["params"]]
-    a_state = next(iter(states.values()))
-    empty = [_copied(a_state) | {key: torch.zeros_like(flat) for key in _by_element(a_state)} for flat in flats]
+    example = next(iter(states.values()))
+    empty = [_copied(example) | {key: torch.zeros_like(flat) for key in _by_element(example)} for flat in flats]
     base.load_state_dict({"state": dict(enumerate(empty)), "param_groups": base.state_dict()["param_groups"]})
     if has_slices:
         zero._clear_fp32_optimizer_param_groups()

@@ -23,8 +23,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before. Rows
-        fill the last batch of all ranks; data workers stay alive between epochs, as those of evaluations do not. A
-        stream has its own loader, since it is split over the ranks already."""
+        without a label fill the last batch of all ranks. `--dataloader_persistent_workers` is for these data workers
+        only, not for those of evaluations. A stream has a loader of its own, as it is split over the ranks already."""
         rows, batch = self.train_dataset, self.args.train_batch_size
         if hasattr(rows, "loader"):
             return with_own_workers(rows.loader(self.data_collator, self.args))
@@ -47,11 +47,11 @@ class RowOrderTrainer(Seq2SeqTrainer):
         )
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
-        """Overrides Trainer: as `get_eval_dataloader`."""
+        """Overrides Trainer to do the same as `get_eval_dataloader`."""
         return self.get_eval_dataloader(test_dataset)
 
     def _loader(self, rows: Dataset, batch: int, order, collator: Callable, **options) -> DataLoader:
-        """Batches of the rows in this order, split over the ranks."""
+        """A loader of batches of the rows in this order, split over the ranks."""
         args = self.args
         options |= dict(num_workers=args.dataloader_num_workers, pin_memory=args.dataloader_pin_memory)
         options |= dict(prefetch_factor=args.dataloader_prefetch_factor, in_order=args.dataloader_in_order)
@@ -60,8 +60,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return self.accelerator.prepare(with_own_workers(loader))
 
     def end_data_workers(self) -> None:
-        """Ends the workers that are kept between epochs, and those of an epoch that an error has left: the traceback,
-        which a notebook keeps, would keep them too."""
+        """Ends the workers that stay alive between epochs, and those of an epoch that an error ended: a notebook keeps
+        the error's traceback, and so would keep them."""
         if isinstance(self.batches_in_use, Generator):  # accelerate's loaders and those of streams give generators
             self.batches_in_use.close()
         loader = self.callback_handler.train_dataloader
@@ -71,7 +71,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
                 part._iterator = None
 
     def train_order(self) -> Sampler:
-        """The numbers of the rows in the order of training: a function of the seed and the epoch."""
+        """The sampler of training: an order of the rows that depends on the seed and the epoch alone."""
         dataset = self.train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         strategy, has_sampler = self.args.train_sampling_strategy, hasattr(dataset, "sampler")
@@ -89,8 +89,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
         return EpochSampler(len(dataset), seed)
 
     def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:
-        """Overrides Trainer to put predictions back into the order of the rows, also for the metrics. Seq2SeqTrainer
-        would count the rows twice that are repeated to fill the last batch of all ranks."""
+        """Overrides Trainer to put predictions back into the order of the rows, also for the metrics, and to drop the
+        rows that are repeated to fill the last batch of all ranks, which Seq2SeqTrainer would count twice."""
         self.gather_function = self.accelerator.gather_for_metrics
         if not _has_rows(dataloader.dataset):
             return super().evaluation_loop(dataloader, *args, **kwargs)
@@ -111,9 +111,9 @@ class RowOrderTrainer(Seq2SeqTrainer):
 
 
 class GroupedSampler(LengthGroupedSampler):
-    """Row numbers, those of similar length together in stretches of `group`; a new order in every epoch, a function of
-    (seed, epoch) alone. Trainer would draw it from dropout's random numbers, which differ by rank and after a resume.
-    """
+    """Row numbers in an order in which `group` neighbouring rows have similar lengths. Every epoch has a new order, a
+    function of (seed, epoch) alone: Trainer would draw it from dropout's random numbers, which differ by rank and after
+    a resume."""
 
     def __init__(self, lengths: list[int], seed: int, group: int):
         super().__init__(group, lengths=lengths, generator=torch.Generator())
@@ -129,11 +129,11 @@ class GroupedSampler(LengthGroupedSampler):
 
 def _evaluation_order(rows: Dataset) -> list[int] | None:
     """Numbers of the rows, the longest first: rows of similar length need little padding, and if memory is too small,
-    that shows in the first batch."""
+    the first batch shows it. None for chunks of one length or a stream."""
     return np.argsort(-row_lengths(rows), kind="stable").tolist() if _has_rows(rows) else None
 
 
 def _has_rows(dataset: Dataset | list[dict]) -> bool:
     """Whether these are rows with known lengths, rather than chunks of one length or a stream. A table of `datasets` is
-    found out without that package, which a GPU machine may lack."""
+    recognised without importing that package, which a machine may lack."""
     return isinstance(dataset, list) or hasattr(dataset, "column_names") and hasattr(dataset, "__len__")

@@ -1,4 +1,4 @@
-"""How runs save and resume: the content of a checkpoint, and when it is published."""
+"""How runs save and resume: what a checkpoint holds, and when it is renamed into place."""
 
 import contextlib
 import shutil
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 class SavingTrainer(RowOrderTrainer):
     """The part of T5Trainer that saves and resumes."""
 
-    is_leaving = False  # whether the run was told to stop; set by PreemptionCallback
-    # {"save_was_due"}, if the checkpoint was saved before an evaluation that was due
+    is_leaving = False  # whether a signal or the time limit stops the run; set by PreemptionCallback
+    # {"save_was_due"}, if the run stopped before an evaluation that was due, or in it: the run that resumes makes it
     owed_evaluation: dict | None = None
     _saved_step: int | None = None  # the step of the last checkpoint in --output_dir
     _is_saving = False  # whether a checkpoint is being written into _saving/
     _put_off: Exception | None = None  # the error of a full disk, kept until all ranks have written
-    _resumed_from: str | None = None  # the checkpoint with which this training began
+    _resumed_from: str | None = None  # the checkpoint from which this training resumed
     uploads: "RunUploads | None" = None  # uploads to the Hub, in the one process that makes them
     task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
     preferences: "PreferenceCallback | None" = None  # set if the run learns preferences
@@ -45,8 +45,8 @@ class SavingTrainer(RowOrderTrainer):
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
         """Overrides Trainer to save the shared embedding once, which ZeRO's state lists three times, and to save
-        float32 weights where DeepSpeed computes with bfloat16 ones. LoRA's matrices of an earlier run are deleted from
-        the folder, since they would be loaded instead of this model."""
+        float32 weights where DeepSpeed computes with bfloat16 ones. Unless this model has LoRA's matrices, those of an
+        earlier run are deleted from the folder, since they would be loaded instead of this model."""
         if self.is_deepspeed_enabled and self.args.bf16:
             state_dict = (state_dict or {}) | float32_weights(self.model, self.args.should_save)
         if state_dict is not None:
@@ -71,7 +71,7 @@ class SavingTrainer(RowOrderTrainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _get_output_dir(self, trial):
-        """Overrides Trainer, which takes no other folder for a checkpoint, to write it into `_saving/` first."""
+        """Overrides Trainer, which offers no other way to choose a checkpoint's folder, to write into `_saving/`."""
         folder = super()._get_output_dir(trial)
         return str(Path(folder) / SAVING) if self._is_saving else folder
 
@@ -108,10 +108,10 @@ class SavingTrainer(RowOrderTrainer):
         self.accelerator.wait_for_everyone()
 
     def _find_best(self, folder: Path, being_saved: Path | None = None) -> None:
-        """Sets the state's path of the best checkpoint to this folder, if the checkpoint is there or is being saved.
+        """Points the state to the best checkpoint in this folder, if it is there or is the one being saved.
 
-        Trainer looks for it in `_saving/`, where the new one is written. Every rank needs the path, since all load the
-        best model at the end.
+        Trainer would look for it in `_saving/`, where the new checkpoint is written. Every rank needs the path, since
+        all load the best model at the end.
         """
         best = folder / f"checkpoint-{self.state.best_global_step}"
         if self.state.best_global_step and (best == being_saved or best.is_dir()):
@@ -150,8 +150,8 @@ class SavingTrainer(RowOrderTrainer):
             publish(aside, final)
 
     def _is_disk_full(self, write: Callable, *args) -> bool:
-        """Calls write(*args) and returns whether the disk was full for any rank. If so, deletes the half-written
-        checkpoint and prints a line."""
+        """Calls write(*args) and returns whether that failed on any rank because its disk is full. If so, deletes the
+        half-written checkpoint and prints a line."""
         full = None
         try:
             write(*args)
@@ -164,8 +164,8 @@ class SavingTrainer(RowOrderTrainer):
         shutil.rmtree(Path(self.args.output_dir) / SAVING, ignore_errors=True)
         print_once(
             f"step {self.state.global_step:,}: no room for a checkpoint in {self.args.output_dir} "
-            f"({full or 'on another rank'}); the last whole one is kept, and the training continues until the "
-            "next save. Free some space."
+            f"({full or 'on another rank'}); the last whole one is kept, and the training continues. Free some space "
+            "before the next save."
         )
         return True
 
@@ -176,8 +176,8 @@ class SavingTrainer(RowOrderTrainer):
 
     # ------------------------------------------------------------ from the disk
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
-        """Overrides Trainer, which loads a checkpoint only into the sharding that wrote it. If the model is not
-        sharded, its weights are loaded already."""
+        """Overrides Trainer, which loads a checkpoint only into the sharding that wrote it. The weights of a model
+        without sharding have been loaded before."""
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         if resume_from_checkpoint is not None:
             folder = Path(resume_from_checkpoint)
@@ -190,8 +190,8 @@ class SavingTrainer(RowOrderTrainer):
         return prepared
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):  # noqa: ARG002
-        """Overrides Trainer to load whole weights into any sharding, or LoRA's matrices. A checkpoint that lacks
-        tensors ends the run, where Trainer would warn and keep those of the model."""
+        """Overrides Trainer to load whole weights or LoRA's matrices into any sharding. If the checkpoint lacks tensors
+        the run ends; Trainer would warn and keep those of the model."""
         load_weights(self.model, Path(resume_from_checkpoint))
 
     def _load_best_model(self):
@@ -227,16 +227,16 @@ def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Gives the model the weights or LoRA's matrices in `folder`, each rank its slices. UserError if any are missing,
-    except an embedding that shares another's tensor and so is in no file."""
+    """Loads the weights or LoRA's matrices in `folder` into the model, on each rank its slices. UserError if any are
+    missing, except those tied to another tensor, which are in no file."""
     if has_low_rank(model):
-        weights = low_rank_state(model, folder)  # raises if they are not those of the model
+        weights = low_rank_state(model, folder)  # raises an error if they do not fit the model
     else:
         weights = _tensors_of(folder)
         names = dict(model.named_parameters(remove_duplicate=False)).keys()
         if missing := sorted(names - weights.keys() - model.all_tied_weights_keys.keys()):
             raise UserError(
-                f"{folder}: it lacks {len(missing)} of the model's tensors: {missing[:3]}; another version of "
-                "transformers may have named them otherwise when it was saved"
+                f"{folder}: it lacks {len(missing)} of the model's tensors: {missing[:3]}; perhaps another version of "
+                "transformers saved it, with other names"
             )
     put_weights(model, weights)

@@ -1,8 +1,8 @@
-"""Rows scored by teacher forcing: their loss, and class labels without generating.
+"""Scores rows by teacher forcing: their loss and, without generating, the class label that the model would write.
 
-A greedy decoder writes the tokens of a label if and only if, fed with that label, its most likely token is the label's
-at every position, EOS included. So one teacher-forced pass over all labels finds the label that greedy decoding would
-write, or none (docs/experiments.md: other tokens that spell the same text).
+A greedy decoder writes the tokens of a label if and only if, when it reads that label, its most likely next token is
+the label's at every position, EOS included. So one teacher-forced pass over all labels finds the one that greedy
+decoding would write, or none (docs/experiments.md: other tokens that spell the same text).
 
 Legend of shapes: B batch, T target length, C class labels.
 """
@@ -23,12 +23,12 @@ from modeling.segment_masks import SEGMENTS, side_by_side
 def score_rows(
     model: nn.Module, config: PreTrainedConfig, inputs: dict, classes: torch.Tensor | None, more: Callable | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(statistics [B, 5 + n] of the rows, by teacher forcing on their labels and on every class label in one forward
-    pass; the encoder's output [B, S, d_model], or None if there is nothing to score).
+    """Scores the rows' labels and every class label in one teacher-forced forward pass. Returns (STATISTICS and n
+    further ones [B, 5 + n] of the rows; the encoder's output [B, S, d_model], or None if there is nothing to score).
 
     inputs: a batch, with labels [B, T] or without. classes: [C, T] token ids of class labels (EOS included, padded with
-    -100). more: function for n further statistics, such as those of an objective (objectives/objective.py). Rows with a
-    second answer, `rejected` [B, R], get the statistics OF_PREFERENCE.
+    -100). The n further statistics are OF_PREFERENCE for rows with a second answer, `rejected` [B, R], and those of
+    the function `more`, such as an objective's (objectives/objective.py).
 
     The texts are joined into one decoder sequence with a block-diagonal causal mask, so encoder and cross-attention
     keys are computed once; relative positions within each text stay the same. If every row's label is a class label, it
@@ -57,7 +57,7 @@ def score_rows(
     written = logits.argmax(-1)
     if labels is not None:
         where = torch.arange(targets.shape[1], device=device)[-labels.shape[1] :].expand(rows, -1)
-        if gold is not None:  # the positions of the row's class; those after the end of its text have no label
+        if gold is not None:  # the positions of the row's class; those after its text have label -100
             first = torch.tensor([0, *lengths], device=device).cumsum(0)[gold, None]
             labels = classes[gold]
             where = (first + torch.arange(labels.shape[1], device=device)).clamp(max=targets.shape[1] - 1)
@@ -73,13 +73,14 @@ def score_rows(
     if num_classes:
         right = written.eq(targets).split(lengths, dim=1)[:num_classes]
         right = torch.stack([tokens.all(-1) for tokens in right], dim=1)
-        found = torch.where(right.any(-1), right.int().argmax(-1), -1)
-        statistics[:, STATISTICS.index("predicted_class")] = found.float()
+        predicted = torch.where(right.any(-1), right.int().argmax(-1), -1)
+        statistics[:, STATISTICS.index("predicted_class")] = predicted.float()
     return statistics, encoded
 
 
 def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | None:
-    """[B] class index of each row's labels [B, T'] among the class labels [C, T]; None if any row has no such class."""
+    """The class [B] of each row's labels [B, T'], an index into the class labels [C, T]; None if the labels of any row
+    are no class label."""
     length = max(labels.shape[1], classes.shape[1])
     labels, classes = (F.pad(ids, (0, length - ids.shape[1]), value=IGNORE_INDEX) for ids in (labels, classes))
     same = labels[:, None].eq(classes).all(-1)
@@ -87,16 +88,16 @@ def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | 
 
 
 def _teacher_forced(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
-    """[B, 4] nats, tokens, correct tokens and exact match of each example; nats, labels and correct [B, T] (whether the
-    label's token is the most likely one)."""
+    """Nats, tokens, correct tokens and exact match of each row [B, 4], from nats, labels and correct [B, T]; correct:
+    whether the label's token is the most likely one."""
     counted = labels.ne(IGNORE_INDEX)
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
 
 
 def _of_preference(logits: torch.Tensor, inputs: dict) -> torch.Tensor:
-    """[B, 5] OF_PREFERENCE of each example, whose second answer is the first of the decoder's texts; nan where there is
-    no reference."""
+    """OF_PREFERENCE of each row [B, 5]. The second answer must be the first of the decoder's texts. Without a reference
+    its columns are nan."""
     rejected, rows = inputs["rejected"], len(logits)
     nats = nats_of(logits[:, : rejected.shape[1]], rejected).sum(-1)
     known = {"reference": logits.new_full((rows, 2), torch.nan), "desirable": logits.new_ones(rows)} | inputs

@@ -428,7 +428,7 @@ class AgentTest(SweepTest):
         changes = dict(parameters={"x": {"values": [0.1, 0.2]}, "steps": {"value": 6}, "breaks": {"value": breaks}})
         code, printed = self.run_sweep(**changes)
         self.assertEqual(code, 75)
-        self.assertIn("interrupted (its trial had to leave): the same command resumes", printed)
+        self.assertIn("interrupted (a signal or the time limit ended its trial): the same command resumes", printed)
         self.assertEqual(self.states(), ["open"])
         code, printed = self.run_sweep("--count", 1, **changes)
         self.assertEqual((code, self.states()), (0, ["finished"]))
@@ -666,7 +666,7 @@ class RefusedTest(SweepTest):
         (
             "home",
             dict(command=["sh", "-c", 'train.py --output_dir "$NOPE_X/$WANDB_RUN_ID"', "${args}"]),
-            r"--output_dir \$NOPE_X: the command's shell would read",
+            r"--output_dir \$NOPE_X: the command's shell would change",
         ),
         (
             "misspelt_distribution",
@@ -703,7 +703,7 @@ class RefusedTest(SweepTest):
         ("none", ["none.yaml"], "parameters: None must be a mapping"),
         ("list", ["list.yaml"], r"list\.yaml: \[1\] must be a mapping"),
         ("file", ["sweep.yaml", "--output_dir", "train.py"], "--output_dir train.py: is a file, not a folder"),
-        ("shell", ["folder.yaml", "--output_dir", "a b"], "--output_dir a b: the command's shell would read"),
+        ("shell", ["folder.yaml", "--output_dir", "a b"], "--output_dir a b: the command's shell would change"),
     )
     def test_command_line(self, argv, message):
         self.write()
