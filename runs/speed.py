@@ -105,6 +105,7 @@ class Speed:
     dataloader_persistent_workers: bool
     dataloader_prefetch_factor: int | None
     packing: bool | None = None
+    bf16_residual: bool = False
     tf32: bool = False
     expandable_segments: bool = False
     form: str | None = None
@@ -133,6 +134,7 @@ _OF_FLAGS = (
     "dataloader_persistent_workers",
     "dataloader_prefetch_factor",
     "packing",
+    "bf16_residual",
 )
 # Names of choices for which there is no flag.
 MICRO_BATCH, TF32, EXPANDABLE, FORM = "micro-batch", "float32 products", "expandable segments", "frozen weights"
@@ -165,6 +167,8 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
         ("attn_implementation", "attn_implementation", job.attention, _attention),
         ("torch_compile", "torch_compile torch_compile_mode torch_compile_backend", compiled, _compilation),
     ]
+    if gpu is None and job.shapes == 1:
+        rules.append(("bf16_residual", "bf16_residual", args.bf16_residual, _residual))
     if job.low_rank:
         rules.insert(1, (FORM, "form", job.form, _form))
     if job.packable:
@@ -208,6 +212,15 @@ def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -
     if shape_of(job.config).encoder.width < BF16_ON_A_CPU:
         return False, f"a CPU, and a width below {BF16_ON_A_CPU}: float32"
     return True, "the CPU has units for it, AMX"
+
+
+def _residual(_gpu: None, job: Job, _args, _launcher: Launcher, chosen: dict) -> tuple[bool, str] | None:
+    """For pre-training on a CPU. What it gains on a GPU is not known yet."""
+    if not chosen["bf16"].value or "bf16_residual" in family_of(job.config).lacks:
+        return None
+    if job.earlier:
+        return bool(job.earlier.get("bf16_residual")), RESUMED
+    return True, "the same loss with three seeds"
 
 
 def _form(gpu: Gpu | None, job: Job, _args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:

@@ -282,7 +282,23 @@ class ChoiceTest(parameterized.TestCase):
         args = args.replaced(**decided.flags(args))
         self.assertEqual((decided.attention, decided.bf16, decided.torch_compile), ("eager", True, True))
         self.assertEqual((args.bf16, args.mixed_precision, args.torch_compile), (True, "bf16", True))
+        self.assertTrue(args.bf16_residual)
         self.assertEqual(args.torch_compile_backend, "inductor")
+
+    @parameterized.parameters(
+        # job, flags given -> bf16_residual, why
+        (dict(), {}, True, "three seeds"),
+        (dict(earlier={"bf16": True}), {}, False, "resumed"),
+        (dict(earlier={"bf16": True, "bf16_residual": True}), {}, True, "resumed"),
+        (dict(), dict(bf16_residual=False), False, "given"),
+        (dict(), dict(bf16=False), None, ""),
+        (dict(shapes=4), {}, None, ""),  # fine-tuning
+    )
+    def test_residual_stream_on_a_cpu_with_amx(self, job, flags, value, why):
+        with mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: True):
+            found = chosen(None, flags, Launcher(cores=2), **dict(config=build_config("mini", None)) | job)
+        self.assertEqual(found["bf16_residual"].value if "bf16_residual" in found else None, value)
+        self.assertIn(why, found["bf16_residual"].reason if value is not None else "")
 
     @parameterized.parameters(
         # job, flags given or None -> packing, why
