@@ -116,7 +116,7 @@ class FrozenScriptsTest(RowsAndBaseTest):
             sizes.append(float(line.split(f"{form} ")[1].split()[0]))
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertIn("of 24 GB", line)
-        self.assertIn("frozen weights bfloat16 (autocast multiplies them in it", printed)
+        self.assertIn("frozen weights bfloat16 (autocast casts them to it", printed)
         self.assertIn('"dtype": "bfloat16"', printed)
 
     @parameterized.parameters(

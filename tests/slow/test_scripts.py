@@ -160,7 +160,7 @@ class PreTrainTest(ScriptTest):
         folder, results, _ = pre_trained()
         lines = read_metrics(folder / "metrics.jsonl")
         training = [line for line in lines if "loss" in line]
-        self.assertEqual([line["step"] for line in training], list(range(5, 41, 5)))
+        self.assertEqual([line["step"] for line in training], [1, *range(5, 41, 5)])
         for line in training:
             self.assertContainsSubset(["step", "epoch", "loss", "grad_norm", "learning_rate", "seconds"], line)
         self.assertLess(training[-1]["loss"], training[0]["loss"])
@@ -235,7 +235,7 @@ class PreTrainTest(ScriptTest):
         resumed, _ = run(pre_train_t5.main, **flags, resume_from_checkpoint=out / "checkpoint-20")
         self.assertEqual(resumed["eval_loss"], results["eval_loss"])
         steps = [line["step"] for line in read_metrics(out / "metrics.jsonl") if "loss" in line]
-        self.assertEqual(steps, list(range(5, 41, 5)))
+        self.assertEqual(steps, [1, *range(5, 41, 5)])
         weights = (AutoModelForSeq2SeqLM.from_pretrained(each).shared.weight for each in (folder, out))
         torch.testing.assert_close(*weights, rtol=0, atol=0)
 

@@ -34,7 +34,7 @@ from common.curves import LINES, draw_curves, save_figure
 from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
 from corpora.sources import builtin_corpus
-from publishing.model_cards import _example, _first_entry, hub_task
+from publishing.model_cards import _example, first_entry, hub_task
 from runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
 
@@ -304,5 +304,5 @@ class CardTest(parameterized.TestCase):
         ("glue", "cola,rte", "cola sentence: ..."),
     )
     def test_a_card_shows_what_the_model_reads(self, benchmark, name, expected):
-        entry = _first_entry((benchmark, name), {})
+        entry = first_entry((benchmark, name), {})
         self.assertEqual(_example((benchmark, name), entry, "<extra_id_{}>", {}), expected)

@@ -181,6 +181,7 @@ class StepTest(parameterized.TestCase):
             gradient_accumulation_steps=2,
             max_steps=4,
             logging_steps=100,
+            logging_first_step=False,
             **flags,
         )
         plain_step, plain_end, plain_count = (

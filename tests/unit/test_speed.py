@@ -246,7 +246,8 @@ class ChoiceTest(parameterized.TestCase):
     def test_on_a_cpu(self, source, steps, attention, compiled):
         config = BASE if source == 512 else build_config("tiny", 4096)
         given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
-        with mock.patch.object(speed, "lacks_compiler", lambda *_: None):
+        no_amx = mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        with no_amx, mock.patch.object(speed, "lacks_compiler", lambda *_: None):
             found = chosen(None, given, Launcher(cores=2), config=config, source=source, target=34, steps=steps)
         self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
         self.assertEqual(found["attn_implementation"].value, attention)
