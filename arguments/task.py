@@ -225,6 +225,6 @@ def check_task(args: TaskArguments) -> dict:
             args,
             "data_dir",
             f"the task {args.dataset_name} brings its own data; for files of yours give "
-            "--train_file and --validation_file",
+            "--train_file and --validation_file, or in a mixture whole paths in the other task's entry",
         )
     return task

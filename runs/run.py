@@ -221,6 +221,8 @@ class TrainingRun(Run):
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
+            if self.args.load_best_model_at_end and trainer.state.best_model_checkpoint:
+                print_once(f"evaluating the best checkpoint: {Path(trainer.state.best_model_checkpoint).name}")
             results |= _evaluated(trainer)
         tracked = finish_tracking(trainer)
         failed = uploaded = None
