@@ -5,6 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Any
 
 import numpy as np
 
@@ -73,22 +74,29 @@ def plain_entry(entry: dict) -> dict:
         entry = entry | {"metrics": list(metrics), "metric_functions": functions}
     if callable(inputs := entry.get("inputs")):
         before, _ = preprocess_of(entry)
+        where = f"inputs ({_place(inputs)})"
 
         @functools.wraps(inputs)
         def preprocess(row: dict) -> list[dict]:
-            return [made | {MADE_SOURCE: _source_of(inputs, made)} for made in as_list(before(row))]
+            return [made | {MADE_SOURCE: call_on_row(where, inputs, made)} for made in as_list(before(row))]
 
         entry = entry | {"inputs": {"": MADE_SOURCE}, "preprocess": preprocess}
     return entry
 
 
-def _source_of(inputs: Callable[[dict], str], row: dict) -> str:
-    """The source text that an entry's function makes of a row. UserError, which names the function, if it cannot."""
+class UnreadableRow(UserError):
+    """A function of an entry cannot read a row. The message names the function and the row's columns."""
+
+
+def call_on_row(name: str, function: Callable[[dict], Any], row: dict) -> Any:
+    """function(row). UnreadableRow, with the function's name, if it cannot read the row."""
     try:
-        return inputs(row)
+        return function(row)
+    except UnreadableRow:  # of a function that it calls
+        raise
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
-        raise UserError(f"inputs ({_place(inputs)}): {reason}; available: {listed(row)}") from None
+        raise UnreadableRow(f"{name}: {reason}; available: {listed(row)}") from None
 
 
 def functions_of(entry: dict) -> dict[str, str]:

@@ -23,7 +23,9 @@ from corpora.reading import class_names, first_line, is_missing, read_rows, read
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import (
+    UnreadableRow,
     as_list,
+    call_on_row,
     columns_of,
     eval_splits,
     is_desirable,
@@ -407,12 +409,9 @@ def preprocessed(task: dict, row: dict, place: str) -> dict | list[dict]:
     read the row or returns anything else."""
     function, name = preprocess_of(task)
     try:
-        made = function(row)
-    except UserError as error:
+        made = call_on_row(f"the preprocess {name}", function, row)
+    except UnreadableRow as error:
         raise UserError(f"{place}: {error}") from None
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        reason = f"no column {error}" if isinstance(error, KeyError) else error
-        raise UserError(f"{place}: the preprocess {name}: {reason}; available: {listed(row)}") from None
     if any(not isinstance(each, dict) for each in as_list(made)):
         raise UserError(
             f"{place}: the preprocess {name} returns {made!r:.60}: must be a row (a dictionary) or "

@@ -749,7 +749,12 @@ class OwnEntryTest(TestCase):
             r"row 1: the preprocess OwnEntryTest.<lambda> returns None: must be a row .* or a list of rows",
         ),
         ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "the preprocess multirc: string "),
-        ("pronoun", {"text": "a b", "span2_text": "he", "span2_index": 1}, {"preprocess": "wsc"}, "the pronoun 'he' "),
+        (
+            "pronoun",
+            {"text": "a b", "span2_text": "he", "span2_index": 1},
+            {"preprocess": "wsc"},
+            "the preprocess wsc: the pronoun 'he' ",
+        ),
     )
     def test_refused_row(self, row, change, message):
         with self.assertRaisesRegex(ValueError, message):
