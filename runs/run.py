@@ -221,8 +221,6 @@ class TrainingRun(Run):
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
-            if self.args.load_best_model_at_end and trainer.state.best_model_checkpoint:
-                print_once(f"evaluating the best checkpoint: {Path(trainer.state.best_model_checkpoint).name}")
             results |= _evaluated(trainer)
         tracked = finish_tracking(trainer)
         failed = uploaded = None
@@ -320,5 +318,6 @@ def _evaluated(trainer: T5Trainer) -> dict:
         return trainer.evaluate()
     known = {name: value for name, value in lines[-1].items() if name not in ("step", "epoch")}
     if step != state.global_step:
+        print_once(f"the best checkpoint, {Path(best).name}, is the model that is kept; its evaluation again:")
         trainer.log(dict(known))
     return known
