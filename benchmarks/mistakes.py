@@ -218,7 +218,12 @@ def measure_from_scratch(args: Namespace) -> dict:
     found = FoundText(text, ModelArguments(config_name=args.model, vocab_size=SMALL_VOCABULARY), None)
     config = build_config(args.model, embedding_rows(len(found.tokenizer)))
     sizes = dict(max_steps=args.steps, per_device_train_batch_size=args.batch, gradient_accumulation_steps=1)
-    every = dict(logging_steps=max(1, args.steps // 100), use_cpu=args.device.type == "cpu", bf16=args.bf16)
+    every = dict(
+        logging_steps=max(1, args.steps // 100),
+        logging_first_step=True,
+        use_cpu=args.device.type == "cpu",
+        bf16=args.bf16,
+    )
     rows, curves = [], {}
     with tempfile.TemporaryDirectory() as folder:
         ours = PreTrainingArguments(folder, **SILENT, **sizes, **every)
