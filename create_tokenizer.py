@@ -220,18 +220,16 @@ def main(argv: list[str] | None = None) -> str:
         tokenizer = load_tokenizer(str(folder))
         if args.config_name:
             build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
-    where, sentinels = shlex.quote(args.output_dir), find_sentinel_ids(tokenizer).tolist()
-    shape = where if args.config_name else "mini"
-    if args.train_file:
-        text_flag = f" --train_file {shlex.join(args.train_file)}"
-    else:
-        text_flag = f" --dataset_name {args.dataset_name}" if args.dataset_name else ""
+    sentinels = find_sentinel_ids(tokenizer).tolist()
+    named = {"--train_file": args.train_file, "--dataset_name": args.dataset_name and [args.dataset_name]}
+    words = [word for flag, values in named.items() if values for word in (flag, *values)]
+    words += ["--tokenizer_name", args.output_dir, "--config_name", args.output_dir if args.config_name else "mini"]
     rows = {
         "text": text,
         "tokens": f"{len(tokenizer):,}, sentinels {sentinels[0]} to {sentinels[-1]}",
         "unknown": described_letters(tokenizer, letters),
         "written to": args.output_dir,
-        "next": f"python pre_train_t5.py{text_flag} --tokenizer_name {where} --config_name {shape} ...",
+        "next": f"python pre_train_t5.py {shlex.join(words)} ...",
     }
     end_summary(rows, title="tokenizer")
     return args.output_dir

@@ -45,7 +45,7 @@ def load_state(model: nn.Module, optimizer: Optimizer, path: Path) -> list[dict]
     if 0 in states:  # checkpoints of earlier versions number the tensors
         numbered = {names[params[place]]: state for place, state in states.items()}
         states = dict.fromkeys(names.values(), {}) | numbered  # torch leaves out tensors that had no gradient yet
-    if wrong := states.keys() ^ set(names.values()):
+    if wrong := states.keys() ^ names.values():
         raise UserError(f"{path}: it was saved while other tensors were trained; compare {min(wrong)}")
     if _is_zero(optimizer):
         _load_into_zero(optimizer, names, states)
