@@ -78,11 +78,10 @@ class FoundText:
 
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """{split: hash of its contents, "tokenizer": hash of the run's tokenizer}."""
-        first = next(iter(self.sources.values()))
-        prints = {split: source.fingerprint for split, source in first.items()}
+        splits = dict.fromkeys(split for sources in self.sources.values() for split in sources)
+        prints = {split: joint_fingerprint(self.of_split(split)) for split in splits}
         if self.is_mixed:
-            weights = "".join(f" {weight:.9f}" for weight in self.weights)
-            prints["train"] = joint_fingerprint(self.of_split("train")) + weights
+            prints["train"] += "".join(f" {weight:.9f}" for weight in self.weights)
         return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}
 
 

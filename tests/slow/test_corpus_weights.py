@@ -7,19 +7,23 @@ import json
 import re
 import shutil
 
+import datasets
 import numpy as np
 import torch
 from absl.testing import parameterized
 from accelerate.data_loader import BatchSamplerShard
 from helpers import OVERRIDES, argv_of, call, sentences
 from safetensors.torch import load_file
+from transformers import ByT5Tokenizer
 
 import pre_train_t5
+from arguments.model import ModelArguments
 from arguments.text import PreTrainingDataArguments
 from common.command_line import parse_arguments
 from corpora.examples import ChunkDataset, EpochSampler, WeightedExamples, evaluation_shares
 from corpora.files import split_weights
 from corpora.sources import find_corpora
+from data_t5 import FoundText
 
 
 class TestCase(parameterized.TestCase):
@@ -223,6 +227,20 @@ class RunTest(TestCase):
         )
         self.run_script("other", (1, 9), **changes)
         self.assertEqual(sorted((self.folder / "cache").glob("to*")), cached)
+
+    def test_the_fingerprint_of_held_out_text_is_of_every_corpus(self):
+        """Where each corpus has a validation split of its own, a change of the second one's changes run.json."""
+        tokenizer, found = ByT5Tokenizer(), []
+        for name, held_out in (("a", "a"), ("b", "b"), ("c", "other text")):
+            splits = {"train": ["some text"], "validation": [held_out]}
+            data = datasets.DatasetDict({split: datasets.Dataset.from_dict({"text": t}) for split, t in splits.items()})
+            data.save_to_disk(self.folder / name)
+        for second in ("b", "b", "c"):
+            names = ",".join(f"{self.folder / name}:1" for name in ("a", second))
+            args = PreTrainingDataArguments(dataset_name=names, data_cache_dir=str(self.folder / "cache"))
+            found.append(FoundText(args, ModelArguments(), tokenizer).fingerprints(tokenizer))
+        self.assertEqual(found[0], found[1])
+        self.assertNotEqual(found[0]["validation"], found[2]["validation"])
 
     def test_the_samples_of_an_evaluation_and_the_examples_of_run_json(self):
         """The corpora share --max_eval_samples; run.json counts what the summary does, empty lines not."""
