@@ -33,7 +33,6 @@ class ResumeCallback(TrainerCallback):
             key, lines = best_metric_key(self.trainer.args), state.log_history
             values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
             state.best_metric = values[0] if values else None
-        if resumed:
             self.trainer._find_best(Path(resumed).parent)
         how = args.activation_checkpointing_kwargs or {}
         checkpoint_blocks_only(self.trainer.model, reentrant=how.get("use_reentrant", False))
