@@ -78,8 +78,9 @@ class FoundText:
 
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """{split: hash of its contents, "tokenizer": hash of the run's tokenizer}."""
-        splits = dict.fromkeys(split for sources in self.sources.values() for split in sources)
-        prints = {split: joint_fingerprint(self.of_split(split)) for split in splits}
+        prints = {"train": joint_fingerprint(self.of_split("train"))}
+        if held_out := self.of_split("validation"):  # a --validation_file is that of every corpus, and counts once
+            prints["validation"] = joint_fingerprint(held_out[:1] if self.args.validation_file else held_out)
         if self.is_mixed:
             prints["train"] += "".join(f" {weight:.9f}" for weight in self.weights)
         return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}

@@ -242,6 +242,17 @@ class RunTest(TestCase):
         self.assertEqual(found[0], found[1])
         self.assertNotEqual(found[0]["validation"], found[2]["validation"])
 
+    def test_the_fingerprint_of_a_validation_file_is_its_own(self):
+        """It validates all corpora together, so how many there are changes nothing."""
+        tokenizer, prints = ByT5Tokenizer(), set()
+        texts = [f"{self.write(f'{name}.txt')}:1" for name in "abc"]
+        held_out = [self.write("held_out.txt", "held-out text\n")]
+        for count in (1, 2, 3):
+            cache = str(self.folder / "cache")
+            args = PreTrainingDataArguments(train_file=texts[:count], validation_file=held_out, data_cache_dir=cache)
+            prints.add(FoundText(args, ModelArguments(), tokenizer).fingerprints(tokenizer)["validation"])
+        self.assertLen(prints, 1)
+
     def test_the_samples_of_an_evaluation_and_the_examples_of_run_json(self):
         """The corpora share --max_eval_samples; run.json counts what the summary does, empty lines not."""
         self.write("a.txt", "\n\n".join(sentences(300)) + "\n")
