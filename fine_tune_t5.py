@@ -40,6 +40,7 @@ from common.processes import prepare_process, print_once, run_script
 from constants import DEMO_CHECKPOINTS, LORA
 from corpora.sources import tokenizer_for_pairs
 from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
+from foundry.features import Features, features_of
 from model_t5 import is_local_model
 from modeling.generation_settings import forget_search, set_generation_length
 from runs.decision import Decision, build_model, settle
@@ -52,20 +53,21 @@ from training.batching import AnswersCollator, train_collator
 from training.checkpoints import check_resumed
 from training.preferences import with_reference
 
-FLAGS = [ModelArguments, TaskArguments, FineTuningArguments]
+FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, FineTuningArguments, Tasks]:
     """The flags of model, task and training from recipe and command line, checked, with the defaults of the job; and
     the tasks, of which no row is read yet but those that show the columns and classes of own pairs."""
-    model, data, args = parse_arguments(
+    model, data, args, *features = parse_arguments(
         FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "task", "benchmark", "dataset_name", *SOURCES),
     )
+    args = args.replaced(features=Features(features))
     check_model(model)
     tasks = Tasks.of_flags(data)
     if not (model.model_name_or_path or model.config_name or all("builtin" in task.entry for task in tasks)):
@@ -119,7 +121,7 @@ def main(argv: list[str] | None = None) -> dict:
     model, vocabulary = build_model(run, tokenizer, tasks.dropout)
     with run.args.main_process_first():
         data = TaskData(tasks, tokenizer, run.args)
-    check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), run.model, run.data, run.args)
+    check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), *run.groups)
     data.resume(run.checkpoint)
     forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
     set_generation_length(model, data.generation_length)

@@ -37,7 +37,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     T5Config,
 )
-from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from common.command_line import check_value, parse_yaml
@@ -47,17 +46,14 @@ from common.reports import first_line, human_bytes
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
-from modeling.distillation import CHUNK
+from foundry.features import NO_FEATURES, Features
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
-from modeling.fewer_layers import leave_out_layers
 from modeling.frozen import bytes_of, form_of, freeze, number_of
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
 from modeling.loading import NO_MODEL, load_config, reading_weights
-from modeling.loss import compute_loss_in_forward
 from modeling.low_rank import CONFIG, add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
-from modeling.segment_masks import enable_packing
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -81,7 +77,7 @@ def build_config(name_or_path: str, vocab_size: int | None = None, overrides: di
         v1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
         return _overridden(T5Config(**v1_1 | dict(vocab_size=rows) | MODEL_SHAPES[name_or_path]), overrides or {})
     known = f"neither a built-in shape ({', '.join(MODEL_SHAPES)}) nor a readable"
-    config = _t5_config(name_or_path, "--config_name", f"{known} folder or Hub name with a config.json")
+    config = named_config(name_or_path, "--config_name", f"{known} folder or Hub name with a config.json")
     if overrides:
         refuse_lacking(config, "config_overrides")
     return _overridden(config, overrides or {})
@@ -145,7 +141,7 @@ def create_model(config: PreTrainedConfig, attn_implementation: str | None = Non
 
 
 def get_model(
-    args: Any, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None
+    args: Any, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None, features: Features = NO_FEATURES
 ) -> tuple[PreTrainedModel, str | None]:
     """(model, summary of a switched vocabulary or None): the checkpoint that the flags name, or a new model whose
     vocabulary fits the tokenizer.
@@ -157,7 +153,7 @@ def get_model(
     changed = None
     if args.model_name_or_path:
         model = load_model(args.model_name_or_path, args.attn_implementation, as_saved=form_of(args) != "float32")
-        leave_out_layers(model, parse_overrides(args.config_overrides))
+        features.loaded(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
     else:
@@ -178,13 +174,16 @@ def get_model(
 
 
 def planned_model(
-    args: Any, tokenizer: PreTrainedTokenizerBase | None, dropout: float | None = None
+    args: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    dropout: float | None = None,
+    features: Features = NO_FEATURES,
 ) -> PreTrainedModel:
     """The model that `get_model` will give, without memory for its weights (on the meta device): its shapes, its
     dropout, what is trained. tokenizer: None where it is still to be trained."""
     vocab_size = args.vocab_size if tokenizer is None else len(tokenizer)
     if args.model_name_or_path:
-        config = _t5_config(args.model_name_or_path)
+        config = named_config(args.model_name_or_path)
         if args.tokenizer_name:
             config.vocab_size = embedding_rows(vocab_size)
     else:
@@ -193,7 +192,7 @@ def planned_model(
     with torch.device("meta"):
         model = create_model(config, args.attn_implementation)
     if args.model_name_or_path:
-        leave_out_layers(model, parse_overrides(args.config_overrides))
+        features.loaded(model, parse_overrides(args.config_overrides))
     _adjust(model, args, dropout)
     return model
 
@@ -246,7 +245,7 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
     not support other flags (`check_options`) or fit into memory, or that the run would delete. args: the
     ModelArguments."""
     if args.model_name_or_path:
-        config = _t5_config(args.model_name_or_path)
+        config = named_config(args.model_name_or_path)
     elif args.config_name:
         config = build_config(args.config_name, None, parse_overrides(args.config_overrides))
     else:
@@ -288,7 +287,7 @@ def check_room(config: PreTrainedConfig, shown: str, form: str = "float32") -> N
         )
 
 
-def _t5_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = NO_MODEL) -> T5Config:
+def named_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = NO_MODEL) -> T5Config:
     """The configuration of a checkpoint. UserError if it is of none of FAMILIES, or its weights are quantised."""
     config = load_config(name_or_path, flag, wrong)
     if config.model_type not in FAMILIES:
@@ -327,7 +326,7 @@ def load_model(
     which is mapped into memory, not copied; else float32. UserError naming the flag and the folder if it is no
     checkpoint.
     """
-    config = _in_float32(_t5_config(name_or_path, flag))
+    config = _in_float32(named_config(name_or_path, flag))
     check_options(config, attn_implementation)
     if base := base_of(name_or_path):
         return _load_merged(name_or_path, base, attn_implementation, as_saved, merge)
@@ -378,56 +377,6 @@ def _load_merged(
         model.generation_config = GenerationConfig.from_pretrained(folder)
         complete(model)
     return model
-
-
-# ---------------------------------------------------------------- a teacher
-def teacher_config(args: Any) -> PreTrainedConfig:
-    """The configuration of --teacher. args: the T5TrainingArguments."""
-    return _t5_config(args.teacher, "--teacher")
-
-
-def check_teacher(
-    args: Any, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, packed: object = None
-) -> None:
-    """UserError if --teacher cannot teach a model of this configuration and tokenizer, before any weight is read.
-    tokenizer: None where it is still to be trained. packed: whether rows hold several examples."""
-    theirs, shown = teacher_config(args), f"--teacher {args.teacher}"
-    if tokenizer is None:
-        raise UserError(f"{shown}: reads the tokens of its own tokenizer: add --tokenizer_name {args.teacher}")
-    own, given = (each.get_vocab() for each in (load_tokenizer(args.teacher, "--teacher"), tokenizer))
-    if own != given:
-        other = sum(given.get(token) != number for token, number in own.items())
-        raise UserError(
-            f"{shown}: {other:,} of its {len(own):,} tokens have other ids in the student's tokenizer ({len(given):,}),"
-            " and distributions are compared token by token. Give the student the teacher's with --tokenizer_name, or "
-            "let the teacher write answers with predict_t5.py and train on those (recipes/distil_answers.yaml)"
-        )
-    rows, student = shape_of(theirs).vocabulary, shape_of(config).vocabulary
-    if rows != student:
-        raise UserError(f"{shown}: has {rows:,} rows of embeddings, and the student {student:,}: name another teacher")
-    if packed:
-        refuse_lacking(theirs, "packing", shown)
-    if getattr(args, "teacher_top_k", 0) >= rows:
-        raise UserError(
-            f"--teacher_top_k {args.teacher_top_k}: the teacher has {rows:,} tokens. Give fewer, or 0 for all"
-        )
-    check_room(theirs, shown)
-
-
-def load_teacher(args: Any) -> PreTrainedModel:
-    """The model of --teacher on the run's device, for inference: frozen, without dropout, in bfloat16 on a GPU that has
-    it, and whole also where the student is sharded. Its `contents` is a hash of its weights."""
-    unset_hf_deepspeed_config()  # with it transformers would shard the teacher too
-    try:
-        model = load_model(args.teacher, flag="--teacher")
-    finally:
-        if (config := getattr(args, "hf_deepspeed_config", None)) is not None:
-            set_hf_deepspeed_config(config)
-    model.contents = weights_digest(model)
-    enable_packing(model)
-    compute_loss_in_forward(model, chunk=CHUNK)  # lets a batch hold the input of its head instead of its logits
-    low = args.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return model.eval().requires_grad_(False).to(args.device, torch.bfloat16 if low else None)
 
 
 def weights_digest(model: PreTrainedModel) -> str:

@@ -32,6 +32,7 @@ from corpora.own_ids import has_ids, ids_offset
 from corpora.sources import find_corpora
 from corpora.tokenizers import named_tokenizer
 from data_t5 import FoundText, Text
+from foundry.features import Features, features_of
 from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from objectives.registry import get_objective, lengths_of, packed_flag
@@ -42,19 +43,20 @@ from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed
 
-FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
+FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments, *features_of("pre_train_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
 
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingDataArguments, PreTrainingArguments]:
     """The flags of model, text and training from recipe and command line, checked, with the defaults of the job."""
-    model, text, args = parse_arguments(
+    model, text, args, *features = parse_arguments(
         FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
         about=__doc__,
         starts_anew=("model_name_or_path", "config_name", "dataset_name", "train_file"),
     )
+    args = args.replaced(features=Features(features))
     check_model(model, own_ids=has_ids(text))
     check_pre_training_data(text)
     job = "continued pre-training" if model.model_name_or_path else "pre-training from scratch"
@@ -97,7 +99,7 @@ def main(argv: list[str] | None = None) -> dict:
         tokenizer = with_mode_tokens(tokenizer, run.data.objective)
     model, vocabulary = build_model(run, tokenizer, dropout=0.0)
     objective = get_objective(run.data, tokenizer, model)
-    check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), run.model, run.data, run.args)
+    check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), *run.groups)
     text = Text(found, objective, run.args, run.checkpoint)
 
     trainer = T5Trainer(

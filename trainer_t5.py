@@ -11,7 +11,7 @@ import copy
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,11 +33,10 @@ from arguments.training import T5TrainingArguments, best_metric_key
 from common.errors import StreamError, UserError
 from common.processes import finish_process_group, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
-from model_t5 import load_teacher, use_one_embedding_module
-from modeling.distillation import Distillation
+from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
-from modeling.loss import compute_loss_in_forward, token_metrics
+from modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from modeling.preferences import Preference
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from training.batching import BucketCollator, PackingCollator
@@ -54,19 +53,18 @@ if TYPE_CHECKING:
 def set_up_step(
     model: PreTrainedModel,
     args: T5TrainingArguments,
-    teacher: PreTrainedModel | None = None,
+    terms: Sequence[LossTerm] = (),
     preference: Preference | None = None,
 ) -> None:
-    """Applies the options of the training step to the model: loss, compilation, residual stream. teacher: the model to
-    distil from; None without one, or if the rows hold its cached predictions."""
+    """Applies the options of the training step to the model: loss, compilation, residual stream. terms: are mixed into
+    the loss."""
     sum_bias_by_diagonals(model)
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
     shapes = 8 + getattr(args, "length_buckets", 0)
-    distillation = Distillation.of_flags(args, teacher)
     loss_options = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
-    compute_loss_in_forward(model, *loss_options, options, shapes, distillation, teacher, preference)
+    compute_loss_in_forward(model, *loss_options, options, shapes, terms, preference)
 
 
 def _fit_for_fsdp(model: PreTrainedModel) -> None:
@@ -135,8 +133,7 @@ class T5Trainer(FiniteTrainer):
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
-        self.teacher = load_teacher(args) if args.teacher and not getattr(args, "teacher_top_k", 0) else None
-        set_up_step(model, args, self.teacher, preference)
+        set_up_step(model, args, args.features.loss_terms(model, args), preference)
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:

@@ -1,6 +1,5 @@
 """Flags of training: those of transformers and ours, and their checks."""
 
-import copy
 import math
 import os
 import sys
@@ -27,6 +26,7 @@ from arguments.sharding import (
 from arguments.task import TaskArguments
 from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import (
+    Flags,
     check_limits,
     check_repository_name,
     check_rules,
@@ -51,7 +51,7 @@ from constants import (
     OPTIMIZERS,
     TRAINING_DEFAULTS,
 )
-from modeling.distillation import CHUNK
+from foundry.features import NO_FEATURES
 from modeling.kernels.attention import triton_lacks
 
 LARGEST_SEED = 2**32 - 1  # the largest that numpy takes
@@ -90,7 +90,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "dataloader_num_workers packing length_buckets train_sampling_strategy",
         "optimizer and schedule": "optim learning_rate learning_rate_batch lr_scheduler_type warmup_steps "
         "warmup_start_factor final_learning_rate_factor weight_decay max_grad_norm z_loss",
-        "distillation": "teacher teacher_top_k distillation_weight distillation_temperature distillation_beta",
         "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
         "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
@@ -174,16 +173,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
-    teacher: str | None = option(None, "Checkpoint or Hub name of a model to distil from, with the same tokenizer.")
-    distillation_weight: float = option(
-        0.5, "Weight of the divergence from --teacher; the rest is that of the loss on the labels.", above=0, at_most=1
-    )
-    distillation_temperature: float = option(
-        1.0, "Temperature of both distributions. Hinton: 2 to 20.", at_least=0.01, at_most=1000
-    )
-    distillation_beta: float = option(
-        0.0, "0: KL(teacher || student), 1: KL(student || teacher), else Jensen-Shannon.", at_least=0, at_most=1
-    )
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
     # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
@@ -198,6 +187,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
     assume_gpu: str | None = option(None, "With --dry_run: plan for this GPU.", choices=tuple(GPUS))
 
+    features = NO_FEATURES  # those of the script, with their flags; no field, so that no checkpoint needs their folders
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
     given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets
     unnamed: frozenset = field(default=frozenset(), init=False)  # flags that only the default recipe sets
@@ -259,9 +249,14 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     def replaced(self, **values: Any) -> "T5TrainingArguments":
         """A copy with other values of these flags; what transformers derived from the others stays."""
-        other = copy.copy(self)
-        other.__dict__.update(values)
+        other = object.__new__(type(self))  # not copy.copy, which takes what __getstate__ leaves of the secrets
+        other.__dict__.update(self.__dict__ | values)
         return other
+
+    @property
+    def groups(self) -> tuple:
+        """The dataclasses of flags that `refuse` looks at: these, and those of all features."""
+        return self, *self.features.all
 
     def main_process_first(self, local: bool = True, desc: str = "work"):  # noqa: ARG002
         """Runs a `with` block first in the first process of each node (`first_of_node_first`). Overrides
@@ -270,7 +265,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields, secrets as None."""
-        return {name: None if is_secret(name) else value for name, value in vars(self).items()}
+        return {name: None if is_secret(name) else value for name, value in vars(self).items() if name != "features"}
 
 
 def has_bf16() -> bool:
@@ -324,7 +319,6 @@ class FineTuningArguments(T5TrainingArguments):
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
     length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
-    teacher_top_k: int = option(0, "Cache the N likeliest tokens of --teacher. 0: run it at every step.", at_least=0)
     packing: bool = option(False, "Put several examples into a row, masked apart.", auto=True)
 
 
@@ -351,11 +345,6 @@ _RULES = (
         "early_stopping_patience",
         lambda args: not (args.load_best_model_at_end and args.metric_for_best_model),
         "needs --load_best_model_at_end: give both",
-    ),
-    (
-        "distillation_weight distillation_temperature distillation_beta teacher_top_k",
-        lambda args: not args.teacher,
-        "says how to learn from a teacher: name it with --teacher",
     ),
     ("bf16_residual", lambda args: not args.bf16, "needs --bf16: in float32 there is nothing to cast"),
     (
@@ -426,11 +415,6 @@ _PRE_TRAINING_RULES = (
 _STREAMING_RULES = (
     ("train_sampling_strategy", lambda _: True, "a stream is always shuffled, by its blocks and --shuffle_buffer_size"),
     ("length_buckets packing", lambda _: True, _ONE_SHAPE),
-    (
-        "teacher_top_k",
-        lambda _: True,
-        "caches predictions of --teacher for all rows, and a stream has no end: leave it out",
-    ),
 )
 
 
@@ -440,9 +424,20 @@ def settle_training(
     """A copy of `args` in which flags that are not given have the defaults of `job` (TRAINING_DEFAULTS). UserError for
     contradictions among them, and between them and the flags of the data."""
     settled = args.replaced()
+    decide_features(settled, data)
     check_training(settled, job)
     check_streaming(data, settled)
     return settled
+
+
+def decide_features(args: T5TrainingArguments, *groups: Any) -> None:
+    """Sets the flags that follow from the features that are on. groups: further flags of the run. UserError for flags
+    of features that do not go together."""
+    flags = Flags(*groups, *args.groups)
+    for feature in args.features.all:
+        check_rules(flags, feature.rules, args.given)
+    for feature in args.features:
+        args.__dict__.update(feature.decide(flags))
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
@@ -463,8 +458,6 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
     _choose_schedule(args, TRAINING_DEFAULTS[job])
     check_rules(args, _RULES)
     check_rules(args, _GIVEN_RULES, args.given)
-    if args.teacher and "loss_chunk_size" not in args.given and not (zero_stage(args) == 3 or wants_fsdp(args)):
-        args.loss_chunk_size = CHUNK  # the logits of student and teacher never exist whole
     if "pre-training" in job:
         check_rules(args, _PRE_TRAINING_RULES, args.given)
     check_open_files(args.dataloader_num_workers)

@@ -100,10 +100,27 @@ def check_value(name: str, value: Any, limits: dict) -> None:
 def refuse(flags: Any, names: str, reason: str, given: Collection[str] = ()) -> None:
     """UserError "--flag value: reason" for the first field of `names` that is set: its value is not the default, or it
     is among those `given`."""
-    for f in dataclasses.fields(flags):
-        value = getattr(flags, f.name)
+    all_fields = [(group, f) for group in getattr(flags, "groups", (flags,)) for f in dataclasses.fields(group)]
+    for group, f in all_fields:
+        value = getattr(group, f.name)
         if f.name in names.split() and (value not in (f.default, "") or f.name in given):
             raise UserError(f"--{f.name} {' '.join(map(str, value)) if isinstance(value, list) else value}: {reason}")
+
+
+class Flags:
+    """The flags of several dataclasses, each an attribute: those of a whole run. groups: the dataclasses."""
+
+    def __init__(self, *groups: Any):
+        for group in groups:
+            self.__dict__.update(vars(group))
+        self.groups = groups
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no flag {name}; `get` asks for a flag of a feature that may not be there")
+
+    def get(self, name: str) -> Any:
+        """The value of a flag of another feature, None where that is not there."""
+        return vars(self).get(name)
 
 
 Rules = Sequence[tuple[str, Callable[[Any], object], str]]

@@ -11,10 +11,12 @@ Legend of shapes: B batch, T target length, N target positions of a batch (B * T
 """
 
 import functools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +28,11 @@ from transformers.utils import ModelOutput
 
 from common.processes import print_once
 from constants import IGNORE_INDEX
-from modeling.distillation import CACHED, CHUNK, LIVE, Distillation
 from modeling.families import capped, family_of, output_head
 from modeling.preferences import Preference
 from modeling.segment_masks import mask_type, side_by_side
 
+CHUNK = 1024  # target tokens whose logits exist at a time, unless --loss_chunk_size says otherwise
 # What T5Trainer's evaluation keeps of each row, in columns; an objective adds its own (objectives/metrics.py).
 # predicted_class is -1 if the model would write none of the class labels.
 STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_class")
@@ -72,16 +74,32 @@ def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
+class LossTerm(NamedTuple):
+    """A further term of the loss of each target token: weight * its values + kept * the loss without it.
+
+    how: has `of_chunk(logits [n, V], part, *tensors) -> (values [n, 1], their gradient by the logits [n, V])`, for the
+    target tokens `part` of N. names: of the batch's tensors that it gets, each of all N target tokens or of none.
+    before: function from a batch's inputs to these tensors, called outside of what is compiled; None: the collator
+    gives them.
+    """
+
+    how: Any
+    weight: float
+    kept: float = 1.0
+    names: tuple[str, ...] = ()
+    before: Callable[[dict], dict] | None = None
+
+
 class _ChunkedLossSum(torch.autograd.Function):
     """loss_sum(hidden @ weight.T, ...), computed for `chunk` target tokens at a time, so that [N, V] never exists.
 
     A chunk's gradient is computed together with its loss, from the same logits, so the head's product is not repeated.
-    weight: None if hidden holds logits. teacher: the two tensors that `Distillation.of_chunk` takes; with them the
-    divergence from the teacher is mixed in.
+    weight: None if hidden holds logits. terms: (how, weight, kept, number of its tensors) of each LossTerm; tensors: of
+    all terms.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, labels, label_smoothing, z_loss, chunk, cap, distillation=None, *teacher):
+    def forward(ctx, hidden, weight, labels, label_smoothing, z_loss, chunk, cap, terms=(), *tensors):
         device_type = hidden.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
@@ -107,16 +125,18 @@ class _ChunkedLossSum(torch.autograd.Function):
                 if label_smoothing:
                     nats = nats - label_smoothing * logits.mean(-1, keepdim=True)
                 nats = nats + z_loss * log_z.square()
-                if distillation is not None:
-                    values, d_divergence = distillation.of_chunk(logits, part, *teacher)
-                    nats = (1 - distillation.weight) * nats + distillation.weight * values
+                slopes, first = [], 0
+                for how, share, kept, count in terms:
+                    values, by_logits = how.of_chunk(logits, part, *tensors[first : first + count])
+                    nats, first = kept * nats + share * values, first + count
+                    slopes.append(by_logits)
                 total = total + (nats * counted[:, None]).sum()
                 if wants_gradient:
                     smoothed = label_smoothing / logits.shape[1]
                     d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(smoothed)
                     d_logits.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
-                    if distillation is not None:
-                        d_logits = (1 - distillation.weight) * d_logits + distillation.weight * d_divergence
+                    for (_, share, kept, _), by_logits in zip(terms, slopes, strict=True):
+                        d_logits = kept * d_logits + share * by_logits
                     if cap is not None:
                         d_logits.mul_(slope)
                     d_logits = (d_logits * counted[:, None]).to(dtype)
@@ -144,17 +164,17 @@ def chunked_loss_sum(
     z_loss: float = 0.0,
     chunk: int = CHUNK,
     cap: float | None = None,
-    distillation: Distillation | None = None,
-    teacher: Sequence[torch.Tensor] = (),
+    terms: Sequence[LossTerm] = (),
+    tensors: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """loss_sum of the logits hidden [..., D] @ weight [V, D].T, with the logits of only `chunk` tokens in memory.
 
     weight: None if hidden holds logits [..., V]. cap: soft cap c, with which logits become c tanh(logit / c); None
-    without one. distillation: mixes in the divergence from a teacher, given by the batch's tensors `teacher` (LIVE or
-    CACHED in modeling/distillation.py).
+    without one. terms: are mixed in. tensors: of all terms, by their names in turn.
     """
-    flat, given = hidden.flatten(0, -2), [part.flatten(0, -2) for part in teacher]
-    more = (label_smoothing, z_loss, chunk, cap, distillation)
+    flat, given = hidden.flatten(0, -2), [part.flatten(0, -2) for part in tensors]
+    plain = tuple((term.how, term.weight, term.kept, len(term.names)) for term in terms)
+    more = (label_smoothing, z_loss, chunk, cap, plain)
     return _ChunkedLossSum.apply(flat, weight, labels.reshape(-1), *more, *given)
 
 
@@ -263,8 +283,7 @@ def compute_loss_in_forward(
     chunk: int = 0,
     compile_options: dict | None = None,
     shapes: int = 8,
-    distillation: Distillation | None = None,
-    teacher: torch.nn.Module | None = None,
+    terms: Sequence[LossTerm] = (),
     preference: Preference | None = None,
 ) -> None:
     """Makes model(labels=[B, T], num_items_in_batch=..., **inputs) return a LossOutput.
@@ -273,15 +292,16 @@ def compute_loss_in_forward(
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
     compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: how many shapes
     of batches may be compiled; one more is an error. preference: the loss is `preference_loss`, and num_items_in_batch
-    counts the rows of the step. distillation: mixes in the divergence from a teacher: from the model `teacher` (see
-    load_teacher in model_t5.py), or without one from tensors of the batch. The teacher's logits always exist for a
-    chunk at a time. A second call replaces the options. The model's weights, names and class name do not change.
+    counts the rows of the step. terms: are mixed in, for a chunk of target tokens at a time. A second call replaces the
+    options. The model's weights, names and class name do not change.
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))
     if chunk and family_of(model.config).body is None:
         output_head(model).__class__ = _Head
-    names = () if distillation is None else LIVE if teacher is not None else CACHED
+    names = [name for term in terms for name in term.names]
+    readers = [term.before for term in terms if term.before is not None]
+    terms = [term._replace(before=None) for term in terms]  # what is compiled need not look at them
 
     def compute(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
         if preference is not None:
@@ -291,13 +311,13 @@ def compute_loss_in_forward(
         # Otherwise transformers copies all keys and values into a cache that training never reads.
         inputs = inputs | {"use_cache": False}
         options = (label_smoothing, z_loss, chunk or CHUNK)
-        taught = [inputs.pop(name) for name in names]
+        tensors = [inputs.pop(name) for name in names]
         if chunk:
-            more = (family_of(model.config).logit_cap(model.config), distillation, taught)
+            more = (family_of(model.config).logit_cap(model.config), terms, tensors)
             total = chunked_loss_sum(head_inputs(model, inputs), output_head(model).weight, labels, *options, *more)
-        elif distillation is not None:
+        elif terms:
             logits = model.plain_forward(**inputs).logits
-            total = chunked_loss_sum(logits, None, labels, *options, None, distillation, taught)
+            total = chunked_loss_sum(logits, None, labels, *options, None, terms, tensors)
         else:
             total = loss_sum(model.plain_forward(**inputs).logits, labels, label_smoothing, z_loss)
         divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
@@ -312,24 +332,20 @@ def compute_loss_in_forward(
         torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, shapes)
         # Whole and static: a graph break or a batch of another shape must raise an error, not silently slow the run.
         model.compute_loss = torch.compile(own, fullgraph=True, dynamic=False, **compile_options)
-    if distillation is not None and teacher is not None:
-        model.compute_loss = _after(teacher, model.compute_loss)
+    if readers:
+        model.compute_loss = _after(readers, model.compute_loss)
     model.accepts_loss_kwargs = True  # now true: Trainer passes num_items_in_batch, which this forward pass uses
 
 
-def _after(teacher: torch.nn.Module, compute: Callable) -> Callable:
-    """`compute` with two more inputs: what the teacher's head would read, and the head's matrix. The teacher is neither
-    compiled nor a submodule of the model."""
+def _after(readers: list[Callable[[dict], dict]], compute: Callable) -> Callable:
+    """`compute`, with the tensors among its inputs that `readers` make of the batch's."""
 
-    def taught(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
-        read = {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)} | inputs
-        with torch.no_grad(), torch.autocast(labels.device.type, enabled=False):
-            states = head_inputs(teacher, read | {"use_cache": False})
-        return compute(
-            model, labels, num_items, read | dict(zip(LIVE, (states, output_head(teacher).weight), strict=True))
-        )
+    def loss(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
+        inputs = {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)} | inputs
+        read = [reader(inputs) for reader in readers]
+        return compute(model, labels, num_items, functools.reduce(operator.or_, read, inputs))
 
-    return taught
+    return loss
 
 
 def discard_damaged_kernels() -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.model import DTYPES, ModelArguments, check_form
 from arguments.training import T5TrainingArguments
-from model_t5 import check_model_source, check_teacher, get_model, planned_model
+from model_t5 import check_model_source, get_model, planned_model
 from modeling.frozen import form_of, freeze
 from runs.memory import check_before_data
 from runs.speed import Batches, Speed, decide_speed, job_of, use_speed
@@ -38,14 +38,19 @@ class Decision:
         """Where the weights come from, for the plan."""
         return self.model.model_name_or_path or f"scratch ({self.model.config_name})"
 
+    @property
+    def groups(self) -> tuple:
+        """All dataclasses of flags, those of the features too."""
+        return self.model, self.data, *self.args.groups
+
     def flags(self) -> dict[str, Any]:
         """{flag: value} of all flags, without secrets, as run.json's "arguments"."""
         model = dataclasses.asdict(self.model) | {"attn_implementation": self.speed.attention}
-        return model | dataclasses.asdict(self.data) | self.args.to_dict()
+        return model | dataclasses.asdict(self.data) | self.args.to_dict() | self.args.features.flags()
 
     def decided_flags(self) -> dict[str, Any]:
         """Those of `flags` whose value is not the default, since it was given or decided."""
-        groups = (type(group) for group in (self.model, self.data, self.args))
+        groups = map(type, self.groups)
         defaults = {field.name: field.default for group in groups for field in dataclasses.fields(group)}
         return {name: value for name, value in self.flags().items() if value != defaults.get(name) and value != []}
 
@@ -63,15 +68,16 @@ def settle(
     call this. dropout: the script's default, if no flag gives one. UserError for a run that cannot work on this
     machine."""
     check_model_source(model, args, batches.packed)
-    check_same_flags(model, data, args)
+    check_same_flags(model, data, *args.groups)
     checkpoint = prepare_output_dir(args)
-    planned = planned_model(model, tokenizer, dropout)
+    planned = planned_model(model, tokenizer, dropout, args.features)
     form = form_of(model) if model.dtype or form_of(model) != "float32" else None
     job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, form)
     speed = decide_speed(job, args)
     args = args.replaced(**speed.flags(args))
-    if args.teacher:
-        check_teacher(args, planned.config, tokenizer, batches.packed or getattr(args, "packing", None))
+    packed = batches.packed or getattr(args, "packing", None)
+    for feature in args.features:
+        feature.check(args, planned.config, tokenizer, packed)
     if speed.form in DTYPES:
         model = dataclasses.replace(model, dtype=speed.form)
     check_form(model, args)
@@ -83,9 +89,12 @@ def build_model(
     run: Decision, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None
 ) -> tuple[PreTrainedModel, str | None]:
     """(model with its weights, ready to be trained as decided; summary of a switched vocabulary, or None)."""
-    if run.args.teacher and tokenizer is not run.tokenizer:  # an objective such as UL2 has added its mode tokens
-        check_teacher(run.args, planned_model(run.model, tokenizer, dropout).config, tokenizer)
-    model, vocabulary = get_model(run.model, tokenizer, dropout)
+    features = run.args.features
+    if tokenizer is not run.tokenizer:  # it was trained on the text, or an objective such as UL2 added its mode tokens
+        config = planned_model(run.model, tokenizer, dropout, features).config
+        for feature in features:
+            feature.check(run.args, config, tokenizer)
+    model, vocabulary = get_model(run.model, tokenizer, dropout, features)
     if (form := form_of(run.model)) != "float32" and not run.args.dry_run:  # a dry run needs no quantised weights
         freeze(model, form, run.args.device, bool(run.args.bf16))
     use_speed(run.speed, model, run.args)

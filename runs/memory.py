@@ -31,10 +31,10 @@ from common.errors import UserError
 from common.processes import cores_of_a_process, free_memory, processes_here
 from common.reports import human_bytes
 from constants import HARDWARE_PEAKS
-from model_t5 import build_config, count_parameters, teacher_config
-from modeling.distillation import CHUNK
+from model_t5 import build_config, count_parameters
 from modeling.families import Stack, family_of, shape_of
 from modeling.frozen import BLOCK, weight_bytes
+from modeling.loss import CHUNK
 from modeling.low_rank import has_low_rank
 from training.optimizers import check_muon, check_schedule
 
@@ -83,7 +83,7 @@ def activation_bytes(
     z_loss: bool = False,
     chunk: int = 0,
     frozen: int = 0,
-    distils: bool = False,
+    logit_copies: int = 0,
     form: str = "float32",
     low_rank: Sequence[tuple[int, ...]] = (),
 ) -> Activations:
@@ -96,8 +96,8 @@ def activation_bytes(
     tokens whose logits exist at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these
     anew for every product, and only a block that is not recomputed keeps the copies. form: of the frozen weights
     (modeling/frozen.py); only float32 needs copies. low_rank: shapes of LoRA's matrices; bfloat16 copies of them are
-    kept, and for each row the output [rank] of each layer's first one. distils: whether there is a teacher, whose
-    logits exist for a chunk.
+    kept, and for each row the output [rank] of each layer's first one. logit_copies: float32 tensors of a
+    chunk's logits that features add.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
@@ -188,8 +188,7 @@ def activation_bytes(
     loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
     if chunk:  # its logits and their gradient; if the head is trained, its weights' gradient and what the chunk adds
         loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
-    if distils:  # log-probabilities and probabilities of student, teacher and mixture, and the gradient
-        loss += min(t, chunk or CHUNK) * shape.vocabulary * 7 * 4
+    loss += min(t, chunk or CHUNK) * shape.vocabulary * logit_copies * 4
     largest = max(stack.width * max(stack.feed_forward, stack.inner) for stack in (encoder, decoder))
     dequantised = largest * low + 4 * largest // BLOCK if form in ("int8", "nf4") else 0
     return Activations(
@@ -392,21 +391,14 @@ def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
 
 
 def needed_memory(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> float:
-    """Bytes of weights, gradients, optimizer states and teacher, without activations: on one GPU or, on a CPU, of all
-    processes of this machine. form: of the frozen weights; all others are float32, in mixed precision too."""
+    """Bytes of weights, gradients, optimizer states and what features hold, without activations: on one GPU or, on a
+    CPU, of all processes of this machine. form: of the frozen weights; all others are float32, in mixed precision
+    too."""
     processes = processes_here() if args.use_cpu else 1
     weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
     memory = processes * (weights + gradients + _state_bytes(model, args))
     memory = memory / args.world_size if _shards_by_fsdp(args) else memory
-    return memory + processes * teacher_bytes(args)
-
-
-def teacher_bytes(args: T5TrainingArguments) -> int:
-    """Bytes of the weights of --teacher, whole in each process; 0 without one, or if its outputs were cached."""
-    if not args.teacher or getattr(args, "teacher_top_k", 0):
-        return 0
-    shape, gpu = shape_of(teacher_config(args)), find_gpu(args)
-    return (2 if gpu and gpu.is_recent else 4) * (shape.layer_weights + shape.embedding_weights)
+    return memory + processes * sum(args.features.memory(args).values())
 
 
 def _shards_by_fsdp(args: T5TrainingArguments) -> bool:

@@ -27,8 +27,7 @@ from common.reports import (
 )
 from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
 from data_t5 import Text
-from model_t5 import count_parameters, dropout_of, teacher_config
-from modeling.distillation import CHUNK
+from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
 from modeling.frozen import form_of
 from modeling.low_rank import has_low_rank
@@ -47,7 +46,7 @@ from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.checkpoints import (
     changed_schedule,
-    check_same_teacher,
+    check_same_features,
     give_up_later,
     old_files,
 )
@@ -111,7 +110,7 @@ class TrainingRun(Run):
 
         Unless the run resumes, the files of an earlier one are deleted once all checks have passed. `--dry_run` ends
         the process after the plan; under `--precompile` the two steps that follow write no file. UserError for too
-        little disk or memory, too many unknown tokens, another teacher than before, or a schedule that does not fit.
+        little disk or memory, too many unknown tokens, other features than before, or a schedule that does not fit.
         """
         args, data = self.args, self.data
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
@@ -122,14 +121,13 @@ class TrainingRun(Run):
         other = other_defaults(args)
         plan = {
             "model": described_model(self.trainer.model),
-            "layers kept": getattr(self.trainer.model, "kept_layers", None),
             **self.rows,
             **data.plan(steps),
             "unknown": data.unknown,
             "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
             f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
             + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
-            "teacher": described_teacher(args),
+            **{row: text for feature in args.features for row, text in feature.plan(args, self.trainer.model).items()},
             "sharding": sharding(self.trainer),
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
@@ -139,7 +137,7 @@ class TrainingRun(Run):
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
             "frozen weights": self.decision.speed.forms,
             "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
-            f"{', teacher' if self.trainer.teacher else ''}), plus activations; "
+            f"{''.join(f', {name}' for name in args.features.memory(args))}), plus activations; "
             f"{human_bytes(needs.memory_there)} available",
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(needs.disk_there)} free",
@@ -149,7 +147,7 @@ class TrainingRun(Run):
         if data.unknown:
             data.unknown.refuse_beyond(self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
-        check_same_teacher(self.checkpoint, self.trainer.teacher)
+        check_same_features(self.checkpoint, args.features)
         if args.dry_run:
             record = self._record() | {"arguments": self.decision.decided_flags()}
             print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")
@@ -206,10 +204,8 @@ class TrainingRun(Run):
         flags, documents = self.decision.flags(), self.data.documents
         record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
         record["sequences_per_step"] = self.sequences
-        record["teacher"] = self.trainer.teacher and {
-            "name": self.args.teacher,
-            "weights": self.trainer.teacher.contents,
-        }
+        for feature in self.args.features:
+            record |= feature.record()
         record["unknown_share"] = self.data.unknown and self.data.unknown.shares
         return record
 
@@ -279,22 +275,6 @@ def described_model(model: PreTrainedModel) -> str:
     shape = f"{model.config.model_type}, {shape_of(model.config).described}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
-
-
-def described_teacher(args: T5TrainingArguments) -> str | None:
-    """ "google/flan-t5-xl (t5, d_model 2048, 24 + 24 layers): 0.5 of the loss is KL(teacher || student) ..."; None
-    without a teacher."""
-    if not args.teacher:
-        return None
-    config, beta, top_k = teacher_config(args), args.distillation_beta, getattr(args, "teacher_top_k", 0)
-    kinds = {0: "KL(teacher || student)", 1: "KL(student || teacher)"}
-    kind = kinds.get(beta, f"the Jensen-Shannon divergence of beta {beta:g}")
-    how = f"run once for each row, its {top_k} likeliest tokens cached" if top_k else "run at every step"
-    return (
-        f"{args.teacher} ({config.model_type}, {shape_of(config).described}), {how}; {args.distillation_weight:g} of "
-        f"the loss is {kind} at temperature {args.distillation_temperature:g}, {args.loss_chunk_size or CHUNK:,} "
-        "target tokens at a time"
-    )
 
 
 def sharding(trainer: T5Trainer) -> str:

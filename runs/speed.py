@@ -34,7 +34,6 @@ from runs.memory import (
     find_launcher,
     peaks_of,
     state_bytes,
-    teacher_bytes,
 )
 from training.checkpoints import run_of
 
@@ -354,10 +353,13 @@ def needed_bytes(
     teacher, on a GPU also the weights, which on a CPU are in memory already. form: of the frozen weights."""
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
     held = job.frozen_bytes.get(form, 4 * job.frozen) / (launcher.processes if launcher.sharding == "fsdp2" else 1)
-    fixed = states.gradients + states.optimizer + states.working + teacher_bytes(args)
+    fixed = states.gradients + states.optimizer + states.working + sum(args.features.memory(args).values())
     fixed += 0 if on_cpu else held + states.weights
     more = dict(on_cpu=on_cpu, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen, form=form)
-    more |= dict(low_rank=job.weights if job.low_rank else (), distils=bool(args.teacher))
+    more |= dict(
+        low_rank=job.weights if job.low_rank else (),
+        logit_copies=sum(feature.logit_copies for feature in args.features),
+    )
     lengths = size, job.source, job.target
     return fixed + activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
 

@@ -39,7 +39,6 @@ from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
 from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus, row_splitter
 from tasks.task_records import FUNCTIONS, NUMBERS, task_record
-from tasks.taught import teach
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -314,8 +313,6 @@ class Tasks:
             raise UserError(f"--streaming needs one task, and --dataset_name names {len(self)}. Name one of them")
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
-        if self.args.span_corruption_file:
-            refuse(args, "teacher_top_k", "caches rows of tasks, not of --span_corruption_file: leave one of them out")
         self._check_preference(args)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:
@@ -367,7 +364,7 @@ class Tasks:
         if len(self) > 1 or self.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
         alone = f"not with {name}, whose loss needs two whole answers of each row: leave it out"
-        refuse(args, "teacher packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
+        refuse(args, "packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
         if self.preference.has_reference:
             known = "needs the reference's log-probabilities of all rows before training"
             refuse(self.args, "streaming", f"{name} {known}: leave it out, or give --preference simpo")
@@ -447,10 +444,10 @@ class TaskData:
         self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
         for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
-        if getattr(args, "teacher_top_k", 0):
-            taught = teach({task.name: task.data["train"] for task in self.tasks}, args, self.args)
-            for task in self.tasks:
-                task.data["train"] = taught[task.name]
+        for feature in args.features:
+            rows = {task.name: task.data["train"] for task in self.tasks if "train" in task.data}
+            for name, changed in feature.rows(rows, args, self.args).items():
+                next(task for task in self.tasks if task.name == name).data["train"] = changed
         self.preference = tasks.preference
         self.train = self._training_data()
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}

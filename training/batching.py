@@ -23,7 +23,6 @@ from constants import IGNORE_INDEX
 from corpora.examples import row_lengths
 from data_collator_t5 import shift_right
 from model_t5 import flops_per_sequence
-from modeling.distillation import CACHED
 from modeling.segment_masks import enable_packing
 
 MULTIPLE = 8  # lengths are multiples of this, which suits a GPU's matrix units
@@ -187,29 +186,6 @@ class PackingCollator:
             "target_segments": segments(targets),
             "decoder_input_ids": packed(decoder_inputs, self.pad_token_id),
         }
-
-
-@dataclass
-class TaughtCollator:
-    """Adds a teacher's cached predictions for the rows (tasks/taught.py) to the batch of `collator`, at the positions
-    of their labels: "teacher_ids" [B, T, K] and "teacher_log_probs" [B, T, K + 1]."""
-
-    collator: Callable[[list[dict]], dict[str, torch.Tensor]]
-    top_k: int
-
-    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        plain = [{name: values for name, values in row.items() if name not in CACHED} for row in rows]
-        lengths = [len(row["labels"]) for row in rows]
-        # To learn where the collator puts each label, it is called once with the labels' numbers instead of the labels.
-        numbers = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-        numbered = [row | {"labels": own.tolist()} for row, own in zip(plain, numbers, strict=True)]
-        places, batch = self.collator(numbered)["labels"].clamp(min=0), self.collator(plain)
-        for name, width in zip(CACHED, (self.top_k, self.top_k + 1), strict=True):
-            # A row of the filling has a whole row's values for its one label: the first are taken, none of them counts.
-            values = [np.resize(np.asarray(row[name]), (n, width)) for row, n in zip(rows, lengths, strict=True)]
-            batch[name] = torch.from_numpy(np.concatenate(values))[places]
-        batch["teacher_ids"] = batch["teacher_ids"].long()
-        return batch
 
 
 def train_collator(

@@ -36,6 +36,7 @@ from common.processes import check_alike, is_first_process, print_once
 from common.reports import first_line, is_secret, read_json
 from common.whole_folders import MANIFEST, SAVING, checkpoints_of, damage, discard, newest_whole_checkpoint, step_of
 from constants import TASK_RECORD
+from foundry.features import Features
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
 NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint that ask for no resume
@@ -222,15 +223,11 @@ _READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def check_same_teacher(checkpoint: str | None, teacher: Any) -> None:
-    """UserError if a resumed run's teacher is not that of the checkpoint's run. teacher: the model, or None."""
-    run, now = run_of(checkpoint), teacher and teacher.contents
-    before = (run.get("teacher") or {}).get("weights")
-    if run and before != now:
-        raise UserError(
-            f"--resume_from_checkpoint {checkpoint}: the weights of --teacher: {before} in its run, {now} now: name "
-            f"the teacher of its run, or take only the weights with --model_name_or_path {checkpoint}"
-        )
+def check_same_features(checkpoint: str | None, features: Features) -> None:
+    """UserError if a feature of a resumed run is not as it was in the checkpoint's run."""
+    if run := run_of(checkpoint):
+        for feature in features.all:
+            feature.check_resumed(checkpoint, run)
 
 
 def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
@@ -302,9 +299,6 @@ _DECISIVE = (
     "mixing_temperature",
     "train_sampling_strategy",
     "length_buckets",
-    "distillation_weight",
-    "distillation_temperature",
-    "distillation_beta",
     "preference",
     "preference_beta",
     "simpo_gamma",
@@ -364,6 +358,8 @@ def check_resumed(
     decisive = _DECISIVE
     if "objective" in now:  # pre-training
         decisive += _DECIDES_PART
+    for group in groups:
+        decisive += tuple(getattr(group, "decisive", ()))
     if now.get("length_buckets"):  # each micro-batch has rows of one bucket only
         decisive += ("per_device_train_batch_size",)
     keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]

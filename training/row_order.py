@@ -11,7 +11,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from arguments.training import global_batch_size
 from corpora.examples import EpochSampler, row_lengths
-from training.batching import BucketCollator, FilledRows, PackingCollator, TaughtCollator
+from training.batching import BucketCollator, FilledRows, PackingCollator
 from training.preemption import with_own_workers
 
 
@@ -33,8 +33,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
             rows = FilledRows(rows, -len(order) % whole, order)
             order = rows.order
         collator = self.train_collator or self.data_collator
-        if getattr(self.args, "teacher_top_k", 0):
-            collator = TaughtCollator(collator, self.args.teacher_top_k)
+        for feature in self.args.features:
+            collator = feature.collator(collator)
         keep = bool(self.args.dataloader_persistent_workers and self.args.dataloader_num_workers)
         return self._loader(rows, batch, order, collator, persistent_workers=keep)
 

@@ -1,15 +1,18 @@
 """A teacher's likeliest tokens at each target token of the training rows, computed once and cached on disk.
 
-    data = teach(data, args, task_args)     # adds "teacher_ids" [T * K] and "teacher_log_probs" [T * (K + 1)] to rows
+    data = teach(data, how, args, task_args)     # adds "teacher_ids" [T * K], "teacher_log_probs" [T * (K + 1)] to rows
 
-The last of K + 1 log-probabilities is that of all other tokens (modeling/distillation.py). The cache's key holds rows,
-weights of the teacher, K and temperature. A target token takes 8 K + 4 bytes.
+The last of K + 1 log-probabilities is that of all other tokens (divergence.py). The cache's key holds rows, weights of
+the teacher, K and temperature. A target token takes 8 K + 4 bytes.
 """
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
@@ -20,24 +23,28 @@ from common.whole_folders import cached
 from constants import IGNORE_INDEX
 from corpora.examples import row_lengths
 from data_collator_t5 import shift_right
-from model_t5 import load_teacher
-from modeling.distillation import CHUNK, Distillation, log_of_others
+from features.distillation.divergence import CACHED, Divergence, log_of_others
+from features.distillation.teacher import load_teacher
 from modeling.families import output_head
-from modeling.loss import head_inputs
+from modeling.loss import CHUNK, head_inputs
 from modeling.rows_at_a_time import rows_to_score
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from features.distillation import Distillation
 
-def teach(data: "dict[str, Dataset]", args: FineTuningArguments, task_args: TaskArguments) -> "dict[str, Dataset]":
+
+def teach(
+    data: "dict[str, Dataset]", how: "Distillation", args: FineTuningArguments, task_args: TaskArguments
+) -> "dict[str, Dataset]":
     """{task: its rows}, as in `data`, with the teacher's columns. The teacher is in memory only during the call."""
-    teacher = load_teacher(args)
-    how = Distillation.of_flags(args, teacher)
-    return {name: _taught(name, rows, teacher, how, task_args) for name, rows in data.items()}
+    teacher = load_teacher(how.teacher, args)
+    divergence = how.divergence(teacher)
+    return {name: _taught(name, rows, teacher, divergence, task_args) for name, rows in data.items()}
 
 
-def _taught(name: str, rows: "Dataset", teacher: PreTrainedModel, how: Distillation, args: TaskArguments) -> "Dataset":
+def _taught(name: str, rows: "Dataset", teacher: PreTrainedModel, how: Divergence, args: TaskArguments) -> "Dataset":
     import datasets
 
     decisive = f"{rows._fingerprint} {teacher.contents} {how.top_k} {how.temperature!r}"
@@ -60,7 +67,7 @@ def _taught(name: str, rows: "Dataset", teacher: PreTrainedModel, how: Distillat
 
 
 @torch.no_grad()
-def said(teacher: PreTrainedModel, how: Distillation, sources: list[list[int]], targets: list[list[int]]) -> dict:
+def said(teacher: PreTrainedModel, how: Divergence, sources: list[list[int]], targets: list[list[int]]) -> dict:
     """{"teacher_ids": [T * K] int32 for each row, the teacher's K likeliest tokens at each target token,
     "teacher_log_probs": [T * (K + 1)], their log-probabilities and that of all other tokens}.
 
@@ -84,3 +91,26 @@ def said(teacher: PreTrainedModel, how: Distillation, sources: list[list[int]], 
         "teacher_ids": [part.flatten().int().numpy() for part in tokens],
         "teacher_log_probs": [part.flatten().numpy() for part in values],
     }
+
+
+@dataclass
+class TaughtCollator:
+    """Adds a teacher's cached predictions for the rows to the batch of `collator`, at the positions
+    of their labels: "teacher_ids" [B, T, K] and "teacher_log_probs" [B, T, K + 1]."""
+
+    collator: Callable[[list[dict]], dict[str, torch.Tensor]]
+    top_k: int
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        plain = [{name: values for name, values in row.items() if name not in CACHED} for row in rows]
+        lengths = [len(row["labels"]) for row in rows]
+        # To learn where the collator puts each label, it is called once with the labels' numbers instead of the labels.
+        numbers = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+        numbered = [row | {"labels": own.tolist()} for row, own in zip(plain, numbers, strict=True)]
+        places, batch = self.collator(numbered)["labels"].clamp(min=0), self.collator(plain)
+        for name, width in zip(CACHED, (self.top_k, self.top_k + 1), strict=True):
+            # A row of the filling has a whole row's values for its one label: the first are taken, none of them counts.
+            values = [np.resize(np.asarray(row[name]), (n, width)) for row, n in zip(rows, lengths, strict=True)]
+            batch[name] = torch.from_numpy(np.concatenate(values))[places]
+        batch["teacher_ids"] = batch["teacher_ids"].long()
+        return batch

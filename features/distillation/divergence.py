@@ -1,6 +1,6 @@
 """How far a student's distribution is from its teacher's at every target token, and the gradient of this distance.
 
-    how = Distillation(weight=0.5, temperature=2.0, beta=0.0)
+    how = Divergence(weight=0.5, temperature=2.0, beta=0.0)
     values, gradient = how.of_chunk(logits, slice(0, 1024), states, head)      # called by modeling/loss.py
 
 p is the teacher's distribution and q the student's, both softmax(logits / temperature). The divergence is
@@ -20,14 +20,12 @@ Legend of shapes: N target tokens, V vocabulary, E width of the teacher, K top_k
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
-from modeling.families import capped, family_of
+from modeling.families import capped
 
-CHUNK = 1024  # target tokens whose logits exist at a time, unless --loss_chunk_size says otherwise
 # What a batch holds of a teacher that runs beside the student: the input of its head, and the head's matrix.
 LIVE = ("teacher_states", "teacher_head")
 # What a batch holds of a teacher that ran before: K token ids, and K + 1 log-probabilities, the last one of the rest.
@@ -54,7 +52,7 @@ def log_of_others(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return log_probs.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True).clamp(min=_LEAST)
 
 
-class Distillation(NamedTuple):
+class Divergence(NamedTuple):
     """weight, temperature, beta, top_k: the values of the flags. cap: the soft cap of the teacher's logits, or None."""
 
     weight: float
@@ -62,15 +60,6 @@ class Distillation(NamedTuple):
     beta: float
     top_k: int = 0
     cap: float | None = None
-
-    @classmethod
-    def of_flags(cls, args: Any, teacher: PreTrainedModel | None) -> "Distillation | None":
-        """What the training flags ask for; None without --teacher. teacher: None if it ran before and is cached."""
-        if not getattr(args, "teacher", None):
-            return None
-        cap = teacher and family_of(teacher.config).logit_cap(teacher.config)
-        flags = args.distillation_weight, args.distillation_temperature, args.distillation_beta
-        return cls(*flags, getattr(args, "teacher_top_k", 0), cap)
 
     def log_probs(self, states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         """The teacher's log-probabilities [N, V], from its head's input [N, E] and its head's matrix [V, E]."""

@@ -67,6 +67,7 @@ class SecretTest(parameterized.TestCase):
     def test_the_arguments_keep_it_and_their_pickle_does_not(self):
         args = PreTrainingArguments(output_dir=str(self.folder), report_to=["none"], hub_token=SECRET)
         self.assertEqual(args.hub_token, SECRET)
+        self.assertEqual(args.replaced(seed=1).hub_token, SECRET, "the flags of a run, once settled, keep it")
         loaded = pickle.loads(pickle.dumps(args))
         self.assertIsNone(loaded.hub_token)
         self.assertEqual(loaded.to_dict() | {"hub_token": args.to_dict()["hub_token"]}, args.to_dict())

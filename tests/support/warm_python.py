@@ -3,6 +3,8 @@
     python tests/support/warm_python.py FOLDER         # the server; says when it listens, and ends with its stdin
     T5_WARM_PYTHON=FOLDER/socket python tests/support/warm_python.py -c 'import torch'   # as `python -c 'import torch'`
 
+With the word `libraries` behind FOLDER, none of our modules is imported: its forks can run another copy of them.
+
 The second form passes words, environment, folder and standard streams to the server. A fork of the server becomes the
 process: it runs the words as Python's own command line does. The client forwards signals to the fork and ends as the
 fork does; a fork whose client is killed is killed too. FOLDER/python is the second form as one program, and the
@@ -24,6 +26,10 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sign
 PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 predict_t5 transformers.models.t5.modeling_t5 deepspeed".split()
 PRELOADED += "torch.distributed.run accelerate.commands.launch matplotlib.backends.backend_agg".split()
 PRELOADED += ["matplotlib.figure"]
+LIBRARIES = (
+    "datasets evaluate deepspeed transformers.models.t5.modeling_t5 transformers.trainer_seq2seq sklearn.metrics"
+)
+LIBRARIES += " torch._inductor.codecache torch.nn.attention.flex_attention transformers.models.t5gemma.modeling_t5gemma"
 
 
 # ---------------------------------------------------------------- for tests
@@ -31,11 +37,18 @@ def preload(*more: str) -> None:
     """Imports what runs import, so that forks need not; some of it is not on every system. more: modules too."""
     import importlib
 
-    for name in (*PRELOADED, *more):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    load([*PRELOADED, *more])
     with contextlib.suppress(ImportError, AttributeError):  # makes those of all models, which are kept
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
+
+
+def load(names: list[str]) -> None:
+    """Imports the modules, of which some may not be there."""
+    import importlib
+
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def quick_runs(whole: bool = False) -> list:
@@ -62,8 +75,9 @@ def quick_runs(whole: bool = False) -> list:
     return once if whole else once + short
 
 
-def start_server() -> str:
-    """Path of a program that takes the words of `python`. Its server ends with this process."""
+def start_server(*words: str) -> str:
+    """Path of a program that takes the words of `python`. Its server ends with this process. words: "libraries", or
+    none."""
     import atexit
     import shutil
     import subprocess
@@ -76,9 +90,9 @@ def start_server() -> str:
     address = program.with_name("socket")
     fixed = dict(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     fixed |= dict(DS_ACCELERATOR="cpu")
-    environment = os.environ | fixed | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    environment = os.environ | fixed | {"PYTHONPATH": "" if words else str(Path(__file__).resolve().parents[2])}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    server = subprocess.Popen([sys.executable, __file__, folder], env=environment, **pipes)
+    server = subprocess.Popen([sys.executable, __file__, folder, *words], env=environment, **pipes)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.kill)
     assert server.stdout.readline() == "listening\n", "the server of warm_python.py did not start"
@@ -116,7 +130,7 @@ def client(address: str, words: list[str]) -> None:
 
 
 # ---------------------------------------------------------------- the server
-def serve(folder: str) -> tuple[list[str], dict, str]:
+def serve(folder: str, *words: str) -> tuple[list[str], dict, str]:
     """Listens until stdin ends. Returns in the forks alone: (words, environment, folder) of what each is to run."""
     import gc
     import select
@@ -128,12 +142,16 @@ def serve(folder: str) -> tuple[list[str], dict, str]:
         listener.bind(f"{folder}/socket")
         listener.listen(64)
         print("listening", flush=True)
-        preload("deepspeed.runtime.zero.muon.muon_optimizer")  # each rank under ZeRO needs it, and the compiler with it
-        lasting = SimpleNamespace(name=folder, cleanup=lambda: None)
-        with mock.patch.object(tempfile, "TemporaryDirectory", lambda *_: lasting):
-            preload("wandb")  # its own folders would end with the first fork
-        for patch in quick_runs():
-            patch.start()
+        if words:
+            load(LIBRARIES.split())
+        else:
+            # Each rank under ZeRO needs it, and the compiler with it.
+            preload("deepspeed.runtime.zero.muon.muon_optimizer")
+            lasting = SimpleNamespace(name=folder, cleanup=lambda: None)
+            with mock.patch.object(tempfile, "TemporaryDirectory", lambda *_: lasting):
+                preload("wandb")  # its own folders would end with the first fork
+            for patch in quick_runs():
+                patch.start()
         if "deepspeed" in sys.modules:  # a faster sum over ranks, which would be compiled for a minute first
             sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
@@ -238,4 +256,4 @@ def run(words: list[str], environment: dict, folder: str) -> None:
 if __name__ == "__main__":
     if "T5_WARM_PYTHON" in os.environ:
         client(os.environ.pop("T5_WARM_PYTHON"), sys.argv[1:])
-    become(*serve(sys.argv[1]))
+    become(*serve(*sys.argv[1:]))

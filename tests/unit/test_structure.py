@@ -23,12 +23,14 @@ ROOT = Path(constants.__file__).parent
 LINES = (
     {"constants"},
     {"common"},
+    {"foundry"},
     {"corpora", "modeling", "data_collator_t5"},
     {"arguments", "model_t5"},
     {"data_t5", "tasks", "objectives", "publishing", "search"},
     {"training"},
     {"trainer_t5"},
     {"runs"},
+    {"features"},
     {"benchmarks"},
 )
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py"))}

@@ -1,10 +1,7 @@
 """Distillation: divergences and their gradients by definition and as TRL's, the loss on models of every family, what is
-cached of a teacher, and students with layers left out."""
+cached of a teacher."""
 
-import copy
 import itertools
-import re
-import tempfile
 import unittest
 from types import SimpleNamespace
 
@@ -17,14 +14,15 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, DataCollatorForSeq2S
 
 from constants import IGNORE_INDEX
 from corpora.tokenizers import load_tokenizer
-from model_t5 import create_model, load_model, load_teacher
-from modeling.distillation import Distillation, log_of_others
+from features.distillation import Distillation
+from features.distillation.cached_teacher import TaughtCollator, said
+from features.distillation.divergence import Divergence, log_of_others
+from features.distillation.teacher import load_teacher, loss_term
+from model_t5 import create_model, load_model
 from modeling.families import output_head
-from modeling.fewer_layers import evenly_spaced, leave_out_layers
 from modeling.loss import compute_loss_in_forward
 from modeling.segment_masks import enable_packing
-from tasks.taught import said
-from training.batching import BucketCollator, PackingCollator, TaughtCollator
+from training.batching import BucketCollator, PackingCollator
 
 WORDS = 300
 EXACT = dict(rtol=1e-9, atol=1e-11)
@@ -57,7 +55,7 @@ class DivergenceTest(parameterized.TestCase):
         self.teacher = 3 * torch.randn(7, 50, dtype=torch.float64)
 
     def found(self, beta: float, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        how = Distillation(1.0, temperature, beta)
+        how = Divergence(1.0, temperature, beta)
         return how.of_chunk(self.student.detach(), slice(None), self.teacher, torch.eye(50, dtype=torch.float64))
 
     @parameterized.parameters(*FLAGS)
@@ -99,7 +97,7 @@ class DivergenceTest(parameterized.TestCase):
         expected.sum().backward()
         log_p = torch.log_softmax(self.teacher / temperature, -1)
         given = kept, torch.cat([log_p.gather(1, kept), log_of_others(log_p, kept)], dim=1)
-        values, gradient = Distillation(1.0, temperature, beta, top_k).of_chunk(
+        values, gradient = Divergence(1.0, temperature, beta, top_k).of_chunk(
             self.student.detach(), slice(None), *given
         )
         torch.testing.assert_close(values[:, 0] / temperature**2, expected.detach(), **EXACT)
@@ -117,7 +115,7 @@ class DivergenceTest(parameterized.TestCase):
             (1, (torch.tensor([[0]]), torch.tensor([[0.0, -100.0]]))),
         ):
             for logits in (sure, sure.flip(1)):
-                values, gradient = Distillation(1.0, temperature, beta, top_k).of_chunk(logits, slice(None), *given)
+                values, gradient = Divergence(1.0, temperature, beta, top_k).of_chunk(logits, slice(None), *given)
                 self.assertTrue(values.isfinite().all() and gradient.isfinite().all())
 
 
@@ -150,7 +148,7 @@ class LossTest(parameterized.TestCase):
         compute_loss_in_forward(teacher, chunk=1)
         cap = 30.0 if "gemma" in names[1] else None
         compute_loss_in_forward(
-            student, **own, chunk=chunk, distillation=Distillation(weight, temperature, beta, 0, cap), teacher=teacher
+            student, **own, chunk=chunk, terms=[loss_term(Divergence(weight, temperature, beta, 0, cap), teacher)]
         )
         del inputs["decoder_input_ids"]
         loss = student.train(False)(**inputs, labels=labels, num_items_in_batch=torch.tensor(40))["loss"]
@@ -166,15 +164,15 @@ class LossTest(parameterized.TestCase):
     def test_every_family_teaches_packed_rows_in_bfloat16_too(self, family, low):
         """A checkpoint that is its own student: what is left of the divergence is bfloat16's rounding."""
         zoo.write_checkpoint(self.folder / family, family)
-        args = SimpleNamespace(teacher=str(self.folder / family), device=torch.device("cpu"))
-        student, teacher = load_model(args.teacher).eval(), load_teacher(args)
+        how = Distillation(str(self.folder / family), distillation_weight=1.0, distillation_beta=0.5)
+        student = load_model(how.teacher).eval()
+        teacher = load_teacher(how.teacher, SimpleNamespace(device=torch.device("cpu")))
         teacher = teacher.to(torch.bfloat16) if low else teacher
         rows = [dict(input_ids=list(range(8, 8 + n)), labels=list(range(9, 9 + n))) for n in (5, 3, 4)]
         start = student.config.decoder_start_token_id
         batch = PackingCollator(student.config.pad_token_id, start, cost=lambda source, target: source + target)(rows)
         enable_packing(student)
-        args.distillation_weight, args.distillation_temperature, args.distillation_beta = 1.0, 1.0, 0.5
-        compute_loss_in_forward(student, chunk=5, distillation=Distillation.of_flags(args, teacher), teacher=teacher)
+        compute_loss_in_forward(student, chunk=5, terms=[loss_term(how.divergence(teacher), teacher)])
         loss = student(**batch)["loss"]
         loss.backward()
         self.assertLess(abs(loss.item()), 1e-3 if low else 1e-7)
@@ -187,7 +185,7 @@ class LossTest(parameterized.TestCase):
             inputs = dict(input_ids=ids, labels=labels)
             compute_loss_in_forward(teacher, chunk=1)
             if top_k:
-                found = said(teacher, Distillation(0.5, 2.0, 0.5, top_k), ids.tolist(), labels.tolist())
+                found = said(teacher, Divergence(0.5, 2.0, 0.5, top_k), ids.tolist(), labels.tolist())
                 shape = (2, 9, -1)
                 inputs |= {
                     name: torch.stack([torch.tensor(row) for row in rows]).view(shape) for name, rows in found.items()
@@ -195,8 +193,8 @@ class LossTest(parameterized.TestCase):
                 inputs["teacher_ids"] = inputs["teacher_ids"].long()
             results = []
             for options in (None, {"backend": "aot_eager"}):
-                how = dict(distillation=Distillation(0.5, 2.0, 0.5, top_k), teacher=None if top_k else teacher)
-                compute_loss_in_forward(student, chunk=chunk, compile_options=options, **how)
+                term = loss_term(Divergence(0.5, 2.0, 0.5, top_k), None if top_k else teacher)
+                compute_loss_in_forward(student, chunk=chunk, compile_options=options, terms=[term])
                 student.zero_grad()
                 loss = student(**inputs)["loss"]
                 loss.backward()
@@ -232,7 +230,7 @@ class CacheTest(parameterized.TestCase):
             "packed": PackingCollator(0, 0, cost=lambda source, target: source * target),
         }[kind]
         compute_loss_in_forward(teacher, chunk=1)
-        rows, running = self.rows(), Distillation(0.7, 1.5, 0.0)
+        rows, running = self.rows(), Divergence(0.7, 1.5, 0.0)
         cached = running._replace(top_k=output_head(teacher).weight.shape[0] - 1)
         losses = []
         for how, collate, each in (
@@ -246,7 +244,7 @@ class CacheTest(parameterized.TestCase):
                 given.append(
                     dict(given[0], labels=[IGNORE_INDEX], **{name: part[0][:1] for name, part in found.items()})
                 )
-            compute_loss_in_forward(student, chunk=5, distillation=how, teacher=each)
+            compute_loss_in_forward(student, chunk=5, terms=[loss_term(how, each)])
             losses.append(student(**collate(given))["loss"].item())
         self.assertAlmostEqual(*losses, delta=1e-6)
 
@@ -258,62 +256,3 @@ class CacheTest(parameterized.TestCase):
         batch = TaughtCollator(BucketCollator(0, 0, [8], 8, rows=2), 3)([blank, dict(blank)])
         self.assertEqual(batch["teacher_ids"].shape, (2, 8, 3))
         self.assertEqual(batch["teacher_log_probs"].shape, (2, 8, 4))
-
-
-class FewerLayersTest(parameterized.TestCase):
-    @parameterized.parameters(
-        (12, 1, [0]), (12, 2, [0, 11]), (12, 4, [0, 4, 7, 11]), (24, 6, [0, 5, 9, 14, 18, 23]), (3, 3, [0, 1, 2])
-    )
-    def test_they_are_evenly_spaced(self, layers, count, expected):
-        self.assertEqual(evenly_spaced(layers, count), expected)
-
-    @parameterized.product(family=zoo.FAMILIES, counts=((3, 2), (2, 1), (5, 4)))
-    def test_a_student_is_the_small_model_with_these_weights(self, family, counts):
-        """The reference is a model that transformers makes of the smaller configuration, with renamed weights."""
-        changes = dict(num_layers=5, num_decoder_layers=4)
-        if family in zoo.GEMMA:
-            changes = zoo.config_of(family, WORDS)
-            of_encoder = changes["encoder"].get("text_config", changes["encoder"])
-            for part, layers in ((of_encoder, 5), (changes["decoder"], 4)):
-                kinds = ("sliding_attention", "full_attention")
-                part |= dict(num_hidden_layers=layers, layer_types=[kinds[n % 2] for n in range(layers)])
-        whole = model_of(family, **changes)
-        student = copy.deepcopy(whole)
-        leave_out_layers(student, dict(zip(("num_layers", "num_decoder_layers"), counts, strict=True)))
-        with tempfile.TemporaryDirectory() as folder:
-            student.save_pretrained(folder)
-            config = AutoConfig.from_pretrained(folder)
-        reference, state = create_model(config).double().eval(), {}
-        kept = dict(encoder=evenly_spaced(5, counts[0]), decoder=evenly_spaced(4, counts[1]))
-        for name, tensor in whole.state_dict().items():
-            found = re.search(r"(encoder|decoder)\.(?:text_model\.)?(?:block|layers)\.(\d+)\.", name)
-            if found and "vision" not in name:
-                stack, number = found[1], int(found[2])
-                if number not in kept[stack]:
-                    continue
-                name = name[: found.start(2)] + str(kept[stack].index(number)) + name[found.end(2) :]
-            state[name] = tensor
-        reference.load_state_dict(state)
-        ids, written = torch.randint(8, WORDS, (2, 11)), torch.randint(8, WORDS, (2, 6))
-        inputs = dict(input_ids=ids, decoder_input_ids=written, use_cache=False)
-        torch.testing.assert_close(student(**inputs).logits, reference(**inputs).logits, **EXACT)
-        search = dict(max_new_tokens=6, min_new_tokens=6, do_sample=False)
-        cached, uncached = (student.generate(ids, use_cache=cache, **search).tolist() for cache in (True, False))
-        self.assertEqual(cached, uncached)
-        self.assertEqual(cached, reference.generate(ids, **search).tolist())
-
-    def test_layers_are_those_of_the_plan(self):
-        model = model_of("t5_v1_0", num_layers=5, num_decoder_layers=4)
-        leave_out_layers(model, {"num_decoder_layers": 2})
-        self.assertEqual(model.kept_layers, "decoder 1, 4 of 4")
-        leave_out_layers(model, {})
-        self.assertIsNone(model.kept_layers)
-
-    @parameterized.parameters(
-        ({"d_model": 8}, "--config_overrides d_model=8: is for a new model. Of a checkpoint .* num_decoder_layers"),
-        ({"num_layers": 6}, "num_layers=6: must be a whole number of at most 5, the layers of the checkpoint"),
-        ({"num_layers": 2.5}, "num_layers=2.5: must be a whole number"),
-    )
-    def test_refused(self, overrides, message):
-        with self.assertRaisesRegex(ValueError, message):
-            leave_out_layers(model_of("t5_v1_0", num_layers=5, num_decoder_layers=4), overrides)

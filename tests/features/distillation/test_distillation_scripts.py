@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 import fine_tune_t5
 import pre_train_t5
 import predict_t5
-import tasks.taught
-from model_t5 import load_model, load_teacher
-from modeling.distillation import Distillation
-from runs.memory import teacher_bytes
+from features.distillation import Distillation, TaskDistillation, cached_teacher
+from features.distillation.divergence import Divergence
+from features.distillation.teacher import load_teacher
+from model_t5 import load_model
 
 NEAR = dict(rtol=1e-4, atol=1e-6)
 
@@ -123,8 +123,8 @@ class RunTest(TestCase):
         self.assertLess(line["grad_norm"], 1000 * most)
 
     def test_a_teacher_is_for_inference(self):
-        args = mock.Mock(teacher=str(self.folder / "teacher"), device=torch.device("cpu"), hf_deepspeed_config=None)
-        teacher = load_teacher(args)
+        args = mock.Mock(device=torch.device("cpu"), hf_deepspeed_config=None)
+        teacher = load_teacher(str(self.folder / "teacher"), args)
         self.assertEqual(teacher.config.dropout_rate, 0.1)
         self.assertFalse(any(module.training for module in teacher.modules()))
         self.assertFalse(any(parameter.requires_grad for parameter in teacher.parameters()))
@@ -160,13 +160,13 @@ class RunTest(TestCase):
 
     def test_what_is_cached_is_asked_once(self):
         cached = dict(teacher_top_k=4, max_steps=1, save_strategy="no", data_cache_dir=self.folder / "own_cache")
-        said, calls = tasks.taught.said, []
+        said, calls = cached_teacher.said, []
 
         def counted(*args):
             calls.append(args)
             return said(*args)
 
-        with mock.patch.object(tasks.taught, "said", counted):
+        with mock.patch.object(cached_teacher, "said", counted):
             for changes, is_asked in (
                 ({}, True),
                 ({"distillation_beta": 1, "distillation_weight": 0.1, "packing": "true"}, False),
@@ -181,21 +181,21 @@ class RunTest(TestCase):
                 self.assertEqual(bool(calls), is_asked, changes)
 
     def test_the_memory_of_a_teacher_is_counted(self):
-        args = mock.Mock(teacher=str(self.folder / "teacher"), teacher_top_k=0, assume_gpu=None)
+        args, how = mock.Mock(assume_gpu=None), TaskDistillation(str(self.folder / "teacher"))
         args.device.type = "cpu"
-        weights = load_model(args.teacher).named_parameters()
+        weights = load_model(how.teacher).named_parameters()
         matrices = [p for name, p in weights if p.dim() == 2 and "relative_attention_bias" not in name]
-        self.assertEqual(teacher_bytes(args), 4 * sum(p.numel() for p in matrices))
+        self.assertEqual(how.memory(args), {"teacher": 4 * sum(p.numel() for p in matrices)})
         args.assume_gpu = "h100"
-        self.assertEqual(teacher_bytes(args), 2 * sum(p.numel() for p in matrices))
-        args.teacher_top_k = 4
-        self.assertEqual(teacher_bytes(args), 0)
+        self.assertEqual(how.memory(args), {"teacher": 2 * sum(p.numel() for p in matrices)})
+        how.teacher_top_k = 4
+        self.assertEqual(how.memory(args), {})
 
     def test_it_is_what_the_flags_say(self):
-        args = fine_tune_t5.FineTuningArguments(output_dir="never_written", teacher="x", use_cpu=True, teacher_top_k=3)
-        self.assertEqual(Distillation.of_flags(args, None), Distillation(0.5, 1.0, 0.0, 3, None))
-        args = pre_train_t5.PreTrainingArguments(output_dir="never_written", use_cpu=True)
-        self.assertIsNone(Distillation.of_flags(args, None))
+        how = TaskDistillation("x", teacher_top_k=3)
+        self.assertTrue(how.is_on())
+        self.assertEqual(how.divergence(None), Divergence(0.5, 1.0, 0.0, 3, None))
+        self.assertFalse(Distillation().is_on())
 
 
 class RefusedTest(TestCase):

@@ -1,0 +1,143 @@
+"""Distillation: the student learns from a teacher's distribution over the tokens, beside the labels.
+
+    python fine_tune_t5.py recipes/distil_installed_docs.yaml
+    python pre_train_t5.py --model_name_or_path google/t5-v1_1-small --teacher google/t5-v1_1-large --train_file my.txt
+
+divergence.py has the loss, teacher.py the teacher, cached_teacher.py what --teacher_top_k caches of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from common.command_line import Flags, Rules, option
+from common.errors import UserError
+from foundry.features import Feature
+
+
+@dataclass
+class Distillation(Feature):
+    """Learns from a teacher that runs beside the student."""
+
+    _argument_group_name = "distillation"
+    _usual = ""
+    rules: ClassVar[Rules] = (
+        (
+            "distillation_weight distillation_temperature distillation_beta teacher_top_k",
+            lambda flags: not flags.teacher,
+            "says how to learn from a teacher: name it with --teacher",
+        ),
+    )
+    decisive: ClassVar = ("distillation_weight", "distillation_temperature", "distillation_beta")
+    logit_copies: ClassVar = 7  # log-probabilities and probabilities of student, teacher and mixture, and the gradient
+    model = None  # the teacher with its weights, once the step is built
+
+    teacher: str | None = option(None, "Checkpoint or Hub name of a model to distil from, with the same tokenizer.")
+    distillation_weight: float = option(
+        0.5, "Weight of the divergence from --teacher; the rest is that of the loss on the labels.", above=0, at_most=1
+    )
+    distillation_temperature: float = option(
+        1.0, "Temperature of both distributions. Hinton: 2 to 20.", at_least=0.01, at_most=1000
+    )
+    distillation_beta: float = option(
+        0.0, "0: KL(teacher || student), 1: KL(student || teacher), else Jensen-Shannon.", at_least=0, at_most=1
+    )
+
+    @property
+    def top_k(self) -> int:
+        """How many tokens are cached of the teacher; 0: it runs at every step."""
+        return getattr(self, "teacher_top_k", 0)
+
+    def is_on(self) -> bool:
+        return bool(self.teacher)
+
+    def decide(self, flags: Flags) -> dict[str, Any]:
+        """The logits of student and teacher never exist whole, unless the head's weights are gathered only when it
+        runs."""
+        from arguments.sharding import wants_fsdp, zero_stage
+        from modeling.loss import CHUNK
+
+        if "loss_chunk_size" in flags.given or zero_stage(flags) == 3 or wants_fsdp(flags):
+            return {}
+        return {"loss_chunk_size": CHUNK}
+
+    def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
+        from features.distillation.teacher import check_teacher
+
+        check_teacher(self, config, tokenizer, packed)
+
+    def loss(self, model: Any, args: Any) -> Any:
+        from features.distillation.teacher import load_teacher, loss_term
+
+        self.model = None if self.top_k else load_teacher(self.teacher, args)
+        return loss_term(self.divergence(self.model), self.model)
+
+    def divergence(self, teacher: Any) -> Any:
+        """What the flags ask for. teacher: the model, None if it ran before and is cached."""
+        from features.distillation.divergence import Divergence
+        from modeling.families import family_of
+
+        cap = teacher and family_of(teacher.config).logit_cap(teacher.config)
+        flags = self.distillation_weight, self.distillation_temperature, self.distillation_beta
+        return Divergence(*flags, self.top_k, cap)
+
+    def memory(self, args: Any) -> dict[str, int]:
+        from features.distillation.teacher import teacher_bytes
+
+        return {} if self.top_k else {"teacher": teacher_bytes(self, args)}
+
+    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
+        from features.distillation.teacher import described_teacher
+
+        return {"teacher": described_teacher(self, args)}
+
+    def record(self) -> dict[str, Any]:
+        return {"teacher": {"name": self.teacher, "weights": self.model.contents}} if self.model else {}
+
+    def check_resumed(self, checkpoint: str, run: dict) -> None:
+        now, before = self.model and self.model.contents, (run.get("teacher") or {}).get("weights")
+        if before != now:
+            raise UserError(
+                f"--resume_from_checkpoint {checkpoint}: the weights of --teacher: {before} in its run, {now} now: "
+                "name the teacher of its run, or take only the weights with --model_name_or_path "
+                f"{checkpoint}"
+            )
+
+
+@dataclass
+class TaskDistillation(Distillation):
+    """In fine-tuning the teacher may also read all rows once, before the training."""
+
+    rules: ClassVar[Rules] = (
+        *Distillation.rules,
+        (
+            "teacher",
+            lambda flags: flags.get("preference"),
+            "not with --preference {preference}, whose loss needs two whole answers of each row: leave it out",
+        ),
+        (
+            "teacher_top_k",
+            lambda flags: flags.streaming,
+            "caches predictions of --teacher for all rows, and a stream has no end: leave it out",
+        ),
+        (
+            "teacher_top_k",
+            lambda flags: flags.span_corruption_file,
+            "caches rows of tasks, not of --span_corruption_file: leave one of them out",
+        ),
+    )
+
+    teacher_top_k: int = option(0, "Cache the N likeliest tokens of --teacher. 0: run it at every step.", at_least=0)
+
+    def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
+        from features.distillation.cached_teacher import teach
+
+        return teach(data, self, args, task_args) if self.top_k else data
+
+    def collator(self, collator: Callable) -> Callable:
+        from features.distillation.cached_teacher import TaughtCollator
+
+        return TaughtCollator(collator, self.top_k) if self.top_k else collator
+
+
+FEATURE = {"pre_train_t5": Distillation, "fine_tune_t5": TaskDistillation}

@@ -1,0 +1,26 @@
+"""Fewer layers: of a checkpoint, --config_overrides num_layers=6,num_decoder_layers=2 keeps evenly spaced layers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from foundry.features import Feature
+
+
+@dataclass
+class FewerLayers(Feature):
+    """Understands --config_overrides of a checkpoint. It has no flag of its own."""
+
+    def is_on(self) -> bool:
+        return True
+
+    def loaded(self, model: Any, overrides: dict) -> dict:
+        from features.fewer_layers.layers import leave_out_layers
+
+        leave_out_layers(model, overrides)
+        return {}
+
+    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
+        return {"layers kept": getattr(model, "kept_layers", None)}
+
+
+FEATURE = dict.fromkeys(("pre_train_t5", "fine_tune_t5"), FewerLayers)
