@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import yaml
 
 from common.errors import UserError
-from common.processes import cores_here, is_first_of_its_node, is_first_process, print_once
+from common.processes import cores_here, is_first_of_its_node, is_first_process, print_once, visible
 from common.reports import PROJECT, RED, introduction, is_secret, painted, write_json
 
 ALL = "all"  # what `--help_all` shows
@@ -559,11 +559,13 @@ def read_yaml(path: str) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """The content of a YAML text. UserError, in one line, if it is broken or sets a key twice."""
+    """The content of a YAML text. UserError, in one line, if it is broken, nested too deeply or sets a key twice."""
     try:
         return yaml.load(text if isinstance(text, str) else text.decode(), Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a number of thousands of digits
         raise UserError(f"not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UserError("not valid YAML: its brackets or lists are nested too deeply") from None
 
 
 def home_path(path: str | Path) -> Path:
@@ -650,7 +652,7 @@ def exit_on_user_error() -> Iterator[None]:
         if os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
         if is_first_of_its_node():
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = visible(" ".join(str(error).split())) or type(error).__name__
             text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
             rank = "" if is_first_process() else f", rank {os.environ['RANK']} on {socket.gethostname()}"
             word = painted("error", RED, sys.stderr)
