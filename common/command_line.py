@@ -271,8 +271,8 @@ def _columns() -> int:
 def described(help: str, default: Any, limits: dict) -> str:
     """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
     choices = limits.get("choices", ())
-    # A longer list of choices, such as transformers' schedules, is left out.
-    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 12 else ""
+    # A longer list of choices is left out.
+    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 14 else ""
     default = " ".join(map(str, default)) if isinstance(default, list) else default
     # A bound of 10,000 or more is not shown, since nobody reaches it.
     bounds = [f"{_BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in _BOUNDS and limit < 10_000]

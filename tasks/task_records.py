@@ -169,7 +169,7 @@ def _replaced(record: dict, values: dict, given: Collection[str]) -> set[str]:
     replaces columns, columns a shape, and a preference both, and classes."""
     columns = {"source_column", "target_column", "tsv_header", "record_shape", *_COMPARED}
     if "record_shape" in given:
-        keeps = values["record_shape"] in shapes_for(record.get("preference"))
+        keeps = values.get("record_shape") in shapes_for(record.get("preference"))
         return columns | (set() if keeps else set(_PREFERENCE))
     if "source_column" in given and "record_shape" in record:
         return {"record_shape"} | (set(_PREFERENCE) if set(_COMPARED).isdisjoint(given) else set())
