@@ -141,7 +141,7 @@ class EvaluationRunArguments(T5TrainingArguments):
     )
     overwrite_output_dir: bool = option(False, "Replace the files of an earlier evaluation in --output_dir.")
     per_device_eval_batch_size: int = option(64, "Rows per process and forward pass.")
-    do_predict: bool = option(False, "Predict the test splits, without metrics.")
+    do_predict: bool = option(False, "Answer the test splits; metrics where they have targets.")
     report_to: list[str] = option(["none"], "Trackers: wandb, tensorboard, trackio, none.")
 
     def __post_init__(self):
@@ -352,11 +352,13 @@ def build_trainer(
 
 def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[dict], dict]:
     """(answers, numbers). answers: for each row its "prediction", "" if it is no label, and for a preference pair the
-    log-probabilities of both answers. numbers: eval_* metrics; without labels, or with --do_predict, only counts."""
+    log-probabilities of both answers. numbers: metrics, whose names begin with eval_ or, with --do_predict, with task
+    and split; without labels only counts."""
     task, generated = job.task, trainer.args.predict_with_generate
-    scored = "labels" in task.data[split].column_names and not trainer.args.do_predict
+    scored = "labels" in task.data[split].column_names
+    prefix = f"{task.name}_{split}" if trainer.args.do_predict else job.prefix(split)
     trainer.compute_metrics = task.judge(split, generated).compute_metrics if scored else None
-    output = trainer.predict(task.data[split], metric_key_prefix=job.prefix(split))
+    output = trainer.predict(task.data[split], metric_key_prefix=prefix)
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
     is_pair = scored and "rejected" in task.data[split].column_names and "desirable" not in task.entry
     known = log_probabilities(output.predictions[1]) if is_pair else {}
@@ -528,9 +530,10 @@ def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args
     tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
     model = load(evaluation, evaluation.model_name_or_path, run_args).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))
+    cut = task_args.max_source_length
     length = run_args.generation_max_length or task_args.max_target_length or INTERACTIVE_LENGTH
     with torch.autocast(run_args.device.type, torch.bfloat16, enabled=bool(run_args.bf16)):
-        return {"lines": prompt(model, tokenizer, length, run_args.generation_num_beams or 1)}
+        return {"lines": prompt(model, tokenizer, length, run_args.generation_num_beams or 1, cut)}
 
 
 @exit_on_user_error()

@@ -20,6 +20,7 @@ if __name__ == "__main__":
     answer_early(__doc__)
 
 
+import contextlib
 import copy
 import importlib.util
 import itertools
@@ -190,7 +191,8 @@ def parse_flags(argv: list[str] | None) -> Plan:
     if args.max_source_length:
         entry = entry | {"max_source_length": args.max_source_length}
     tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
-    search = search_of(search_args, record, answer_length(entry, class_label_ids(entry, tokenizer)))
+    longest = answer_length(entry, class_label_ids(entry, tokenizer))
+    search = search_of(search_args, record, longest, str(task_folder(args)))
     check_rules(args, FORM_RULES)
     check_form(args, args)
     if args.backend == "ctranslate2":
@@ -216,9 +218,9 @@ def check_files(args: PredictionArguments) -> None:
     check_folder("--output_file", str(Path(args.output_file).parent))
 
 
-def search_of(flags: SearchArguments, record: dict, longest: int) -> dict:
+def search_of(flags: SearchArguments, record: dict, longest: int, folder: str) -> dict:
     """The settings of `generate` that the flags give, completed by those of the task's evaluation. longest: tokens of
-    an answer if neither says how many there may be."""
+    an answer if neither says how many there may be. folder: the checkpoint, whose own beams flags may be about."""
     search = {name: value for name, value in vars(flags).items() if value is not None}
     if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
         search["num_beams"] = record["generation_num_beams"]
@@ -226,8 +228,12 @@ def search_of(flags: SearchArguments, record: dict, longest: int) -> dict:
     search.setdefault("max_new_tokens", max(1, evaluated - 1) if evaluated else longest)
     if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
         raise UserError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
+    beams = {}
+    if "num_beams" not in search and {"length_penalty", "early_stopping"} & search.keys():
+        with contextlib.suppress(OSError):  # it has no generation_config.json
+            beams["num_beams"] = GenerationConfig.from_pretrained(folder).num_beams
     try:
-        GenerationConfig(**search).validate(strict=True)
+        GenerationConfig(**beams | search).validate(strict=True)
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
     return search
@@ -470,15 +476,33 @@ def show_page(plan: Plan, device: torch.device) -> None:
     def answer(row: dict[str, str]) -> dict:
         item = plan.reader.made({}, row)
         (record,) = answer_window([item], engine, plan, tqdm(disable=True), first=0)
-        record["read"] = "\n".join(item.texts)
+        sources = tokenised(item.texts, plan)
+        record["read"] = "\n".join(map(as_read, item.texts, sources))
         if labels is not None and item.texts:
-            (source,) = tokenised(item.texts, plan)
+            (source,) = sources
             chances = torch.tensor(engine.score(source, labels)).softmax(dim=0).tolist()
             record["labels"] = dict(zip(plan.entry["labels"], chances, strict=True))
         return record
 
-    shown = ["n_best"] * (plan.count > 1) + ["labels"] * (labels is not None)
+    def as_read(text: str, source: list[int]) -> str:
+        """What the model reads of a text, decoded from its ids, of which the last is EOS."""
+        ends = source[-1:] == [plan.tokenizer.eos_token_id]
+        read, whole = (
+            plan.tokenizer.decode(source[:-1] if ends else source),
+            len(plan.tokenizer(text, verbose=False)["input_ids"]),
+        )
+        return read if whole == len(source) else f"{read} ... (cut: {len(source):,} of {whole:,} tokens)"
+
+    shown = {"n_best": f"all answers, the best first by {order_of(engine, plan)}"} if plan.count > 1 else {}
+    shown |= {} if labels is None else {"labels": "probability of each class"}
     open_page(Path(plan.args.model_name_or_path).name, rows["model reads"], plan.reader.inputs, shown, answer)
+
+
+def order_of(engine: Engine, plan: Plan) -> str:
+    """By what the texts of an input are sorted. Beam search divides by a power of the length; tokens include EOS."""
+    search = engine.settings | plan.search
+    power = 0 if search.get("do_sample") else search.get("length_penalty", 1.0)
+    return f"log_probability / tokens ** {power:g}" if power else "log_probability"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 # tasks.transforms makes source and target. natural_instructions_N writes N worked examples (Tk-Instruct: 2).
 _MADE = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = ("instruction", "output")
+_MADE |= {"messages": ("messages",), "conversations": ("conversations",)}
 # Shapes for --preference: pairs of answers, and rated single answers for kto. Pairs may have no column `prompt`.
 _COMPARED = {"preference": ("chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
 _MADE |= _COMPARED
@@ -26,6 +27,7 @@ SHAPES = _MADE | {  # in the shapes below, the two columns are source and target
     "prompt_completion": ("prompt", "completion"),
     "inputs_targets": ("inputs", "targets"),  # FLAN
 }
+_MAY_BE_MESSAGES = ("prompt_completion",)  # whose columns tasks.transforms reads where they hold messages
 _METRICS = {"class": ["accuracy", "f1_macro"], "number": ["pearson", "spearman"], "text": ["rougeL", "bleu"]}
 _LENGTHS = {"class": (512, 8), "number": (512, 16), "text": (512, 128)}
 SOURCES = ("train_file", "source_file", "hub_dataset", "validation_file", "validation_source_file")
@@ -213,7 +215,8 @@ def _columns(args: Any) -> dict:
         return dict(inputs={"": "source"}, target="target", preprocess=args.record_shape)
     if args.record_shape:
         source, target = SHAPES[args.record_shape]
-        return dict(inputs={"": source}, target=target)
+        columns = dict(inputs={"": source}, target=target)
+        return columns | dict(preprocess=args.record_shape) if args.record_shape in _MAY_BE_MESSAGES else columns
     if not args.source_column:
         return {}
     sources, targets, named = column_names(args.source_column), column_names(args.target_column), named_columns(args)

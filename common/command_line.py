@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import yaml
 
 from common.errors import UserError
-from common.processes import cores_here, is_first_of_its_node, is_first_process, print_once
+from common.processes import cores_here, is_first_of_its_node, is_first_process, print_once, visible
 from common.reports import PROJECT, RED, introduction, is_secret, painted, write_json
 
 ALL = "all"  # what `--help_all` shows
@@ -288,8 +288,8 @@ def _columns() -> int:
 def described(help: str, default: Any, limits: dict) -> str:
     """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
     choices = limits.get("choices", ())
-    # A longer list of choices, such as transformers' schedules, is left out.
-    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 12 else ""
+    # A longer list of choices is left out.
+    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 14 else ""
     default = " ".join(map(str, default)) if isinstance(default, list) else default
     # A bound of 10,000 or more is not shown, since nobody reaches it.
     bounds = [f"{_BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in _BOUNDS and limit < 10_000]
@@ -576,11 +576,13 @@ def read_yaml(path: str) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """The content of a YAML text. UserError, in one line, if it is broken or sets a key twice."""
+    """The content of a YAML text. UserError, in one line, if it is broken, nested too deeply or sets a key twice."""
     try:
         return yaml.load(text if isinstance(text, str) else text.decode(), Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a number of thousands of digits
         raise UserError(f"not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UserError("not valid YAML: its brackets or lists are nested too deeply") from None
 
 
 def home_path(path: str | Path) -> Path:
@@ -667,7 +669,7 @@ def exit_on_user_error() -> Iterator[None]:
         if os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
         if is_first_of_its_node():
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = visible(" ".join(str(error).split())) or type(error).__name__
             text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
             rank = "" if is_first_process() else f", rank {os.environ['RANK']} on {socket.gethostname()}"
             word = painted("error", RED, sys.stderr)

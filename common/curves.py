@@ -132,7 +132,7 @@ def _legend(labels: list[str], lines: list[dict]) -> list:
 def _label(panel: "Axes", name: str, unit_name: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    panel.set_title(name, loc="left", fontsize=11, fontweight="bold")
+    panel.set_title(_plain(name), loc="left", fontsize=11, fontweight="bold")
     panel.set_xlabel(unit_name)
     panel.tick_params(labelbottom=True)  # matplotlib labels only the lowest row of shared axes
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
@@ -181,8 +181,8 @@ def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit
         axes.plot([mean, mean], [place - 0.3, place + 0.3], color=colour, linewidth=2)
         axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.5)
         margin = dict(xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points")
-        axes.annotate(text, (1, place), va="center", fontsize=9, **margin)
-    axes.set_yticks(range(len(rows)), list(rows))
+        axes.annotate(_plain(text), (1, place), va="center", fontsize=9, **margin)
+    axes.set_yticks(range(len(rows)), list(map(_plain, rows)))
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")
     axes.set_xlabel(unit)

@@ -150,10 +150,20 @@ def is_first_of_its_node() -> bool:
     return is_first_process() or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
+# What moves a terminal's cursor, sets its colours or title, or reverses letters; tab and line break are not among them.
+_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text for a terminal: control characters that a file or a model may hold are shown, not sent. "a\\x1b[2J" ->
+    "a\\\\x1b[2J"."""
+    return _TERMINAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def print_once(text: str) -> None:
-    """Prints on rank 0 only."""
+    """Prints on rank 0 only, as `visible` shows it."""
     if is_first_process():
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
 
 def end_with_parent() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from common.errors import UserError
-from common.processes import is_first_process
+from common.processes import is_first_process, visible
 from constants import VERSION
 
 if TYPE_CHECKING:
@@ -185,10 +185,25 @@ def write_json(path: str | Path, obj: object) -> None:
     write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. ValueError if it is broken, nested too deeply for Python, or has a whole number that no
+    float can hold."""
+    try:
+        return json.loads(text, parse_int=_whole_number)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 300:  # more would end in an OverflowError where a float is made of it
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
+
+
 def read_json(path: Path) -> dict:
     """The object in a JSON file; {} if there is no such file. UserError if it holds something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -211,9 +226,9 @@ def read_metrics(path: str | Path) -> list[dict]:
     lines, records = Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
+            record = parse_json(line)
+        except ValueError as error:
+            if number == len(lines) and isinstance(error, json.JSONDecodeError):
                 break
             raise UserError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
         if not isinstance(record, dict):
@@ -306,7 +321,7 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
     """
     if not is_first_process():
         return
-    rows = {str(name): str(value) for name, value in rows.items() if value is not None}
+    rows = {visible(str(name)): visible(str(value)) for name, value in rows.items() if value is not None}
     width = max(map(len, rows), default=0)
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
     if sys.stdout.isatty():

@@ -43,6 +43,7 @@ TOLD_CHARACTERS = 2**24  # learning from more takes a while, which a line says
 LONGEST_WORD = 100  # characters; longer words count as text without spaces, such as DNA
 TOLD_WITHOUT_SPACES = 2**17  # like TOLD_CHARACTERS, for characters of such words
 SECONDS_A_CHARACTER, SECONDS_WITHOUT_SPACES = 1e-6, 1e-4  # time to learn from a character, on two cores
+MOST_SENTINELS = 10_000  # a tokenizer_config.json may name; T5 has 100
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # the character coverage that SentencePiece advises for scripts of thousands of letters
 LEAST_COVERAGE = 0.98  # the lowest that SentencePiece accepts
@@ -229,14 +230,15 @@ def use_older_names(folder: Path) -> None:
 
 # ---------------------------------------------------------------- loading
 def load_tokenizer(
-    name_or_path: str, flag: str = "--tokenizer_name", special: dict[str, str] | None = None
+    name_or_path: str, flag: str = "--tokenizer_name", special: dict[str, str] | None = None, asked: tuple = ()
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, Hub name, SentencePiece .model or tokenizer.json, with the ids of the tool that made
     it: a tokenizer.json counts as it is, a .model is compared with sentencepiece. UserError naming the flag for any
-    other, or one without EOS or padding. special: {"eos_token": "</s>", ...} where its files name none."""
+    other, or one without EOS or padding. special: {"eos_token": "</s>", ...} where its files name none. asked: folders
+    of adapters of which it is the base."""
     shown = f"{flag} {name_or_path}"
     try:
-        tokenizer = _load(_tokenizer_files(name_or_path), name_or_path, shown)
+        tokenizer = _load(_tokenizer_files(name_or_path), name_or_path, shown, (*asked, Path(name_or_path).resolve()))
     except UserError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -324,11 +326,16 @@ def _class_name(files: dict[str, Path]) -> str:
     return next(filter(None, named), "").removesuffix("Fast")
 
 
-def _load(files: dict[str, Path], name_or_path: str, shown: str) -> PreTrainedTokenizerBase:
+def _load(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple) -> PreTrainedTokenizerBase:
     """The tokenizer of these files, whose special tokens may be missing."""
+    sentinels = _read(files, "tokenizer_config.json").get("extra_ids") or 0
+    if not (isinstance(sentinels, int) and 0 <= sentinels <= MOST_SENTINELS):
+        raise UserError(f"{shown}: extra_ids {sentinels} of tokenizer_config.json: must be 0 to {MOST_SENTINELS:,}")
     if not _is_whole(files):
         if base := _read(files, "adapter_config.json").get("base_model_name_or_path"):
-            return load_tokenizer(base, f"{shown}: its base")
+            if Path(base).resolve() in asked:
+                raise UserError(f"{shown}: its adapter_config.json names {base}, its own base")
+            return load_tokenizer(base, f"{shown}: its base", asked=asked)
         raise UserError(f"{shown}: no tokenizer there: name one with --tokenizer_name")
     if RULES in files:
         content = json.loads(files[RULES].read_text(encoding="utf-8"))

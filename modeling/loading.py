@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.reports import first_line
 from constants import CODE_ENTRIES
 from corpora.hub import do_not_wait_for_the_hub
-from modeling.low_rank import base_of
+from modeling.low_rank import root_of
 
 NO_MODEL = "not a folder or Hub name with a model"
 
@@ -23,23 +23,26 @@ def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrain
     """
     place = name_or_path
     try:
-        while base := base_of(place):  # a folder of LoRA's matrices: the configuration is in their checkpoint
-            place = base
+        place = root_of(place)  # of a folder of LoRA's matrices: the configuration is in their checkpoint
         do_not_wait_for_the_hub(place)
-        return _without_code(AutoConfig.from_pretrained(place, trust_remote_code=False))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last three: odd JSON
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
         wrong = f"its LoRA matrices belong to {place}, {wrong}" if place != name_or_path else wrong
         raise UserError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
+    return _without_code(config, f"{flag} {name_or_path}")
 
 
-def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration and its parts without the entries that name code."""
+def _without_code(config: PreTrainedConfig, shown: str) -> PreTrainedConfig:
+    """The configuration and its parts without the entries that name code. UserError if it names an attention of the
+    Hub, which transformers would fetch and run."""
+    if "/" in str(attention := config._attn_implementation):
+        raise UserError(f"{shown}: its config.json names the attention {attention}, which is code. Take it out there")
     for name in CODE_ENTRIES:
         vars(config).pop(name, None)
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig):
-            _without_code(part)
+            _without_code(part, shown)
     return config
 
 

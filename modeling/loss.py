@@ -39,9 +39,10 @@ STATISTICS = ("nats", "tokens", "correct_tokens", "exact_match", "predicted_clas
 
 
 def token_metrics(statistics: np.ndarray) -> dict[str, float]:
-    """Mean loss in nats per target token, and the share of target tokens that the model finds most likely."""
+    """Mean loss in nats per target token, and the share of target tokens that the model finds most likely; {} where
+    there are no target tokens."""
     nats, tokens, correct = (statistics[:, STATISTICS.index(n)].astype(np.float64).sum() for n in STATISTICS[:3])
-    return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)}
+    return {"loss": float(nats / tokens), "token_accuracy": float(correct / tokens)} if tokens else {}
 
 
 def loss_sum(

@@ -111,7 +111,7 @@ def base_of(name_or_path: str | Path) -> str | None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         raise UserError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
     if kind != "LORA" or not base or not (Path(name_or_path) / WEIGHTS).is_file():
         raise UserError(
@@ -119,6 +119,18 @@ def base_of(name_or_path: str | Path) -> str | None:
             f"be merged. Give a LoRA adapter with its matrices in {WEIGHTS} and the name of its checkpoint in {CONFIG}"
         )
     return base
+
+
+def root_of(name_or_path: str) -> str:
+    """The checkpoint at the end of a chain of folders of LoRA's matrices; a checkpoint itself. UserError for a chain
+    that leads back to one of its folders."""
+    place, seen = name_or_path, []
+    while base := base_of(place):
+        seen.append(Path(place).resolve())
+        if Path(base).resolve() in seen:
+            raise UserError(f"--model_name_or_path {name_or_path}: {place}/{CONFIG} names {base}, its own base")
+        place = base
+    return place
 
 
 def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> PreTrainedModel:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from common.processes import visible
 from common.reports import markdown_table, side_file, was_evaluated, write_aside
 from constants import DENOISERS
 from corpora.tokenizers import plain_backend, plain_encoder
@@ -148,9 +149,12 @@ def answers_to(
     tokenizer: PreTrainedTokenizerBase,
     new_tokens: int,
     num_beams: int = 1,
+    most_tokens: int | None = None,
+    show: Callable[[str], object] | None = None,
 ) -> Iterator[str]:
     """For each line that is not empty: the line with its <extra_id_n> gaps filled or, if it has no gaps, the text that
-    the model generates for it."""
+    the model generates for it. most_tokens: of a line without gaps; a longer one is cut. show: gets the text that the
+    model reads, decoded from its ids."""
     with_gaps = sentinels = None
     for line in map(str.strip, lines):
         if not line:
@@ -159,7 +163,10 @@ def answers_to(
         if has_gaps and with_gaps is None:
             sentinels = find_sentinel_ids(tokenizer).tolist()
             with_gaps = gap_encoder(tokenizer, sentinels)
-        ids = with_gaps(line) if has_gaps else tokenizer(line)["input_ids"]  # as in fine-tuning
+        cut = {} if most_tokens is None else dict(max_length=most_tokens, truncation=True)
+        ids = with_gaps(line) if has_gaps else tokenizer(line, **cut)["input_ids"]  # as in fine-tuning
+        if show:
+            show(tokenizer.decode(ids))
         (written,) = fill(model, torch.tensor([ids], device=model.device), new_tokens, num_beams)
         if not has_gaps:
             yield tokenizer.decode(written, skip_special_tokens=True).strip()
@@ -211,16 +218,25 @@ def _word_end_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]
     return lambda texts: [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
 
 
-def prompt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new_tokens: int, num_beams: int) -> int:
-    """Prints an answer to each line of standard input until its end, and returns the number of answers. In a terminal
-    it shows a prompt."""
+def prompt(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    new_tokens: int,
+    num_beams: int,
+    most_tokens: int | None = None,
+) -> int:
+    """Prints an answer to each line of standard input until its end, and on stderr what the model reads of the line;
+    returns the number of answers. In a terminal it shows a prompt. most_tokens: as in `answers_to`."""
 
     def ask() -> str:
         print("> " if sys.stdin.isatty() else "", end="", flush=True)
         return sys.stdin.readline()
 
+    def show(read: str) -> None:
+        print(visible(f"the model reads: {read}"), file=sys.stderr, flush=True)
+
     count = 0
-    for answer in answers_to(iter(ask, ""), model, tokenizer, new_tokens, num_beams):
-        print(answer, flush=True)
+    for answer in answers_to(iter(ask, ""), model, tokenizer, new_tokens, num_beams, most_tokens, show):
+        print(visible(answer), flush=True)
         count += 1
     return count

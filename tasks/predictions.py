@@ -136,10 +136,13 @@ class InputReader:
         """Yields the input of a row; several if the entry's `preprocess` makes several rows of it."""
         if taken := {"prediction", "n_best"} & row.keys():
             raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
-        read = row | renamed_columns(row, renamed)
+        read, advice = row | renamed_columns(row, renamed), "name yours with --source_column"
         if self.prepares:
-            read = preprocessed(self.entry, read, place)
-        why = "which the task reads; name yours with --source_column"
+            try:
+                read = preprocessed(self.entry, read, place)
+            except UserError as error:
+                raise UserError(f"{error}; {advice}") from None
+        why = f"which the task reads; {advice}"
         for one in as_list(read):
             values = {column: checked_value(one, column, renamed, place, why) for column in self.inputs}
             yield self.made(one if isinstance(read, list) else row, values)

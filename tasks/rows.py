@@ -34,6 +34,7 @@ from tasks.registry import (
     source_text,
     target_text,
 )
+from tasks.transforms import is_messages
 
 Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together
 MISSING = object()  # a missing column; None is an empty value
@@ -326,13 +327,19 @@ def is_written(value: object, text: str) -> bool:
 
 def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:
     """The value of a column, or its list of values. UserError if it is missing or empty, or if a value is a record, a
-    list or bytes, which have no text but Python's notation.
+    list or bytes, which have no text but Python's notation, or of messages, whose roles would be lost.
 
     renamed: {column: its name in the source}, as an entry's `file_columns`. why: what the message says of the need.
     """
-    value = value_of(row, column)
+    value, names = value_of(row, column), as_list(renamed.get(column, column))
+    around = [value_of(row, name.rpartition(".")[0]) for name in map(str, names) if "." in name]
+    if any(map(is_messages, (value, *around))):
+        raise UserError(
+            f"{place}: the column {column} holds messages of a dialogue. Leave out --source_column and "
+            "--target_column: rows with messages, conversations, or prompt and completion are read as dialogues "
+            "(--record_shape messages, conversations, prompt_completion)"
+        )
     if value is MISSING:
-        names = as_list(renamed.get(column, column))
         raise no_column(place, str(next((name for name in names if value_of(row, name) is MISSING), column)), row, why)
     if lacks_value(value):
         raise UserError(f"{place}: the column {column} is empty{' in part' if value else ''}, {why}")

@@ -5,19 +5,20 @@
 Every checkpoint and export has it; uploads leave it out, since its absolute paths belong to one machine.
 """
 
-import json
 import typing
 from collections.abc import Collection
 from pathlib import Path
 from types import UnionType
 
-from arguments.own_pairs import OWN
+from arguments.own_pairs import OWN, shapes_for
 from arguments.task import LENGTHS, TaskArguments, task_arguments
 from common.command_line import check_limits, comma_words
 from common.errors import UserError
 from common.processes import print_once
+from common.reports import parse_json
 from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import compressed
+from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list
 
 # The flags that say where the rows are: taken from the record all together or not at all.
@@ -26,7 +27,9 @@ _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_t
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
 _OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
 _OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where")
-_OWN_PAIRS += ("preference", "rejected_column", "desirable_column", "preference_beta", "simpo_gamma")
+_COMPARED = ("rejected_column", "desirable_column")
+_PREFERENCE = ("preference", "preference_beta", "simpo_gamma")
+_OWN_PAIRS += (*_PREFERENCE, *_COMPARED)
 # {flag of the run: its type}; TaskArguments has the types of a task's flags.
 _RUN_FLAGS = {"bf16": bool, "bf16_full_eval": bool, "predict_with_generate": bool}
 _GENERATION = {"predict_with_generate": bool, "generation_num_beams": int, "generation_max_length": int}
@@ -64,7 +67,7 @@ def read_record(folder: str) -> dict:
         return {}
     advice = "Delete the file, and name the task with flags"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}). {advice}") from None
     own = {"benchmark": str, "dataset_name": str, NUMBERS: dict[str, dict[str, float]], FUNCTIONS: dict[str, dict]}
@@ -123,7 +126,7 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
 
     values: {flag: value} of all flags, given or not. If a flag that says where the rows are is given, no such flag is
     taken from the record; nor is --max_eval_samples with --split or --do_predict. UserError if the recorded files, or
-    the entry of a task with functions of its own, are gone.
+    the entry of a task with functions of its own, are gone, and for a recorded metric that is code from elsewhere.
     """
     record = read_record(folder)
     recorded = set(comma_words(record.get("dataset_name", "")))
@@ -143,9 +146,15 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
         left_out |= {*_OWN_PAIRS, *_PLACES[1:]}  # describe own pairs, which are not asked for
     if names == {OWN}:
         left_out.add("data_dir")  # of other tasks, which are not asked for
+    left_out |= _replaced(record, values, given)
     if values["split"] or values["do_predict"]:
         left_out.add("max_eval_samples")
     flags = {name: record[name] for name in _FLAGS if name in record and name not in left_out}
+    if strange := [name for name in flags.get("metrics") or () if name not in METRICS]:
+        raise UserError(
+            f"{Path(folder) / TASK_RECORD}: the metric {strange[0]} is none of ours, and `evaluate` would run code to "
+            f"compute it. If you trust that code, give --metrics {' '.join(flags['metrics'])}; else name others there"
+        )
     for flag, place in [(name, path) for name in _PATHS for path in as_list(flags.get(name) or [])]:
         if not Path(place).exists() and not compressed(Path(place)) and not set("*?[") & set(place):
             raise UserError(
@@ -153,6 +162,22 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
                 f"Say with --{flag} where they are"
             )
     return flags
+
+
+def _replaced(record: dict, values: dict, given: Collection[str]) -> set[str]:
+    """The recorded flags that say how own pairs are read or scored, and that other flags `given` replace: a shape
+    replaces columns, columns a shape, and a preference both, and classes."""
+    columns = {"source_column", "target_column", "tsv_header", "record_shape", *_COMPARED}
+    if "record_shape" in given:
+        keeps = values.get("record_shape") in shapes_for(record.get("preference"))
+        return columns | (set() if keeps else set(_PREFERENCE))
+    if "source_column" in given and "record_shape" in record:
+        return {"record_shape"} | (set(_PREFERENCE) if set(_COMPARED).isdisjoint(given) else set())
+    if "preference" not in given:
+        return set()
+    replaced = {"preference_beta", "simpo_gamma"} | (columns if set(_COMPARED).isdisjoint(given) else set())
+    is_text = record.get("target_type") in (None, "text") and not record.get("labels")
+    return replaced if is_text else replaced | {"target_type", "labels", "positive_label", "metrics"}
 
 
 def recorded_lengths(folder: str, benchmark: str, name: str, given: Collection[str]) -> dict:

@@ -14,11 +14,13 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 from common.errors import UserError
 from corpora.reading import is_missing
 
 _ASSISTANT = "\n\nAssistant:"  # before each answer of HH-RLHF
+_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names of the roles
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
 # Letters with a mark that Unicode does not decompose. Letters that nobody writes as one plain letter without the mark
@@ -159,45 +161,102 @@ def _with_stop(text: str) -> str:
     return text if (text := text.strip()).endswith(tuple(string.punctuation)) else f"{text}."
 
 
-# ---------------------------------------------------------------- answers that are compared
+# ---------------------------------------------------------------- messages, and answers that are compared
+Turns = list[tuple[str, str]]  # (role, text) of each message
+
+
+def is_messages(value: object) -> bool:
+    """Whether a value is a list of messages: [{"role": "user", "content": "Hi?"}], or ShareGPT's [{"from": "human",
+    "value": "Hi?"}]."""
+    if not (isinstance(value, list | tuple) and value):
+        return False
+    fields = ({"role", "content"}, {"from", "value"})
+    return all(isinstance(one, dict) and any(pair <= one.keys() for pair in fields) for one in value)
+
+
+def _messages(row: dict, column: str) -> dict:
+    """The row with the column's messages as `source` and, if the assistant has the last turn, this turn as `target`."""
+    source, target = _read_dialogue(None, row[column])
+    return row | {"source": source, "target": target}
+
+
+def _prompt_completion(row: dict) -> dict:
+    """The row with `prompt` and `completion` as texts if one of them is a list of messages; other rows unchanged."""
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if not (is_messages(prompt) or is_messages(completion)):
+        return row
+    source, target = _read_dialogue(prompt, completion)
+    return row | {"prompt": source, "completion": target}
+
+
 def _preference(row: dict) -> dict:
     """The row with `source`, `target` and `rejected`, from a prompt and two answers, or from two whole dialogues
     (HH-RLHF), each a text or a list of messages (UltraFeedback, TRL). A dialogue's last turn is the answer, the turns
-    before it are the source. UserError if the two sources differ."""
+    before it are the source; a row to be answered may have the prompt alone. UserError if the two sources differ."""
     prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
     if prompt is None and isinstance(chosen, str):
         shared = os.path.commonprefix([chosen, rejected])
         end = shared.rfind(_ASSISTANT) + len(_ASSISTANT)
         if end < len(_ASSISTANT):
             raise UserError(
-                f"no column prompt, and chosen and rejected have no common beginning that ends in {_ASSISTANT!r}"
+                f"no column prompt, and chosen and rejected have no common beginning that ends in {_ASSISTANT!r}. Give "
+                "the rows a column prompt, and the answers alone in chosen and rejected"
             )
         prompt, chosen, rejected = shared[:end], chosen[end:], rejected[end:]
-    sources = [_turns(one[:-1]) if isinstance(one, list) and one[1:] else _turns(prompt) for one in (chosen, rejected)]
-    if sources[0] != sources[1]:
+    if prompt is None and chosen is None:
+        raise UserError("no column prompt, nor chosen and rejected")
+    source, target = _read_dialogue(prompt, chosen)
+    other, worse = (source, None) if rejected is None else _read_dialogue(prompt, rejected)
+    if source != other:
         raise UserError("chosen and rejected are answers to different prompts: their earlier turns differ")
-    return row | {"source": sources[0], "target": _last(chosen), "rejected": _last(rejected)}
+    return row | {"source": source, "target": target, "rejected": worse}
 
 
 def _unpaired(row: dict) -> dict:
     """The row of an answer with a label (TRL's unpaired preferences) with `source` and `target`, from texts or
-    messages."""
-    return row | {"source": _turns(row["prompt"]), "target": _last(row["completion"])}
+    messages; without an answer, `target` is None."""
+    source, target = _read_dialogue(row["prompt"], row.get("completion"))
+    return row | {"source": source, "target": target}
 
 
-def _turns(turns: str | list[dict]) -> str:
-    """One text of all turns: a text itself, the content of a single message, or a line for each of several messages,
-    "user: Hi\\nassistant: Hello"."""
-    if isinstance(turns, str):
-        return turns.strip()
-    if len(turns) == 1:
-        return turns[0]["content"].strip()
-    return "\n".join(f"{turn['role']}: {turn['content'].strip()}" for turn in turns)
+def _read_dialogue(prompt: object, answer: object) -> tuple[str, str | None]:
+    """(source, target) of a prompt and an answer, each None, a text or messages. The target is the last turn of the
+    answer, None if that is not the assistant's; the source is the turns before it: a single one's text, or a line for
+    each of several, "user: Hi?\\nassistant: Hello.". Turns that both have stand in it once."""
+    turns = [] if prompt is None else _turns(prompt)
+    if isinstance(answer, str):
+        return _one_text(turns), answer.strip()
+    following, target = [] if answer is None else _turns(answer), None
+    if following and following[-1][0] == "assistant":
+        *following, (_, target) = following
+    if any(following[start : start + len(turns)] == turns for start in range(len(following))):
+        return _one_text(following), target  # the answer's list has the prompt's turns too
+    both = next(n for n in range(min(map(len, (turns, following))), -1, -1) if turns[len(turns) - n :] == following[:n])
+    return _one_text(turns + following[both:]), target
 
 
-def _last(answer: str | list[dict]) -> str:
-    """The text of an answer, or the content of the last message."""
-    return answer.strip() if isinstance(answer, str) else answer[-1]["content"].strip()
+def _turns(value: Any) -> Turns:
+    """The turns of a list of messages; a text is a turn of the user. UserError for anything else."""
+    if isinstance(value, str):
+        return [("user", value.strip())]
+    if not is_messages(value):
+        raise UserError(f"{value!r:.60} is neither a text nor a list of messages, which have role and content")
+    pairs = [(one["role"], one["content"]) if "role" in one else (one["from"], one["value"]) for one in value]
+    return [(_ROLES.get(role, role), _content(content)) for role, content in pairs]
+
+
+def _content(content: object) -> str:
+    """The text of a message, which may be in parts: [{"type": "text", "text": "Hi?"}]. UserError for a picture or a
+    call of a function."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"a message has the content {content!r:.60}, and must have a text")
+    return "".join(texts).strip()
+
+
+def _one_text(turns: Turns) -> str:
+    return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {text}" for role, text in turns)
 
 
 # ---------------------------------------------------------------- diacritics
@@ -242,6 +301,9 @@ TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "wiki_split": _wiki_split,
     "wsc": _wsc,
     "alpaca": _alpaca,
+    "messages": functools.partial(_messages, column="messages"),
+    "conversations": functools.partial(_messages, column="conversations"),
+    "prompt_completion": _prompt_completion,
     "preference": _preference,
     "unpaired": _unpaired,
     **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},

@@ -30,7 +30,7 @@ from transformers import (
 
 import plot_runs
 from common import reports
-from common.curves import curve, draw_curves, eval_metrics
+from common.curves import curve, draw_curves, draw_scores, eval_metrics
 from common.reports import (
     end_summary,
     human_bytes,
@@ -471,6 +471,13 @@ class CurvesTest(TestCase):
         with self.assertRaisesRegex(ValueError, "run 'a' has no losses with a value of 'tokens'"):
             draw_curves({"a": LINES}, self.folder / "a.png", x="tokens")
         self.assertEmpty(list(self.folder.iterdir()))
+
+    def test_names_of_metrics_are_no_formulas(self):
+        lines = [line | {"eval_a$\\frac$": 0.5} for line in LINES]
+        figure = draw_curves({"a": lines}, self.folder / "a.png", metrics=["eval_a$\\frac$"])
+        self.assertEqual(figure.axes[1].get_title("left"), "a\\$\\frac\\$")
+        draw_scores({"m$\\frac$": ("t$\\frac$", [0.5])}, self.folder / "b.png", "score")
+        self.assertTrue((self.folder / "b.png").is_file())
 
     def test_names_of_folders_are_no_formulas(self):
         runs = {"sizes_$a_{": LINES, "$": LINES}

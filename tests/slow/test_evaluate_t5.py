@@ -270,6 +270,13 @@ class EvaluateTest(parameterized.TestCase):
         self.assertEqual([row["prediction"] for row in rows], ["acceptable", "", "unacceptable"])
         self.assertNotIn("target", rows[0])
 
+    def test_prediction_of_a_split_with_labels_has_its_metrics(self):
+        wanted, *_ = self.run_script(where="evaluated")
+        found, *_ = self.run_script("--do_predict", "--split", "validation", where="predicted")
+        names = ("matthews_correlation", "loss", "invalid_outputs")
+        wanted = {f"cola_validation_{name}": wanted[f"eval_{name}"] for name in names}
+        self.assertEqual({name: found[name] for name in wanted}, wanted)
+
     def test_prediction_counts_labels_spelt_with_other_tokens(self):
         results, *_ = self.run_script("--do_predict", "--predict_with_generate")
         expected = {"cola_test_samples": 3, "cola_test_invalid_outputs": 1, "cola_test_non_canonical_outputs": 0}

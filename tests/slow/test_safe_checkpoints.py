@@ -7,8 +7,10 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import stat
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -18,26 +20,31 @@ from unittest import mock
 import numpy as np
 import torch
 from absl.testing import absltest, parameterized
-from helpers import run_main
+from helpers import run_main, sentences
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from transformers.trainer_callback import TrainerState
 
+import evaluate_t5
 import pre_train_t5
+import predict_t5
 from arguments.training import FineTuningArguments
 from common import whole_folders
 from common.command_line import parse_arguments
 from common.digests import file_digests
 from common.errors import UserError
-from common.reports import read_metrics, side_file
+from common.reports import read_json, read_metrics, side_file
 from common.whole_folders import cached, difference, is_disk_full, publish, write_manifest
 from corpora import sources
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config
+from model_t5 import build_config, load_model
+from modeling.loading import load_config
+from modeling.low_rank import root_of
 from runs.callbacks import MetricsFileCallback
 from runs.trackers import TensorBoardTracker
 from search.sweep_files import read_sweep
+from tasks.task_records import read_record, recorded_flags
 from training.checkpoints import check_saved_state, prepare_output_dir
 from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 
@@ -89,6 +96,92 @@ class TrustTest(TestCase):
             load(str(self.folder))
         question.assert_not_called()
         self.assertFalse(self.crater.exists())
+
+    def test_a_recorded_metric_is_no_code(self):
+        """`evaluate` would import the folder's script; another name would be fetched from the Hub and run."""
+        seen, is_watched = [], [True]
+        watched = ("import", "exec", "socket.connect", "socket.getaddrinfo")
+
+        def hook(event: str, args: tuple) -> None:
+            if is_watched and event in watched:
+                seen.append(f"{event} {args[0]!r:.200}")
+
+        model = self.folder / "model"
+        (model / "score").mkdir(parents=True)
+        (model / "score" / "score.py").write_text(f"import os\nos.mkdir({str(self.crater)!r})\n")
+        (self.folder / "rows.jsonl").write_text('{"q": "a", "a": "b"}\n')
+        record = dict(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"])
+        record |= dict(validation_file=[str(self.folder / "rows.jsonl")])
+        sys.addaudithook(hook)
+        self.addCleanup(is_watched.clear)
+        for name in (str(model / "score"), "somebody/score"):
+            (model / "task.json").write_text(json.dumps(record | dict(metrics=["rougeL", name])))
+            _, _, error = run_main(evaluate_t5.main, "--model_name_or_path", model, "--use_cpu", code=2)
+            self.assertIn(f"the metric {name} is none of ours", error)
+            self.assertIn(f"give --metrics rougeL {name}", error)
+        self.assertFalse(self.crater.exists())
+        self.assertEmpty([line for line in seen if "score" in line or line.startswith("socket")])
+        values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False)
+        self.assertNotIn("metrics", recorded_flags(str(model), values, ["metrics"]), "the person has named them")
+
+    @parameterized.parameters(["a"], ["a", "b"], ["a", "b", "c"])
+    def test_an_adapter_that_is_its_own_base(self, *names):
+        folders = [self.folder / name for name in names]
+        for folder, base in zip(folders, [*folders[1:], folders[0]], strict=True):
+            folder.mkdir()
+            config = dict(peft_type="LORA", base_model_name_or_path=str(base))
+            (folder / "adapter_config.json").write_text(json.dumps(config))
+            (folder / "adapter_model.safetensors").write_bytes(b"")
+        (self.folder / "in.txt").write_text("a\n")
+        for load in (load_tokenizer, load_model):
+            with self.assertRaisesRegex(UserError, "adapter_config.json.* names .*, its own base"):
+                load(str(folders[0]))
+        flags = ["--model_name_or_path", folders[0], "--input_file", self.folder / "in.txt", "--use_cpu"]
+        self.assertIn("its own base", run_main(predict_t5.main, *flags, code=2)[2])
+
+    @parameterized.parameters("T5Tokenizer", "ByT5Tokenizer")
+    def test_more_sentinels_than_memory(self, name):
+        (self.folder / "tokenizer_config.json").write_text(
+            json.dumps(dict(tokenizer_class=name, extra_ids=300_000_000))
+        )
+        if name == "T5Tokenizer":
+            train_tokenizer(sentences(200), self.folder / "whole", 300)
+            shutil.copyfile(self.folder / "whole" / "spiece.model", self.folder / "spiece.model")
+        with self.assertRaisesRegex(UserError, "extra_ids 300000000 of tokenizer_config.json: must be 0 to 10,000"):
+            load_tokenizer(str(self.folder))
+
+    @parameterized.parameters("attn_implementation", "_attn_implementation")
+    def test_an_attention_of_the_hub(self, name):
+        config = build_config("tiny").to_dict() | {name: "somebody/kernel"}
+        (self.folder / "config.json").write_text(json.dumps(config))
+        message = "config.json names the attention somebody/kernel, which is code"
+        no_network = mock.patch("socket.getaddrinfo", side_effect=AssertionError("fetched"))
+        with no_network, self.assertRaisesRegex(UserError, message):
+            load_model(str(self.folder))
+
+    DEEP = "[" * 100_000 + "]" * 100_000
+    LONG = "1" * 400
+
+    @parameterized.product(
+        content=('{"a": ' + DEEP + "}", '{"a": ' + LONG + "}"),
+        read=(
+            ("task.json", lambda path: read_record(str(path.parent))),
+            ("run.json", read_json),
+            ("adapter_config.json", lambda path: root_of(str(path.parent))),
+            ("adapter_config.json", lambda path: load_tokenizer(str(path.parent))),
+            ("config.json", lambda path: load_config(str(path.parent), "--model_name_or_path")),
+            ("metrics.jsonl", read_metrics),
+            ("recipe.yaml", lambda path: parse_arguments([FineTuningArguments], [str(path)])),
+        ),
+    )
+    def test_brackets_and_digits_without_end(self, content, read):
+        """One line, not a traceback; a number of many digits may also be read."""
+        name, function = read
+        path = self.folder / name
+        path.write_text(content + "\n" + "{}\n" * (name == "metrics.jsonl"))
+        with self.assertRaises(UserError) as caught:
+            function(path)
+        self.assertIn(str(self.folder), str(caught.exception))
 
 
 class StateTest(TestCase):

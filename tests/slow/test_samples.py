@@ -101,14 +101,11 @@ class PromptTest(TestCase):
     def test_piped_through_the_script(self):
         stdin = io.StringIO("bada <extra_id_0> kuli\n\nbada\n")
         with mock.patch("sys.stdin", stdin):
-            result, printed, _ = run_main(
-                evaluate_t5.main,
-                "--interactive",
-                "--model_name_or_path",
-                workspace() / "whole",
-                "--generation_max_length",
-                6,
-            )
+            flags = ["--model_name_or_path", workspace() / "whole", "--generation_max_length", 6]
+            result, printed, error = run_main(evaluate_t5.main, "--interactive", "--max_source_length", 3, *flags)
+        read = self.tokenizer.decode(self.tokenizer("bada", max_length=3, truncation=True)["input_ids"])
+        self.assertEqual(error.splitlines()[-1], f"the model reads: {read}")
+        self.assertRegex(error, "the model reads: bada *<extra_id_0>")
         self.assertEqual(result, {"lines": 2})
         self.assertLen(printed.splitlines(), 2)
         self.assertRegex(printed.splitlines()[0], "^bada .* kuli$")

@@ -24,11 +24,13 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import predict_t5
+from arguments.task import TaskArguments
 from common.whole_folders import MANIFEST
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
 from publishing.hub_uploads import NOT_PUBLISHED
 from tasks.task_records import recorded_flags, task_record
+from tasks.tasks import Tasks
 
 SHAPE = dict(d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=1, num_decoder_layers=1)
 FILES = {"train": "train.jsonl", "validation": "dev.jsonl"}
@@ -381,6 +383,48 @@ class RecordTest(parameterized.TestCase):
         (Path(folder) / "task.json").write_text(json.dumps(record))
         values = dict(benchmark="builtin", dataset_name="package_topic", split=None, do_predict=False) | given
         self.assertEqual(recorded_flags(folder, values, set(given)), expected)
+
+    @parameterized.parameters(
+        # what is recorded, what is given, which recorded flags stay
+        (dict(source_column=["q"], target_column=["a"]), dict(preference="dpo"), ""),
+        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="preference", preference="dpo"), ""),
+        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="alpaca"), ""),
+        (
+            dict(source_column=["q"], target_column=["a"]),
+            dict(preference="dpo", rejected_column="b"),
+            "source_column target_column",
+        ),
+        (dict(record_shape="alpaca"), dict(source_column=["q"], target_column=["a"]), ""),
+        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(record_shape="alpaca"), ""),
+        (
+            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
+            dict(source_column=["q"], target_column=["a"]),
+            "",
+        ),
+        (
+            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
+            dict(record_shape="preference"),
+            "preference preference_beta",
+        ),
+        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(preference="ipo"), ""),
+        (
+            dict(source_column=["q"], target_column=["a"], target_type="class", labels=["x", "y"], metrics=["f1"]),
+            dict(preference="dpo"),
+            "",
+        ),
+        (dict(source_column=["q"], target_column=["a"], metrics=["bleu"]), dict(preference="dpo"), "metrics"),
+    )
+    def test_a_given_shape_or_preference_replaces_recorded_columns(self, recorded, given, stay):
+        """The flags together are accepted: three refusals led in a circle."""
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        rows = [dict(prompt="p", chosen="c", rejected="r", instruction="i", output="o", q="q", a="x", b="b")]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        record = dict(benchmark="own", dataset_name="pairs", validation_file=[str(folder / "rows.jsonl")])
+        (folder / "task.json").write_text(json.dumps(record | recorded))
+        values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False) | given
+        flags = recorded_flags(str(folder), values, set(given))
+        self.assertSameElements(flags.keys() - record.keys(), stay.split())
+        Tasks.of_flags(TaskArguments(**flags, **given))
 
     def test_labels_that_are_scored_need_no_flags_of_generation(self):
         args = (

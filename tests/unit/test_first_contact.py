@@ -29,8 +29,10 @@ from arguments.model import ModelArguments
 from arguments.task import TaskArguments, check_tasks, split_task
 from arguments.training import FineTuningArguments
 from common import processes
-from common.command_line import parse_arguments
+from common.command_line import exit_on_user_error, parse_arguments
 from common.curves import LINES, draw_curves, save_figure
+from common.errors import UserError
+from common.processes import print_once
 from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
 from corpora.sources import builtin_corpus
@@ -218,6 +220,25 @@ class PrintedTest(parameterized.TestCase):
         plain = {"NO_COLOR": "", "TERM": "xterm"} | environment
         with mock.patch.dict(os.environ, plain):
             self.assertEqual(painted("a", "31", stream()) != "a", expected)
+
+    @parameterized.parameters(
+        ("a\x1b[2Jb\x07", r"a\x1b[2Jb\x07"),
+        ("\x9b31m", r"\x9b31m"),
+        ("over\rwritten", r"over\rwritten"),
+        ("abc\u202edef", r"abc\u202edef"),
+        ("می\u200cروم\tund ş", "می\u200cروم\tund ş"),  # what writes words stays
+    )
+    def test_nothing_that_is_printed_steers_the_terminal(self, text, shown):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), self.assertRaises(SystemExit):
+            start_summary({f"row {text}": f"value {text}"})
+            print_once(f"line {text}")
+            with exit_on_user_error():
+                raise UserError(f"--flag {text}: wrong")
+        printed = out.getvalue() + err.getvalue().replace("und ş", "\tund ş")
+        for part in (f"row {shown}", f"value {shown}", f"line {shown}\n", shown.split("\t")[0]):
+            self.assertIn(part, printed)
+        self.assertNotRegex(printed, "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
     def test_a_benchmark_s_plan(self):
         args = ["--model", "xxl", "--nodes", "4", "--link", "300", "--network", "12.5"]

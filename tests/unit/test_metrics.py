@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -21,6 +22,7 @@ from rouge_score import rouge_scorer
 
 from common.errors import UserError
 from constants import DATASET_VALS
+from modeling.loss import STATISTICS, token_metrics
 from tasks.metrics import scoring
 from tasks.metrics.answers import final_number, is_same_referent
 from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, try_metrics
@@ -682,3 +684,12 @@ class CheckMetricsTest(parameterized.TestCase):
         name = self.write_module("string", '{"texts": ["x"]}')
         with self.assertRaisesRegex(UserError, "share_equal: returned no single number"):
             score_predictions(text_task(name), ["a"], ["a"])
+
+
+class TokensTest(parameterized.TestCase):
+    def test_without_target_tokens_there_is_no_mean(self):
+        """0/0 was NaN, and a warning of numpy's."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.assertEqual(token_metrics(np.zeros((3, len(STATISTICS)))), {})
+            self.assertEqual(token_metrics(np.array([[3.0, 2, 1, 0, -1]])), {"loss": 1.5, "token_accuracy": 0.5})

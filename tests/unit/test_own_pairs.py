@@ -299,6 +299,55 @@ class ReadTest(TestCase):
         self.assertEqual((found, references[0]), (source, target))
         self.assertIn(f"{file}: read as --record_shape {shape} (it has ", printed.getvalue())
 
+    TURNS = (("system", "Be brief."), ("user", "Hi?"), ("assistant", "Yes."), ("user", "So? "), ("assistant", " No."))
+    MESSAGES = [dict(role=role, content=text) for role, text in TURNS]
+    SHAREGPT = [{"from": {"user": "human", "assistant": "gpt"}.get(role, role), "value": text} for role, text in TURNS]
+    PARTS = [dict(role=role, content=[dict(type="text", text=text)]) for role, text in TURNS]
+
+    @parameterized.product(
+        record=(
+            dict(messages=MESSAGES),
+            dict(messages=PARTS),
+            dict(conversations=SHAREGPT),
+            dict(prompt=MESSAGES[:-1], completion=MESSAGES[-1:]),
+            dict(prompt=MESSAGES[:1], completion=MESSAGES[1:]),
+            dict(prompt=MESSAGES[:-1], completion="No."),
+        ),
+        streaming=(False, True),
+    )
+    def test_messages_are_read_as_one_text(self, record, streaming):
+        Path("x.jsonl").write_text(lines([record]))
+        (task,) = self.tasks("--train_file x.jsonl --validation_file x.jsonl" + " --streaming" * streaming)
+        if streaming:
+            corpus = open_corpus(task.name, task.entry, task.args)
+            rows_of = row_splitter(task.name, task.entry, task.args, corpus=corpus)
+            rows = [row for _, record in corpus.all_rows() for row in rows_of(record)]
+        else:
+            rows = load_rows(task.name, task.entry, task.args, "validation")
+        found = [(source_text(task.entry, row), reference_texts("pairs", task.entry, row)) for row in rows]
+        self.assertEqual(found, [("system: Be brief.\nuser: Hi?\nassistant: Yes.\nuser: So?", ["No."])])
+
+    def test_a_single_message_has_no_role_and_plain_columns_stay_as_they_are(self):
+        Path("x.jsonl").write_text(lines([dict(messages=self.MESSAGES[1:3])]))
+        self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl", "validation"), [("Hi?", ["Yes."])])
+        Path("x.jsonl").write_text(lines([dict(prompt="Hi?", completion=["Yes.", "No."])]))
+        wanted = [("Hi?", ["Yes.", "No."])]
+        self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl", "validation"), wanted)
+
+    @parameterized.parameters(
+        ("--source_column messages.content --target_column q", "the column messages.content holds messages of a dial"),
+        ("--source_column q --target_column messages.content", "the column messages.content holds messages of a dial"),
+        ("--source_column messages --target_column q", "the column messages holds messages .*--record_shape messages"),
+        ("--source_column q --target_column a,messages.content", "holds messages of a dialogue.*--record_shape"),
+        ("--record_shape conversations", "neither a text nor a list of messages"),
+        ("--record_shape messages", "the column target is empty"),  # the second row ends in a question
+    )
+    def test_messages_that_cannot_be_read(self, flags, message):
+        rows = [dict(messages=self.MESSAGES[:end], q="q", a="a", conversations=[1]) for end in (3, 2)]
+        Path("x.jsonl").write_text(lines(rows))
+        with self.assertRaisesRegex(UserError, f"x.jsonl, row [12]: .*{message}"):
+            self.rows(f"--train_file x.jsonl --validation_file x.jsonl {flags}")
+
     def test_a_shape_can_be_named(self):
         flags = "--train_file task1.json --validation_file task1.json --record_shape natural_instructions_0"
         self.assertEqual(

@@ -16,6 +16,8 @@ from helpers import run_main, small_disk, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 import predict_t5
+from arguments.own_pairs import SHAPES
+from common.errors import UserError
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer
 from model_t5 import load_model
@@ -23,6 +25,7 @@ from publishing.exports import CTranslate2Engine, Original, pytorch_tokens, writ
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
+NATURAL = {"Definition": "A", "Instances": [{"input": "Which?"}]}
 FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
 
 
@@ -234,6 +237,36 @@ class PredictTest(TestCase):
                 labels = tokens[1:][tokens[1:] != tokenizer.pad_token_id][None]
                 loss = model(**batch, labels=labels).loss
                 self.assertAlmostEqual(best["log_probability"], -loss.item() * labels.numel(), places=2)
+
+    @parameterized.parameters((0.0, "log_probability"), (1.0, "log_probability / tokens ** 1"))
+    def test_beams_come_in_the_order_that_is_named(self, power, order):
+        path = self.write("in.txt", "\n".join(LINES[:8]))
+        flags = ["--num_beams", "4", "--num_return_sequences", "4", "--length_penalty", power]
+        tokenizer, model = AutoTokenizer.from_pretrained(self.model), load_model(str(self.model))
+        for row in self.predict(path, *flags)[1]:
+            found = model.generate(
+                **tokenizer(row["source"], return_tensors="pt"),
+                num_beams=4,
+                num_return_sequences=4,
+                length_penalty=power,
+                max_new_tokens=6,
+            )
+            ids = [tokens[1:].tolist() for tokens in found]
+            counts = [text.index(1) + 1 if 1 in text else len(text) for text in ids]  # EOS counts
+            scores = [one["log_probability"] / count**power for one, count in zip(row["n_best"], counts, strict=True)]
+            self.assertSequenceAlmostEqual(scores, sorted(scores, reverse=True), places=3)
+        plan = mock.Mock(search=dict(num_beams=4, length_penalty=power))
+        self.assertEqual(predict_t5.order_of(mock.Mock(settings={}), plan), order)
+
+    def test_a_penalty_for_the_beams_of_the_checkpoint(self):
+        path = self.write("in.txt", "\n".join(LINES))
+        _, _, error = self.predict(path, "--length_penalty", "2.0", code=2)
+        self.assertIn("length_penalty", error)
+        export = self.with_settings(num_beams=3)
+        _, rows, printed = self.predict(path, "--length_penalty", "2.0", "--model_name_or_path", export)
+        wanted = plain_answers(LINES, num_beams=3, length_penalty=2.0)
+        self.assertEqual([row["prediction"] for row in rows], wanted)
+        self.assertRegex(printed, "search +num_beams 3, length_penalty 2.0")
 
     def test_drawn_texts_come_the_likeliest_first(self):
         path, flags = self.write("in.txt", "\n".join(LINES[:6])), ["--do_sample", "true", "--num_return_sequences", "4"]
@@ -451,6 +484,66 @@ class TaskTest(TestCase):
         items = list(reader.read(path))
         self.assertEqual([text for item in items for text in item.texts], texts)
         self.assertLen(items, len(texts))
+
+    @parameterized.product(
+        shape=("preference", "unpaired", "prompt_completion"),
+        prompt=(
+            ("Which?", "Which?"),
+            ([dict(role="user", content="Which?")], "Which?"),
+            (
+                [dict(role="system", content="Be brief."), dict(role="user", content="Which?")],
+                "system: Be brief.\nuser: Which?",
+            ),
+        ),
+    )
+    def test_prompts_alone(self, shape, prompt):
+        self.check_shape(shape, {"prompt": prompt[0]}, prompt[1])
+
+    @parameterized.parameters(
+        ("messages", dict(messages=[dict(role="user", content="Which?")]), "Which?"),
+        (
+            "messages",
+            dict(messages=[dict(role="user", content="Which?"), dict(role="assistant", content="This.")]),
+            "Which?",
+        ),
+        (
+            "conversations",
+            dict(conversations=[{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Which?"}]),
+            "system: Be brief.\nuser: Which?",
+        ),
+        ("pretokenized", dict(inputs_pretokenized="Which?"), "Which?"),
+        ("inputs_targets", dict(inputs="Which?"), "Which?"),
+        ("alpaca", dict(instruction="Which?"), "Which?"),
+        (
+            "natural_instructions_2",
+            NATURAL,
+            "Definition: A. Now complete the following example - Input: Which? Output:",
+        ),
+    )
+    def test_sources_alone(self, shape, record, text):
+        self.check_shape(shape, record, text)
+
+    def check_shape(self, shape: str, record: dict, text: str) -> None:
+        """A record that has the sources alone is answered, and the page asks for one text."""
+        kinds = {"preference": dict(preference="dpo"), "unpaired": dict(preference="kto")}
+        own = dict(benchmark="own", dataset_name="pairs", train_file=["x.json"], record_shape=shape)
+        self.with_record(**own, **kinds.get(shape, {}))
+        path = self.write("in.jsonl", json.dumps(record) + "\n")
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        self.assertEqual([item.texts for item in reader.read(path)], [[text]])
+        self.assertEqual(reader.made({}, dict.fromkeys(reader.inputs, text)).texts, [text])
+        _, (row,), _ = self.predict(path)
+        self.assertEqual(row["prediction"], plain_answers([text])[0])
+        self.assertContainsSubset({} if record is NATURAL else record, row)  # its columns are kept
+
+    @parameterized.parameters(*(shape for shape in SHAPES if not shape.startswith("natural")))
+    def test_a_row_without_the_sources_says_what_is_read(self, shape):
+        own = dict(benchmark="own", dataset_name="pairs", train_file=["x.json"], record_shape=shape)
+        self.with_record(**own)
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        path = self.write("in.jsonl", '{"other": "x"}\n')
+        with self.assertRaisesRegex(UserError, "in.jsonl, row 1: .*name yours with --source_column"):
+            list(reader.read(path))
 
     @parameterized.parameters(
         (

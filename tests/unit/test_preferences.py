@@ -271,6 +271,7 @@ class ReferenceTest(absltest.TestCase):
 
 MESSAGES = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes. "}]
 OTHER = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "No."}]
+SYSTEM = {"role": "system", "content": "Be brief."}
 TALK = "\n\nHuman: Hi?\n\nAssistant: Hm.\n\nHuman: So?\n\nAssistant:"
 
 
@@ -290,13 +291,33 @@ class RecordsTest(parameterized.TestCase):
             "user: Hi?\nassistant: Yes.\nuser: So?",
         ),
         ("hh_rlhf", dict(chosen=f"{TALK} Yes.", rejected=f"{TALK} No."), TALK.strip()),
+        (
+            "a_system_turn_in_prompt_alone",
+            dict(prompt=[SYSTEM, *MESSAGES[:1]], chosen=MESSAGES, rejected=OTHER),
+            "system: Be brief.\nuser: Hi?",
+        ),
+        ("only_a_system_turn", dict(prompt=[SYSTEM], chosen=MESSAGES, rejected=OTHER), "system: Be brief.\nuser: Hi?"),
+        (
+            "a_system_turn_in_the_dialogues_alone",
+            dict(prompt="Hi?", chosen=[SYSTEM, *MESSAGES], rejected=[SYSTEM, *OTHER]),
+            "system: Be brief.\nuser: Hi?",
+        ),
+        (
+            "sharegpt",
+            dict(
+                chosen=[{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Yes."}],
+                rejected=[{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "No."}],
+            ),
+            "Hi?",
+        ),
     )
     def test_pairs(self, record, source):
         made = TRANSFORMS["preference"](record)
         self.assertEqual((made["source"], made["target"], made["rejected"]), (source, "Yes.", "No."))
 
     @parameterized.parameters(
-        (dict(chosen="a", rejected="b"), "no common beginning that ends in"),
+        (dict(chosen="a", rejected="b"), "no common beginning that ends in .* Give the rows a column prompt"),
+        (dict(question="a"), "no column prompt, nor chosen and rejected"),
         (dict(chosen=MESSAGES, rejected=[dict(role="user", content="Ho?"), OTHER[1]]), "different prompts"),
     )
     def test_what_is_no_pair(self, record, message):

@@ -1,6 +1,7 @@
 """predict_t5.py --web: the page gives the answers of predict_t5.py, in a browser too, and asks no other machine."""
 
 import contextlib
+import html
 import io
 import json
 import os
@@ -123,9 +124,33 @@ class WebPageTest(parameterized.TestCase):
                 expected = [[one["prediction"], one["log_probability"]] for one in line.get("n_best", [])]
                 self.assertEqual([one["data"] for one in n_best], [expected] * (beams > 1))
                 source = f"rte sentence1: {pair[0]} sentence2: {pair[1]}" if pair[0] else ""
-                self.assertEqual(read, source)
+                tokens = AutoTokenizer.from_pretrained(self.folder / "tuned")
+                self.assertEqual(read, tokens.decode(tokens(source)["input_ids"][:-1]) if source else "")
                 self.assertRegex(milliseconds, r"^\d+$")
                 self.assertEqual(bool(labels), bool(source))
+
+    def test_what_the_model_read_is_decoded_from_its_ids(self):
+        """A question behind the cut is not shown as read."""
+        folder = self.model()
+        tokens = AutoTokenizer.from_pretrained(folder)
+        pair = ("very very very old fox number", "answer yes no")
+        ids = tokens(f"rte sentence1: {pair[0]} sentence2: {pair[1]}")["input_ids"]
+        with opened("--model_name_or_path", folder, "--max_source_length", 15, "--max_new_tokens", 6) as url:
+            *_, read, _ = client_of(url).predict(*pair, api_name="/answer")
+        self.assertEqual(read, f"{tokens.decode(ids[:14])} ... (cut: 15 of {len(ids)} tokens)")
+        self.assertNotIn("answer", read)
+
+    def test_the_names_on_the_page_are_no_markup(self):
+        flags = ["--model_name_or_path", self.model(), "--num_beams", 2, "--num_return_sequences", 2]
+        prefix = "a` <img src=x onerror=alert(1)> `b "
+        with opened(*flags, "--source_prefix", prefix) as url:
+            parts = client_of(url).config["components"]
+        values = [str(part["props"].get("value")) for part in parts]
+        (shown,) = (value for value in values if "The model reads" in value)
+        self.assertIn(f"<code>{html.escape(prefix)}sentence1: &lt;sentence1&gt;", shown)
+        self.assertNotIn("<img", shown)
+        labels = [part["props"].get("label") for part in parts]
+        self.assertIn("all answers, the best first by log_probability / tokens ** 1", labels)
 
     @parameterized.parameters("transformers", "ctranslate2")
     def test_probabilities_of_the_classes(self, backend):
@@ -195,8 +220,9 @@ class WebPageTest(parameterized.TestCase):
             while not browser.value("milliseconds") and time.monotonic() < end:
                 time.sleep(0.05)
             self.assertEqual(browser.value("answer"), wanted[0]["prediction"])
-            read = f"rte sentence1: {PAIRS[0][0]} sentence2: {PAIRS[0][1]}"
-            self.assertEqual(browser.value("what the model read"), read)
+            tokens = AutoTokenizer.from_pretrained(self.folder / "tuned")
+            ids = tokens(f"rte sentence1: {PAIRS[0][0]} sentence2: {PAIRS[0][1]}")["input_ids"]
+            self.assertEqual(browser.value("what the model read"), tokens.decode(ids[:-1]))
             browser.find("//*[@data-testid='label-output-value' and contains(., 'entailment')]")
             browser.find(f"//span[contains(., '{wanted[0]['n_best'][1]['log_probability']}')]")
             requested = browser.requested()
