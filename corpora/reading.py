@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from common.command_line import listed
 from common.errors import UserError
 from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
@@ -64,8 +66,51 @@ def class_names(path: Path) -> dict[str, list[str]]:
 def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
     with open_parquet(path) as file:
         all_there = columns and set(columns) <= set(file.schema_arrow.names)
-        for batch in file.iter_batches(columns=columns if all_there else None):
-            yield from batch.to_pylist()
+        for group in range(file.num_row_groups):
+            place = 0
+            for batch in file.iter_batches(row_groups=[group], columns=columns if all_there else None):
+                yield from python_rows(batch, f"{path}, row group {group:,}", place)
+                place += len(batch)
+
+
+def python_rows(table: Any, where: str, place: int = 0) -> list[dict]:
+    """The rows of an Arrow table, or of a record batch that begins at row `place` of `where`. float32 and float16 are
+    the numbers that they print: 6.2, not 6.199999809265137. UserError for a string that is not UTF-8."""
+    import pyarrow
+
+    for number, field in enumerate(table.schema):
+        values, shown = table.column(number), _shown_as(field.type, pyarrow.string())
+        if shown != field.type:
+            values = values.cast(shown).cast(_shown_as(field.type, pyarrow.float64()))
+        elif pyarrow.types.is_float16(field.type):  # Arrow prints them exactly, and numpy in as few digits as it can
+            printed = values.to_numpy(zero_copy_only=False).astype(np.float16).astype(str).astype(float)
+            values = pyarrow.array(printed, from_pandas=True)
+        else:
+            continue
+        table = table.set_column(number, field.name, values)
+    try:
+        return table.to_pylist()
+    except UnicodeDecodeError:
+        for number, column in itertools.product(range(len(table)), table.schema.names):
+            try:
+                table[column][number].as_py()
+            except UnicodeDecodeError as error:
+                wrong = f"the column {column} is not UTF-8 text (byte {error.object[error.start]:#04x})"
+                raise UserError(f"{where}, row {place + number + 1:,}: {wrong}; convert it first") from None
+        raise
+
+
+def _shown_as(kind: Any, number: Any) -> Any:
+    """The Arrow type with `number` in place of float32, also in lists and records."""
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_shown_as(field.type, number)) for field in kind])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        of_items = _shown_as(kind.value_type, number)
+        return kind if of_items == kind.value_type else pyarrow.list_(of_items)
+    return number if types.is_float32(kind) else kind
 
 
 def csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
@@ -256,7 +301,9 @@ def _is_python(text: str) -> bool:
 
 # ---------------------------------------------------------------- documents
 WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+# White space that ends no line here. Some tokenizers drop it, and so join the words on its two sides.
+SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 
 
 def read_text_documents(path: Path) -> Iterator[str]:
@@ -305,7 +352,12 @@ def decoded(line: bytes, path: Path, place: int) -> str:
 
 def text_line(line: bytes, path: Path, place: int) -> str:
     """The text of a line at a byte of a file, without control characters and white space around it."""
-    return CONTROL.sub("", decoded(line, path, place)).strip()
+    return CONTROL.sub("", with_spaces(decoded(line, path, place))).strip()
+
+
+def with_spaces(text: str) -> str:
+    """The text with spaces in place of separators: "one\\x0ctwo" -> "one two"."""
+    return SEPARATORS.sub(" ", text)
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[str]:
@@ -327,7 +379,7 @@ def text_of(value: object, column: str, place: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(value).__name__}")
-    return value
+    return with_spaces(value)
 
 
 def is_missing(value: object) -> bool:
