@@ -3,11 +3,14 @@
 import ast
 import contextlib
 import csv
+import functools
 import html
+import io
 import itertools
 import json
 import math
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,10 +19,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from common.command_line import listed
+from common.digests import stamp
 from common.errors import UserError
 from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
 
 CHUNK_BYTES = 2**16  # bytes read at once; within a longer line, as many as have been read of it
+LISTS_SOUGHT = 100  # first rows of a file by which a column is seen to hold lists
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
 
 
@@ -114,7 +119,57 @@ def _shown_as(kind: Any, number: Any) -> Any:
 
 
 def csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
-    """(byte at which it begins, row) of a CSV file, from the row at byte `start` on."""
+    """(byte at which it begins, row) of a CSV file, from the row at byte `start` on. Cells of `list_columns` are
+    lists."""
+    of_lists = list_columns(path, tuple(stamp(path) or ()))
+    return ((place, with_lists(row, of_lists)) for place, row in _csv_rows(path, start))
+
+
+@functools.lru_cache(maxsize=1_000)
+def list_columns(path: Path, _stamp: tuple, header: bool = True) -> list:
+    """The columns of a CSV or TSV file whose cells are lists of texts or records, in Python's or JSON's notation: more
+    than half of those in its first rows that are not empty. They are printed. _stamp: changes with the file."""
+    rows = (row for _, row in _csv_rows(path)) if data_suffix(path) == ".csv" else _tsv_rows(path, header)
+    cells, found = {}, []
+    for row in itertools.islice(rows, LISTS_SOUGHT):
+        for column, cell in row.items():
+            if cell.strip():
+                cells.setdefault(column, []).append(cell)
+    for column, of_column in cells.items():
+        lists = [cell for cell in of_column if list_of(cell)]
+        if len(lists) > len(of_column) / 2:
+            what = f"{path}: the column {column} holds lists"
+            if next(filter(_is_numpys, lists), None):
+                raise UserError(f"{what} as numpy prints them, {lists[0]:.60}: write them with .tolist() or as .jsonl")
+            say_once(f"{what}, such as {lists[0]:.60}, which are read as in JSON")
+            found.append(column)
+    return found
+
+
+def with_lists(row: dict, columns: list) -> dict:
+    """The row with lists in place of the cells of these columns that spell one: "['x', 'y']" -> ["x", "y"]."""
+    lists = {column: list_of(row[column]) for column in columns}
+    return row | {column: cell for column, cell in lists.items() if cell is not None} if lists else row
+
+
+def list_of(cell: str) -> list | None:
+    """The list of texts or records that a cell spells in JSON or Python; None if it spells no such list."""
+    for read in (json.loads, ast.literal_eval) if cell.lstrip().startswith("[") else ():
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = read(cell.strip())
+            is_one = isinstance(value, list) and all(isinstance(item, str | dict) for item in value)
+            return value if is_one else None
+    return None
+
+
+def _is_numpys(cell: str) -> bool:
+    """Whether two texts of a list have no comma between them: to Python ['a' 'b'] is ['ab']."""
+    tokens = tokenize.generate_tokens(io.StringIO(cell.strip()).readline)
+    kinds = [token.type for token in tokens if token.type != tokenize.NL]
+    return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
+
+
+def _csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
     place = line = 0
     with open_binary(path) as stream:
 
@@ -168,12 +223,18 @@ def first_line(path: Path) -> list[str]:
 
 
 def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
-    """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line.
+    """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line. Cells of
+    `list_columns` are lists.
 
     A line is a row, and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
     which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short, and whose last field opens a
     quote without closing it, continues in the next lines: three questions of GLUE's QQP do.
     """
+    of_lists = list_columns(path, tuple(stamp(path) or ()), header)
+    return (with_lists(row, of_lists) for row in _tsv_rows(path, header))
+
+
+def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
     with open_text(path) as stream:
         lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
         names = checked_header(next(lines, (1, []))[1], path) if header else []
