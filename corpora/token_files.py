@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,13 +134,14 @@ def sides_of_copies(
     blocks: Iterable[tuple[bool, Iterable]], aside: Path, progress: Callable[[int], object]
 ) -> dict[int, bool]:
     """{digest: whether it is held out} of the documents of which some copies are in held-out blocks and some are not:
-    from their digest follows on which side all of them are. blocks: what `split_documents` yields.
+    now all of them are on one side, and as many documents are held out as before. blocks: what `split_documents`
+    yields. Only the digests of held-out documents are in memory: the others are in the file `aside`.
 
     If a share p of the blocks is held out, c copies are on both sides with probability 1 - p^c - (1 - p)^c, and on the
-    held-out side alone with p^c. Of the former a share of (p - p^c) / (1 - p^c - (1 - p)^c) is held out, so that it is
-    p of all documents. Only the digests of held-out documents are in memory: the others are in the file `aside`.
+    held-out side alone with p^c. For p of them to be held out, (p - p^c) / (1 - p^c - (1 - p)^c) of the former must be:
+    half of the pairs, but few of the lines that stand everywhere. The digests say which ones.
     """
-    inside, total, sides = Counter(), 0, {}
+    inside, total, ranks = Counter(), 0, {}
     with aside.open("wb") as file:
         for held_out, block in blocks:
             texts = list(filter(_is_counted, block))  # equal parts of flat arrays are no copies
@@ -162,7 +164,11 @@ def sides_of_copies(
         text = int(known[place])
         copies = inside[text] + int(outside[place])
         alone = share**copies
-        sides[text] = text < 2**64 * (share - alone) / (1 - alone - (1 - share) ** copies)
+        ranks[text] = text * (1 - alone - (1 - share) ** copies) / (share - alone), copies
+    room, sides = sum(map(inside.__getitem__, ranks)), {}
+    for text, (_, copies) in sorted(ranks.items(), key=itemgetter(1)):
+        sides[text] = copies <= 2 * room  # the nearest number
+        room -= copies * sides[text]
     return sides
 
 

@@ -695,12 +695,12 @@ class TokenisedTest(TestCase):
         return sides
 
     @parameterized.product(
-        copies=(2, 3, 10, 50),
+        copies=(2, 3, 10, 100),
         how=("shuffled", "whole", "neighbours"),
         flags=(dict(validation_split_percentage=10.0), dict(validation_split_count=200)),
     )
     def test_copies_of_a_document_are_on_one_side(self, copies, how, flags):
-        lines = list(dict.fromkeys(LINES))[: max(200, 2_000 // copies)]
+        lines = list(dict.fromkeys(LINES))[: max(20, 2_000 // copies)]
         lines = lines * copies if how != "neighbours" else [line for line in lines for _ in range(copies)]
         if how == "shuffled":
             np.random.default_rng(0).shuffle(lines)
@@ -709,7 +709,7 @@ class TokenisedTest(TestCase):
         self.assertEmpty(set(map(tuple, train)) & set(map(tuple, held_out)))
         share = sum(map(len, held_out)) / sum(map(len, [*train, *held_out]))
         wanted = 0.1 if "validation_split_percentage" in flags else 200 / len(lines)
-        self.assertBetween(share, 0.4 * wanted, 2 * wanted)
+        self.assertBetween(share, 0.7 * wanted, 1.4 * wanted)
 
     def test_a_line_that_stands_everywhere_is_trained_on_and_neighbours_stay_together(self):
         unique = list(dict.fromkeys(LINES))
