@@ -126,7 +126,7 @@ class Text:
         if self.args.streaming:
             from corpora.streamed_text import training_stream
 
-            self.rows, self.train = [], training_stream(found, objective, args, checkpoint)
+            self.rows, self.train = [], training_stream(found, objective, args, self.files["validation"], checkpoint)
         else:
             self.rows = [objective.rows(file.tokens, args.seed) for file in self.files["train"]]
             self._check_rows()
@@ -202,7 +202,7 @@ class Text:
         """Floating-point operations for one training row."""
         return flops_per_sequence(config, self.objective.inputs_length, self.objective.targets_length)
 
-    def plan(self, steps: int) -> dict[str, str]:
+    def plan(self, steps: int) -> dict[str, str | None]:
         """{name: text}, lines of the plan: what is read, how it is masked, and how often each corpus will be seen.
         steps: optimizer steps of the run."""
         found, objective, length = self.found, self.objective, self.tokens_per_example
@@ -224,7 +224,17 @@ class Text:
             "documents": f"{documents:,} {read}({empty:,} empty ones left out)",
             "tokenizer": f"{len(found.tokenizer):,} tokens{of_text}",
         }
+        among = "among the first 1,000 of" if self.args.streaming else "in"
+        known = [
+            f"{file.known:,} of {file.documents:,} validation documents are {among} the training text"
+            + f" of {name}" * found.is_mixed
+            for file, name in zip(self.files["validation"], found.names, strict=True)
+            if file.known
+        ]
+        rows["known"] = "; ".join(known) or None
         if self.args.streaming:
+            if any(file.digests for file in files):
+                rows["known"] = f"copies of the {documents:,} held-out documents are left out of the stream"
             rows["stream"] = self.train.described()
         if found.is_mixed:
             seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(found.names)

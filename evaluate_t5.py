@@ -61,7 +61,7 @@ from common.processes import (
     print_once,
     run_script,
 )
-from common.reports import end_summary, read_json
+from common.reports import end_summary, plain_json, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.tokenizers import load_tokenizer, named_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_to_answer
@@ -393,7 +393,7 @@ def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5
         records.append(record)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        file.writelines(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
     rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
     log_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
     if submits:

@@ -32,7 +32,6 @@ VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  
 SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings are written to no file
 # Keys of metrics that say nothing about the model's quality.
 PERFORMANCE = re.compile(r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)")
-NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 BOLD, RED = "1", "31"
 WIDTH = 100  # widest block that is printed, in columns
 SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
@@ -144,13 +143,14 @@ def metrics_key(name: str) -> str:
 
 # ---------------------------------------------------------------- files
 def plain_json(value: Any) -> Any:
-    """`value` as standard JSON holds it: torch and numpy scalars unpacked, NaN as "NaN", anything unknown as a text."""
+    """`value` as standard JSON holds it: torch and numpy scalars unpacked, non-finite floats as null, anything
+    unknown as a text."""
     if isinstance(value, dict):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain_json(item) for item in value]
     if isinstance(value, float):
-        return value if math.isfinite(value) else json.dumps(value)
+        return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):
         return value
     try:
@@ -180,7 +180,7 @@ def side_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, obj: object) -> None:
-    """Writes `obj` as standard JSON (non-finite floats as strings, as in metrics.jsonl), whole or not at all."""
+    """Writes `obj` as standard JSON (`plain_json`), whole or not at all."""
     text = json.dumps(plain_json(obj), indent=2, allow_nan=False) + "\n"
     write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
 
@@ -214,12 +214,13 @@ def read_json(path: Path) -> dict:
 
 
 def with_floats(record: dict) -> dict:
-    """A flat record with the non-finite floats that JSON cannot hold: {"loss": "NaN"} -> {"loss": nan}."""
-    return {key: NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+    """A flat record of metrics with nan for null, as which non-finite floats are written: {"loss": None} ->
+    {"loss": nan}."""
+    return {key: math.nan if value is None else value for key, value in record.items()}
 
 
 def read_metrics(path: str | Path) -> list[dict]:
-    """The lines of a metrics.jsonl, with "NaN", "Infinity" and "-Infinity" as floats again.
+    """The lines of a metrics.jsonl, with nan for null, as which non-finite floats are written.
 
     Drops a last line cut short by the end of its run. UserError for any other line that is no JSON object.
     """

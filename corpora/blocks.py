@@ -35,6 +35,7 @@ from corpora.reading import (
     json_object,
     json_value,
     open_parquet,
+    python_rows,
     read_rows,
     read_text_documents,
     text_line,
@@ -287,7 +288,8 @@ def _row_group(block: Block, start: int, column: str | None) -> Rows:
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[block.group], columns=columns):
             skipped, end = max(0, start - place), min(len(batch), block.end - place)
             if skipped < end:
-                yield from enumerate(batch.slice(skipped, end - skipped).to_pylist(), start=place + skipped)
+                where, first = f"{block.path}, row group {block.group:,}", place + skipped
+                yield from enumerate(python_rows(batch.slice(skipped, end - skipped), where, first), start=first)
             place += len(batch)
             if place >= block.end:
                 return
@@ -324,8 +326,14 @@ class HubCorpus(Corpus):
     def _rows(self, block: Block, start: int | None) -> Rows:
         place = block.start if start is None else start
         shard = self.dataset.shard(num_shards=self.number_of_shards, index=block.group).skip(place)
+        is_typed = self.dataset.features is not None
+        if is_typed:
+            shard = shard.with_format("arrow")
         # iter(shard) would divide the shard once more, among the data workers.
         for batch in shard.iter(batch_size=100):
-            for values in zip(*batch.values(), strict=True):
-                yield place, dict(zip(batch, values, strict=True))
-                place += 1
+            if is_typed:
+                rows = python_rows(batch, self.description, place)
+            else:
+                rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+            yield from enumerate(rows, start=place)
+            place += len(rows)

@@ -3,21 +3,28 @@
 import ast
 import contextlib
 import csv
+import functools
 import html
+import io
 import itertools
 import json
 import math
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from common.command_line import listed
+from common.digests import stamp
 from common.errors import UserError
 from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
 
 CHUNK_BYTES = 2**16  # bytes read at once; within a longer line, as many as have been read of it
+LISTS_SOUGHT = 100  # first rows of a file by which a column is seen to hold lists
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
 
 
@@ -64,12 +71,105 @@ def class_names(path: Path) -> dict[str, list[str]]:
 def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
     with open_parquet(path) as file:
         all_there = columns and set(columns) <= set(file.schema_arrow.names)
-        for batch in file.iter_batches(columns=columns if all_there else None):
-            yield from batch.to_pylist()
+        for group in range(file.num_row_groups):
+            place = 0
+            for batch in file.iter_batches(row_groups=[group], columns=columns if all_there else None):
+                yield from python_rows(batch, f"{path}, row group {group:,}", place)
+                place += len(batch)
+
+
+def python_rows(table: Any, where: str, place: int = 0) -> list[dict]:
+    """The rows of an Arrow table, or of a record batch that begins at row `place` of `where`. float32 and float16 are
+    the numbers that they print: 6.2, not 6.199999809265137. UserError for a string that is not UTF-8."""
+    import pyarrow
+
+    for number, field in enumerate(table.schema):
+        values, shown = table.column(number), _shown_as(field.type, pyarrow.string())
+        if shown != field.type:
+            values = values.cast(shown).cast(_shown_as(field.type, pyarrow.float64()))
+        elif pyarrow.types.is_float16(field.type):  # Arrow prints them exactly, and numpy in as few digits as it can
+            printed = values.to_numpy(zero_copy_only=False).astype(np.float16).astype(str).astype(float)
+            values = pyarrow.array(printed, from_pandas=True)
+        else:
+            continue
+        table = table.set_column(number, field.name, values)
+    try:
+        return table.to_pylist()
+    except UnicodeDecodeError:
+        for number, column in itertools.product(range(len(table)), table.schema.names):
+            try:
+                table[column][number].as_py()
+            except UnicodeDecodeError as error:
+                wrong = f"the column {column} is not UTF-8 text (byte {error.object[error.start]:#04x})"
+                raise UserError(f"{where}, row {place + number + 1:,}: {wrong}; convert it first") from None
+        raise
+
+
+def _shown_as(kind: Any, number: Any) -> Any:
+    """The Arrow type with `number` in place of float32, also in lists and records."""
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_shown_as(field.type, number)) for field in kind])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        of_items = _shown_as(kind.value_type, number)
+        return kind if of_items == kind.value_type else pyarrow.list_(of_items)
+    return number if types.is_float32(kind) else kind
 
 
 def csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
-    """(byte at which it begins, row) of a CSV file, from the row at byte `start` on."""
+    """(byte at which it begins, row) of a CSV file, from the row at byte `start` on. Cells of `list_columns` are
+    lists."""
+    of_lists = list_columns(path, tuple(stamp(path) or ()))
+    return ((place, with_lists(row, of_lists)) for place, row in _csv_rows(path, start))
+
+
+@functools.lru_cache(maxsize=1_000)
+def list_columns(path: Path, _stamp: tuple, header: bool = True) -> list:
+    """The columns of a CSV or TSV file whose cells are lists of texts or records, in Python's or JSON's notation: more
+    than half of those in its first rows that are not empty. They are printed. _stamp: changes with the file."""
+    rows = (row for _, row in _csv_rows(path)) if data_suffix(path) == ".csv" else _tsv_rows(path, header)
+    cells, found = {}, []
+    for row in itertools.islice(rows, LISTS_SOUGHT):
+        for column, cell in row.items():
+            if cell.strip():
+                cells.setdefault(column, []).append(cell)
+    for column, of_column in cells.items():
+        lists = [cell for cell in of_column if list_of(cell)]
+        if len(lists) > len(of_column) / 2:
+            what = f"{path}: the column {column} holds lists"
+            if next(filter(_is_numpys, lists), None):
+                raise UserError(f"{what} as numpy prints them, {lists[0]:.60}: write them with .tolist() or as .jsonl")
+            say_once(f"{what}, such as {lists[0]:.60}, which are read as in JSON")
+            found.append(column)
+    return found
+
+
+def with_lists(row: dict, columns: list) -> dict:
+    """The row with lists in place of the cells of these columns that spell one: "['x', 'y']" -> ["x", "y"]."""
+    lists = {column: list_of(row[column]) for column in columns}
+    return row | {column: cell for column, cell in lists.items() if cell is not None} if lists else row
+
+
+def list_of(cell: str) -> list | None:
+    """The list of texts or records that a cell spells in JSON or Python; None if it spells no such list."""
+    for read in (json.loads, ast.literal_eval) if cell.lstrip().startswith("[") else ():
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = read(cell.strip())
+            is_one = isinstance(value, list) and all(isinstance(item, str | dict) for item in value)
+            return value if is_one else None
+    return None
+
+
+def _is_numpys(cell: str) -> bool:
+    """Whether two texts of a list have no comma between them: to Python ['a' 'b'] is ['ab']."""
+    tokens = tokenize.generate_tokens(io.StringIO(cell.strip()).readline)
+    kinds = [token.type for token in tokens if token.type != tokenize.NL]
+    return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
+
+
+def _csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
     place = line = 0
     with open_binary(path) as stream:
 
@@ -123,12 +223,18 @@ def first_line(path: Path) -> list[str]:
 
 
 def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
-    """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line.
+    """Rows of a tab-separated file as {column: value}, or {index: value} if it has no header line. Cells of
+    `list_columns` are lists.
 
     A line is a row, and quotes are ordinary characters: with the usual quoting of csv readers a lone quote joins lines,
     which loses rows of MRPC, QNLI and STS-B in silence. Only a line that is too short, and whose last field opens a
     quote without closing it, continues in the next lines: three questions of GLUE's QQP do.
     """
+    of_lists = list_columns(path, tuple(stamp(path) or ()), header)
+    return (with_lists(row, of_lists) for row in _tsv_rows(path, header))
+
+
+def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
     with open_text(path) as stream:
         lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
         names = checked_header(next(lines, (1, []))[1], path) if header else []
@@ -256,7 +362,9 @@ def _is_python(text: str) -> bool:
 
 # ---------------------------------------------------------------- documents
 WIKI_OPEN = re.compile(r"^<doc (id|url|title)=.*>$")
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+# White space that ends no line here. Some tokenizers drop it, and so join the words on its two sides.
+SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 
 
 def read_text_documents(path: Path) -> Iterator[str]:
@@ -305,7 +413,12 @@ def decoded(line: bytes, path: Path, place: int) -> str:
 
 def text_line(line: bytes, path: Path, place: int) -> str:
     """The text of a line at a byte of a file, without control characters and white space around it."""
-    return CONTROL.sub("", decoded(line, path, place)).strip()
+    return CONTROL.sub("", with_spaces(decoded(line, path, place))).strip()
+
+
+def with_spaces(text: str) -> str:
+    """The text with spaces in place of separators: "one\\x0ctwo" -> "one two"."""
+    return SEPARATORS.sub(" ", text)
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[str]:
@@ -327,7 +440,7 @@ def text_of(value: object, column: str, place: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(value).__name__}")
-    return value
+    return with_spaces(value)
 
 
 def is_missing(value: object) -> bool:

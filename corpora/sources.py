@@ -31,7 +31,7 @@ from corpora.tokenizers import load_tokenizer, train_tokenizer
 
 # Sample for a tokenizer that a run trains: enough for a small vocabulary, and a minute or less.
 SAMPLE = dict(max_sentences=200_000, max_characters=2**25)
-TOKENIZER_FORMAT = 4  # part of its key in the cache: raise it when the same text would give another tokenizer
+TOKENIZER_FORMAT = 5  # part of its key in the cache: raise it when the same text would give another tokenizer
 
 
 @dataclass

@@ -22,9 +22,11 @@ from corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row
 from corpora.reading import text_of
 from corpora.sources import builtin_sources
 from corpora.streams import StreamDataset, packed
-from corpora.token_files import TokenFile, TokenWriter, document_encoder
+from corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
 from corpora.tokenizers import tokenizer_fingerprint
 from data_collator_t5 import example_keys
+
+SEEN = 1_000  # first documents of a stream that are compared with a --validation_file
 
 
 def open_corpus(args: Any) -> dict[str, Corpus]:
@@ -77,33 +79,51 @@ def _first_tokens(found: Any, sources: dict[str, Corpus], wanted: int, encode: C
     file = io.BytesIO()
     writer = TokenWriter(file, found.tokenizer, encode, eos_between(found))
     corpus = sources.get("validation", sources["train"])
-    document_of = document_reader(found, corpus)
+    document_of, digests = document_reader(found, corpus), set()
 
     def tokens_in(row: dict) -> int:
-        begin = file.tell()
-        writer.add(document_of(row))
+        begin, document = file.tell(), document_of(row)
+        if len(document) >= LEAST_COPY:
+            digests.add(digest(document))
+        writer.add(document)
         writer.flush()
         return (file.tell() - begin) // writer.dtype.itemsize
 
     if "validation" in sources:
         read = itertools.accumulate(tokens_in(row) for _, row in corpus.all_rows())
         next((tokens for tokens in read if tokens >= wanted), None)
+        document_of, rows = document_reader(found, sources["train"]), sources["train"].all_rows()
+        known = len(digests & {digest(document_of(row)) for _, row in itertools.islice(rows, SEEN)})
+        digests.clear()
     else:
+        known = 0
         corpus.hold_out(wanted, tokens_in)
-    return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **writer.info)
+    tokens = np.frombuffer(file.getvalue(), writer.dtype)
+    return TokenFile(tokens, **writer.info, known=known, digests=frozenset(digests))
 
 
 def training_stream(
-    found: Any, objective: Any, args: TrainingArguments, checkpoint: str | None = None
+    found: Any, objective: Any, args: TrainingArguments, held_out: list[TokenFile], checkpoint: str | None = None
 ) -> StreamDataset:
-    """The stream of this rank's training examples. It begins where the checkpoint, if there is one, was written."""
+    """The stream of this rank's training examples, without copies of the documents that are held out of it. It begins
+    where the checkpoint, if there is one, was written."""
     encode, eos_id = document_encoder(found.tokenizer, found.ids), eos_between(found)
+    left_out = frozenset().union(*(file.digests for file in held_out))
+
+    def reader(corpus: Corpus) -> Callable[[dict], str | IdDocument]:
+        document_of = document_reader(found, corpus)
+
+        def document(row: dict) -> str | IdDocument:
+            read = document_of(row)
+            return "" if len(read) >= LEAST_COPY and digest(read) in left_out else read
+
+        return document
 
     def make_examples(numbers: np.ndarray, rows: list[dict]) -> list[dict]:
         return [row | {"key": key} for row, key in zip(rows, example_keys(args.seed, numbers), strict=True)]
 
     corpora = [
-        (corpus, packed(document_reader(found, corpus), encode, objective.window, objective.cut, eos_id))
+        (corpus, packed(reader(corpus), encode, objective.window, objective.cut, eos_id))
         for corpus in found.of_split("train")
     ]
     column = found.args.input_ids_column or found.args.text_column

@@ -220,7 +220,10 @@ class LaneSource:
         """UserError if the corpus gives no example at all: a lane would search for one forever."""
         rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
-            raise UserError(f"{self.corpus.description}: gives no example to train on. Give more text")
+            raise UserError(
+                f"{self.corpus.description}: gives no example to train on. Give more text, or, if all are copies of "
+                "held-out documents, a --validation_file"
+            )
 
 
 class Lane:

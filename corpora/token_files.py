@@ -10,8 +10,11 @@ import itertools
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,8 +32,9 @@ from corpora.word_encoder import corpus_encoder, flat
 TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
+LEAST_COPY = 50  # characters or ids of a document whose copies a stream leaves out: headings are no copies
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
-TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would give other tokens
+TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
 
 
 @dataclass
@@ -42,6 +46,8 @@ class TokenFile:
     empty_documents: int
     text_bytes: int
     unknown: int = 0  # how many of the tokens are <unk>
+    known: int = 0  # of validation: how many of the documents are also in the training text
+    digests: frozenset[int] = frozenset()  # of a stream's validation: those of its documents
 
     def bytes_per_token(self, eos_id: int | None = None) -> float | None:
         """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
@@ -66,6 +72,15 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
         choices.append(args.validation_split_percentage if count is None else ["documents", count])
     key = hashlib.sha256(repr(choices).encode()).hexdigest()
 
+    def blocks_of(source: Source, limit: int | None) -> Iterable[tuple[bool, Iterable]]:
+        used = itertools.islice(source.documents(), limit)
+        if "validation" in sources:
+            return [(False, used)]
+        if count:
+            total = sum(map(_is_counted, itertools.islice(source.documents(), limit)))
+            return split_off_documents(used, count, total)
+        return split_documents(used, args.validation_split_percentage)
+
     def build(folder: Path) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
         eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
@@ -74,22 +89,29 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
             split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encode, eos_id)
             for split in ("train", "validation")
         }
-        for split, source in sources.items():
+        bar_of = partial(tqdm, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
+        held_out_texts, trained, moved = Counter(), set(), {}
+        for split, source in sorted(sources.items(), reverse=True):  # validation first
             limit = args.max_train_samples if split == "train" else None
-            used = itertools.islice(source.documents(), limit)
-            blocks = [(False, used)]
             if "validation" not in sources:
-                blocks = split_documents(used, args.validation_split_percentage)
-                if count:
-                    total = sum(map(_is_counted, itertools.islice(source.documents(), limit)))
-                    blocks = split_off_documents(used, count, total)
-            shown = dict(unit="B", unit_scale=True, desc="tokenising", disable=not sys.stderr.isatty())
-            with tqdm(total=source.size, **shown) as bar:
-                for held_out, block in blocks:
-                    writers[split if held_out else "validation"].break_off()
-                    writer = writers["validation" if held_out else split]
+                with bar_of(total=source.size, desc="looking for copies") as bar:
+                    moved = sides_of_copies(blocks_of(source, limit), folder / "hashes", bar.update)
+            last = None
+            with bar_of(total=source.size, desc="tokenising") as bar:
+                for held_out, block in blocks_of(source, limit):
                     for document in block:
+                        is_compared = _is_counted(document) and bool(moved or "validation" in sources)
+                        text = digest(document) if is_compared else None
+                        writer = writers["validation" if moved.get(text, held_out) else split]
+                        if last not in (None, writer):
+                            last.break_off()
                         bar.update(writer.add(document))
+                        last = writer
+                        if is_compared and split == "validation":
+                            held_out_texts[text] += 1
+                        elif text in held_out_texts:
+                            trained.add(text)
+        writers["validation"].info["known"] = sum(map(held_out_texts.__getitem__, trained))
         for split, writer in writers.items():
             writer.flush()
             writer.file.close()
@@ -100,6 +122,54 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     cache = Path(args.data_cache_dir).expanduser()
     folder = cached(cache, "tokens", key, build, args.overwrite_cache)
     return {split: _read_token_file(folder, split) for split in ("train", "validation")}
+
+
+def digest(document: str | IdDocument) -> int:
+    """A hash of 64 bits of a document's text or ids, the same in every run."""
+    contents = document.encode() if isinstance(document, str) else document.ids.astype(np.int64).tobytes()
+    return int.from_bytes(hashlib.blake2b(contents, digest_size=8).digest())
+
+
+def sides_of_copies(
+    blocks: Iterable[tuple[bool, Iterable]], aside: Path, progress: Callable[[int], object]
+) -> dict[int, bool]:
+    """{digest: whether it is held out} of the documents of which some copies are in held-out blocks and some are not:
+    now all of them are on one side, and as many documents are held out as before. blocks: what `split_documents`
+    yields. Only the digests of held-out documents are in memory: the others are in the file `aside`.
+
+    If a share p of the blocks is held out, c copies are on both sides with probability 1 - p^c - (1 - p)^c, and on the
+    held-out side alone with p^c. For p of them to be held out, (p - p^c) / (1 - p^c - (1 - p)^c) of the former must be:
+    half of the pairs, but few of the lines that stand everywhere. The digests say which ones.
+    """
+    inside, total, ranks = Counter(), 0, {}
+    with aside.open("wb") as file:
+        for held_out, block in blocks:
+            texts = list(filter(_is_counted, block))  # equal parts of flat arrays are no copies
+            digests = list(map(digest, texts))
+            total += len(digests)
+            if held_out:
+                inside.update(digests)
+            else:
+                file.write(np.array(digests, np.uint64).tobytes())
+            progress(sum(len(text.encode()) if isinstance(text, str) else text.ids.nbytes for text in texts))
+    known = np.array(sorted(inside), np.uint64)
+    outside = np.zeros(len(known), np.int64)
+    for start in range(0, aside.stat().st_size if len(known) else 0, 8 * SCANNED):
+        found = np.fromfile(aside, np.uint64, SCANNED, offset=start)
+        places = np.searchsorted(known, found).clip(max=len(known) - 1)
+        outside += np.bincount(places[known[places] == found], minlength=len(known))
+    aside.unlink()
+    share = inside.total() / max(total, 1)
+    for place in np.flatnonzero(outside).tolist():
+        text = int(known[place])
+        copies = inside[text] + int(outside[place])
+        alone = share**copies
+        ranks[text] = text * (1 - alone - (1 - share) ** copies) / (share - alone), copies
+    room, sides = sum(map(inside.__getitem__, ranks)), {}
+    for text, (_, copies) in sorted(ranks.items(), key=itemgetter(1)):
+        sides[text] = copies <= 2 * room  # the nearest number
+        room -= copies * sides[text]
+    return sides
 
 
 def _is_counted(document: str | IdDocument) -> bool:
@@ -220,5 +290,4 @@ def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callab
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
-    info.pop("lost", None)  # a field of older caches
     return TokenFile(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **info)

@@ -85,10 +85,9 @@ class MetricsFileCallback(TrainerCallback):
         {"step": 50, "epoch": 0.5, "eval_loss": 2.25, "eval_accuracy": 0.61, ..., "seconds": 13.9}
 
     `seconds` counts from the start of the run, and continues from its last value when the run is resumed. JSON has no
-    non-finite floats: they are the strings "NaN", "Infinity" and "-Infinity". A resumed run (global_step > 0) first
-    removes the lines that it will write again (those after its step, and all from the closing "train_loss" on) and an
-    incomplete last line; a fresh run starts a new file. An evaluation without training writes nothing, so that the
-    curve of the training run stays.
+    non-finite floats: they are null. A resumed run (global_step > 0) first removes the lines that it will write again
+    (those after its step, and all from the closing "train_loss" on) and an incomplete last line; a fresh run starts a
+    new file. An evaluation without training writes nothing, so that the curve of the training run stays.
     """
 
     def __init__(self, output_dir: str | Path):

@@ -9,6 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import eq
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +27,9 @@ from modeling.loss import STATISTICS, token_metrics
 from modeling.preferences import Preference, evaluated
 from tasks.metrics.scoring import score_predictions
 from tasks.registry import as_list, is_desirable, reference_texts, source_text, target_text
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def build_tokenize_function(
@@ -113,12 +118,52 @@ def _print_special_tokens(task: dict, tokenizer: PreTrainedTokenizerBase, rows: 
         print_once(f"{place}: texts hold special tokens, which are read as such and not as text: {shown}")
 
 
-def known_sources(task: dict, rows: dict[str, list[dict]]) -> dict[str, int]:
-    """{split: number of its rows whose source is also that of a training row}, without splits that have none. rows:
-    {split: its rows}."""
-    trained = {hash(source_text(task, row)) for row in rows.get("train", [])}
-    known = {split: sum(hash(source_text(task, row)) in trained for row in those) for split, those in rows.items()}
-    return {split: count for split, count in known.items() if count and split != "train"}
+def known_sources(task: dict, rows: dict[str, list[dict]]) -> dict[str, str]:
+    """{split: "3 of 8 dev sources are trained on, 1 of them with source and target swapped"} of the splits with such
+    rows. rows: {split: its rows}.
+
+    A row counts if its source is also that of a training row, or, in tasks of texts, if a training row has its source
+    as target and its target as source.
+    """
+    plain, is_text = task | {"prefix": ""}, task["target_type"] == "text"
+
+    def pairs(row: dict) -> list[tuple[str, str]]:
+        texts = reference_texts("", task, row) if is_text and task["target"] in row else []
+        return [(source_text(plain, row), text) for text in texts]
+
+    train, known = rows.get("train", []), {}
+    trained = {hash(source_text(task, row)) for row in train}
+    mirrored = {hash((target, source)) for row in train for source, target in pairs(row)}
+    for split, of_split in rows.items():
+        others = [row for row in of_split if hash(source_text(task, row)) not in trained]
+        swapped = sum(any(hash(pair) in mirrored for pair in pairs(row)) for row in others)
+        if split != "train" and (count := len(of_split) - len(others) + swapped):
+            known[split] = f"{count:,} of {len(of_split):,} {split} sources are trained on"
+            known[split] += f", {swapped:,} of them with source and target swapped" if swapped else ""
+    return known
+
+
+def equal_answers(task: dict, rows: list[dict], data: "Dataset") -> str | None:
+    """ "3 of 80 pairs have two equal answers, 1 of them only as they are cut", from which a preference learns nothing;
+    None if no pair has, or the task has no pairs. rows: those of a split; data: their tokens."""
+    if "preference" not in task or "desirable" in task or "rejected" not in data.column_names:
+        return None
+    equal = sum(sum(map(eq, batch["labels"], batch["rejected"])) for batch in data.iter(1_000))
+    texts = ([str(as_list(row[task[name]])[0]).strip() for name in ("target", "rejected")] for row in rows)
+    cut = equal - sum(chosen == rejected for chosen, rejected in texts)
+    more = f", {cut:,} of them only as they are cut" if cut > 0 else ""
+    return f"{equal:,} of {len(rows):,} pairs have two equal answers{more}" if equal else None
+
+
+def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], most: int) -> dict[str, int]:
+    """{input column: number of the rows whose source has none of it within the first `most` tokens}, without zeros."""
+    inputs, lost = list(task["inputs"].items()), Counter()
+    for number, (_, column) in enumerate(inputs[1:], start=1):
+        before = [source_text(task | {"inputs": dict(inputs[:number])}, row) for row in rows]
+        ids = tokenizer(before, max_length=most, truncation=True)["input_ids"]
+        is_there = (any(str(item).strip() for item in as_list(row[column])) for row in rows)
+        lost[column] = sum(len(one) >= most and there for one, there in zip(ids, is_there, strict=True))
+    return dict(+lost)
 
 
 def as_rows(columns: dict[str, list]) -> list[dict]:

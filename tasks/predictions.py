@@ -17,7 +17,7 @@ from arguments.task import LENGTHS, find_entry, task_arguments, task_names
 from common.errors import UserError
 from common.reports import plain_json, read_json, write_json
 from corpora.files import data_suffix, is_plain_text, open_text
-from corpora.reading import first_line
+from corpora.reading import first_line, with_spaces
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
@@ -122,7 +122,7 @@ class InputReader:
         with open_text(path, newline="\n") as stream:  # \r ends no line, as in tasks.rows.read_parallel
             for line in stream:
                 line = line.rstrip("\r\n")
-                yield self.made({"source": line}, {self.inputs[0]: line})
+                yield self.made({"source": line}, {self.inputs[0]: with_spaces(line)})
 
     def _rows_within(self, record: dict, place: str) -> Iterable[dict]:
         """The rows nested in the record, as the entry's `records` says, or the record itself if it has no such field:

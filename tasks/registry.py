@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
@@ -222,12 +223,29 @@ def is_desirable(task: dict, row: dict) -> bool:
 
 
 def with_other_answers(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
-    """(the entry, its rows), of unpaired preferences with the next row's answer as OTHER_ANSWER in each row: from such
-    answers to other prompts the divergence is estimated (modeling/preferences.py). Others are unchanged."""
+    """(the entry, its rows), of unpaired preferences with the answer of a row with another source as OTHER_ANSWER in
+    each row: from such answers to other prompts the divergence is estimated (modeling/preferences.py). Others are
+    unchanged. UserError if all rows have the same source.
+
+    Sources a, a, b, c with answers 1, 2, 3, 4 -> 3, 4, 1, 2. Each answer is taken once, unless more than half of the
+    rows have the same source.
+    """
     if "desirable" not in task or task["target"] not in rows[0]:
         return task, rows
-    following = [*rows[1:], rows[0]]
-    rows = [row | {OTHER_ANSWER: other[task["target"]]} for row, other in zip(rows, following, strict=True)]
+    sources = [source_text(task, row) for row in rows]
+    by_count, total = Counter(sources).most_common(), len(rows)
+    most = by_count[0][1]
+    if most == total:
+        raise UserError(
+            f"--preference kto: all {total:,} rows of a split have the same source, {sources[0][:60]!r}, and its "
+            "divergence is estimated from answers to other prompts: give rows with several sources"
+        )
+    place = {source: number for number, (source, _) in enumerate(by_count)}
+    order = sorted(range(total), key=lambda number: place[sources[number]])  # rows with the same source are neighbours
+    answers, rows = [row[task["target"]] for row in rows], list(rows)
+    for step, number in enumerate(order):
+        other = most + step % (total - most) if step < most else (step + most) % total
+        rows[number] = rows[number] | {OTHER_ANSWER: answers[order[other]]}
     return task | {"rejected": OTHER_ANSWER}, rows
 
 

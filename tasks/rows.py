@@ -19,7 +19,16 @@ from common.errors import UserError
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
 from corpora.hub import classes_of, load_dataset_splits
-from corpora.reading import class_names, first_line, is_missing, read_rows, read_text_documents, read_tsv
+from corpora.reading import (
+    class_names,
+    first_line,
+    is_missing,
+    python_rows,
+    read_rows,
+    read_text_documents,
+    read_tsv,
+    with_spaces,
+)
 from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import (
@@ -234,7 +243,8 @@ class SplitReader:
                     f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}{more}"
                 )
             rows = splits[self.split]
-            yield self.with_class_names(rows.to_list(), classes_of(rows)), where
+            records = python_rows(rows.with_format("arrow")[:], where)
+            yield self.with_class_names(records, classes_of(rows)), where
         elif isinstance(self.files, dict):
             for paths in zip(*self.files.values(), strict=True):
                 yield read_parallel(dict(zip(self.files, paths, strict=True))), " and ".join(map(str, paths))
@@ -326,8 +336,9 @@ def is_written(value: object, text: str) -> bool:
 
 
 def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:
-    """The value of a column, or its list of values. UserError if it is missing or empty, or if a value is a record, a
-    list or bytes, which have no text but Python's notation, or of messages, whose roles would be lost.
+    """The value of a column, or its list of values, with spaces in place of separators. UserError if it is missing or
+    empty, or if a value is a record, a list or bytes, which have no text but Python's notation, or of messages, whose
+    roles would be lost.
 
     renamed: {column: its name in the source}, as an entry's `file_columns`. why: what the message says of the need.
     """
@@ -346,7 +357,8 @@ def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -
     for item in as_list(value):
         if isinstance(item, dict | list | bytes):
             raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}")
-    return value
+    texts = [with_spaces(item) if isinstance(item, str) else item for item in as_list(value)]
+    return texts if isinstance(value, list | tuple) else texts[0]
 
 
 def single_answer(value: object, column: str, place: str) -> object:

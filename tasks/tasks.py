@@ -8,6 +8,7 @@ T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tas
 import dataclasses
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -42,6 +43,8 @@ from tasks.task_records import FUNCTIONS, NUMBERS, task_record
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+MEASURED = 1_000  # rows of a split in which the columns that a cut takes away are looked for
 
 
 class Task:
@@ -442,6 +445,7 @@ class TaskData:
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )
         self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
+        self.cut, self.equal = self._by_name(self._cut), self._by_name(self._equal)
         for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
         for feature in args.features:
@@ -520,16 +524,14 @@ class TaskData:
         """The rows of the plan: what is read, mixed and measured."""
         corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
-        known = [
-            f"{count:,} of {len(data[name]):,} {name} sources are trained on" for name, count in self.known.items()
-        ]
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
         return {
             "stream": corpus and f"{corpus.description}; {self.train.described()}",
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
-            "known": "; ".join(known) or None,
+            "known": "; ".join(self.known.values()) or None,
             "empty": ", ".join(empty) or None,
-            "cut": "; ".join(f"{text} ({name})" for name, text in self._by_name(self._cut).items()) or None,
+            "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
+            "equal": "; ".join(f"{text} ({name})" for name, text in self.equal.items() if text) or None,
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
@@ -563,16 +565,30 @@ class TaskData:
         return f"{text}; mean log-probabilities of a token, without a reference, gamma {preference.gamma:g}"
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
-        """{split: "12% of the sources at 512 tokens"}: how many of its rows are cut, if at least 0.5 %. Rows of exactly
-        the maximum length count too. The training rows of a stream are not known."""
+        """{split: "12% of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
+        0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too. The training
+        rows of a stream are not known."""
+        others = "answers to other prompts" if "desirable" in task.entry else "rejected answers"
         cut = {}
         for split, rows in task.data.items():
-            most = dict(zip(("input_ids", "labels"), examples.max_lengths(task.entry, split), strict=True))
-            for column, name in {"input_ids": "sources", "labels": "targets"}.items():
-                share = float(np.mean(row_lengths(rows, column) >= most[column])) if most[column] else 0.0
-                if share >= 0.005:
-                    cut.setdefault(split, []).append(f"{share:.0%} of the {name} at {most[column]} tokens")
+            longest, of_targets = examples.max_lengths(task.entry, split)
+            sides = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
+            if "rejected" in rows.column_names:
+                sides[others] = "rejected", of_targets
+            for name, (column, most) in sides.items():
+                are_cut = row_lengths(rows, column) >= (most or math.inf)
+                if (share := float(are_cut.mean())) >= 0.005:
+                    cut.setdefault(split, []).append(f"{share:.0%} of the {name} at {most} tokens")
+                    if name == "sources" and "tokenize" not in task.entry:
+                        numbers = np.flatnonzero(are_cut)
+                        some = [task.rows[split][n] for n in numbers[:: -(-len(numbers) // MEASURED)]]
+                        lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
+                        cut[split] += [f"{share * n / len(some):.0%} without {lacks}" for lacks, n in lost.items()]
         return {split: ", ".join(texts) for split, texts in cut.items()}
+
+    @staticmethod
+    def _equal(task: LoadedTask) -> dict[str, str | None]:
+        return {split: examples.equal_answers(task.entry, rows, task.data[split]) for split, rows in task.rows.items()}
 
     def record(self) -> dict:
         """The content of task.json, with which evaluate_t5.py repeats the evaluation."""

@@ -43,8 +43,8 @@ def _scores(entry: dict, record: dict) -> dict[str, float]:
 def read_others(path: str, records: list[dict]) -> list[dict]:
     """For each record its row in another checkpoint's predictions.jsonl, `path`. UserError if one is missing there."""
     key = ("task", "split", "index", "source", "target")
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    others = {tuple(map(str, map(row.get, key))): row for row in map(json.loads, lines)}
+    with Path(path).open(encoding="utf-8") as lines:
+        others = {tuple(map(str, map(row.get, key))): row for row in map(json.loads, lines)}
     try:
         return [others[tuple(map(str, map(row.get, key)))] for row in records]
     except KeyError as error:

@@ -77,9 +77,9 @@ metrics.write_text("".join(metrics.read_text().splitlines(True)[:start]) if star
 for step in range(start + 1, args.steps + 1):
     time.sleep(sleep)
     value = (1 - (args.x - 0.3) ** 2 - 0.1 * (args.kind == "b")) * (1 - 0.5**step)
-    value = "NaN" if args.breaks == "nan" else value
+    value = None if args.breaks == "nan" else value
     if step == args.steps and args.breaks in ("falls", "diverges"):
-        value = 0.0 if args.breaks == "falls" else "NaN"
+        value = 0.0 if args.breaks == "falls" else None
     if step == 4 and start == 0 and args.breaks == "time":
         sys.exit(75)
     if step == 4 and start == 0 and args.breaks == "launched":
@@ -541,7 +541,7 @@ class AgentTest(SweepTest):
             self.assertRegex(printed, f"{reason}; all trials of this agent failed, the last one with: ValueError: it")
 
     def test_a_trial_counts_by_its_best_value(self):
-        for breaks, worst_last in (("falls", 0.0), ("diverges", "NaN")):
+        for breaks, worst_last in (("falls", 0.0), ("diverges", None)):
             self.out = self.folder / breaks
             parameters = {"x": {"values": [0.3]}, "steps": {"value": 4}, "breaks": {"value": breaks}}
             code, _ = self.run_sweep(parameters=parameters)

@@ -6,15 +6,18 @@ itself (token ids) and T5's vocabulary (places of the special tokens).
 
 import bz2
 import contextlib
+import decimal
 import errno
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
 import shutil
 import tempfile
 import time
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -36,10 +39,10 @@ from common.errors import UserError
 from common.whole_folders import cached, write_manifest
 from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs, token_files
-from corpora.blocks import hub_corpora
+from corpora.blocks import FileCorpus, HubCorpus, hub_corpora
 from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
 from corpora.hub import load_dataset_splits
-from corpora.reading import read_documents, read_rows, read_tsv
+from corpora.reading import python_rows, read_documents, read_rows, read_tsv, text_of
 from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import split_documents, tokenised
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
@@ -110,11 +113,33 @@ class ReadTextTest(TestCase):
         ("windows_line_ends", b"one\r\ntwo\r\n", ["one", "two"]),
         ("old_mac_line_ends", b"one\rtwo", ["one", "two"]),
         ("control_characters", b"o\x00n\x07e\x1b\ntw\x7fo\ta\x0b", ["one", "two\ta"]),
-        ("separators_that_are_no_line_ends", "one\u2028two\x85three\n".encode(), ["one\u2028two\x85three"]),
         ("empty_file", b"", []),
     )
     def test_characters(self, content, documents):
         self.assertEqual(list(read_documents(self.write("a.txt", content), "text")), documents)
+
+    @parameterized.parameters("a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "wiki_00", "a.txt.gz")
+    def test_separators_are_spaces_and_end_no_line(self, name):
+        """What Python and Unicode call white space, other than tabs, line ends and spaces, is one space."""
+        others = [
+            chr(n) for n in range(0x3000) if chr(n).isspace() and unicodedata.category(chr(n)) in ("Cc", "Zl", "Zp")
+        ]
+        text = "one" + "".join(f"{mark}x" for mark in others if mark not in "\t\n\r")
+        content = {
+            ".jsonl": json.dumps({"text": text}),
+            ".json": json.dumps([{"text": text}], ensure_ascii=False),
+            ".csv": f"text\n{text}\n",
+            ".tsv": f"text\n{text}\n",
+            "": f'<doc id="1" url="u" title="T">\nT\n{text}\n</doc>\n',
+        }.get(Path(name).suffix, f"{text}\n")
+        path = self.write(name, content)
+        if path.suffix == ".parquet":
+            pyarrow.parquet.write_table(pyarrow.table({"text": [text]}), path)
+        self.assertLen(others, 12)
+        documents = ["T\n" * (name == "wiki_00") + "one" + " x" * 9]
+        self.assertEqual(list(read_documents(path, "text")), documents)
+        corpus = FileCorpus("--train_file", [path])
+        self.assertEqual([text_of(row["text"], "text", "") for _, row in corpus.all_rows()], documents)
 
     def test_wikiextractor_pages(self):
         path = self.write(
@@ -169,6 +194,50 @@ class ReadRowsTest(TestCase):
         (self.folder / "broken.parquet").write_bytes(b"PAR1 and nothing more")
         with self.assertRaisesRegex(ValueError, "broken.parquet: cannot be read"):
             list(read_rows(self.folder / "broken.parquet"))
+
+    def test_numbers_of_parquet_are_those_that_their_type_prints(self):
+        numbers = [6.2, 0.1, 1e10, 3.0, 1.5e-5]
+        table = pyarrow.table(
+            {
+                "half": pyarrow.array([*map(np.float16, numbers[:2]), None], pyarrow.float16()),
+                "single": pyarrow.array([*numbers[:2], None], pyarrow.float32()),
+                "double": pyarrow.array([*numbers[:2], None], pyarrow.float64()),
+                "list": pyarrow.array([numbers, [None], None], pyarrow.list_(pyarrow.float32())),
+                "record": pyarrow.array(
+                    [{"a": [{"b": 6.2}]}] * 3,
+                    pyarrow.struct({"a": pyarrow.list_(pyarrow.struct({"b": pyarrow.float32()}))}),
+                ),
+                "whole": pyarrow.array([1, 2, None], pyarrow.int64()),
+                "exact": pyarrow.array([decimal.Decimal("6.20")] * 3),
+            }
+        )
+        pyarrow.parquet.write_table(table, path := self.folder / "a.parquet", row_group_size=2)
+        first = {"half": 6.2, "single": 6.2, "double": 6.2, "list": numbers, "record": {"a": [{"b": 6.2}]}, "whole": 1}
+        read = list(read_rows(path))
+        self.assertEqual(read[0], first | {"exact": decimal.Decimal("6.20")})
+        self.assertEqual([row["half"] for row in read], [6.2, 0.1, None])
+        self.assertEqual([row["list"] for row in read[1:]], [[None], None])
+        corpus = FileCorpus("", [path], read_whole=read_rows)
+        self.assertEqual([row for _, row in corpus.all_rows()], read)
+        datasets.Dataset(table).save_to_disk(self.folder / "saved")
+        for streaming in (False, True):
+            rows = load_dataset_splits(str(self.folder / "saved"), None, "", streaming)["train"]
+            if streaming:
+                rows = [row for _, row in HubCorpus("saved", None, "train", rows).all_rows()]
+            else:
+                rows = python_rows(rows.with_format("arrow")[:], "saved")
+            self.assertEqual(rows, read)
+
+    def test_parquet_that_is_not_utf8_names_the_row(self):
+        data = pyarrow.array([b"fine", b"so", b"fine", b"na\xefve"])
+        column = pyarrow.Array.from_buffers(pyarrow.string(), 4, data.buffers())
+        pyarrow.parquet.write_table(
+            pyarrow.table({"text": column}), path := self.folder / "a.parquet", row_group_size=2
+        )
+        message = rf"{path}, row group 1, row 2: the column text is not UTF-8 text \(byte 0xef\); convert it first"
+        for read in (lambda: read_rows(path), FileCorpus("--train_file", [path]).all_rows):
+            with self.assertRaisesRegex(UserError, message):
+                list(read())
 
     def test_byte_order_mark_and_windows_line_ends(self):
         for name, content in (("a.csv", "text,id\r\nx,1\r\n"), ("a.tsv", "text\tid\r\nx\t1\r\n")):
@@ -615,6 +684,55 @@ class TokenisedTest(TestCase):
         self.assertEqual(sum(file.documents for file in tokens.values()), 500)
         self.assertEqual(tokens["train"].documents + tokens["validation"].documents, 500)
         self.assertGreater(tokens["validation"].documents, 5)
+
+    def held_out(self, lines: list[str], **flags) -> tuple[list[list[int]], list[list[int]]]:
+        """The token ids of the documents of both splits of these lines, each with EOS."""
+        tokens = self.tokens(self.write("copies.txt", "\n".join(lines)), eos_between_documents=True, **flags)
+        sides = []
+        for split in ("train", "validation"):
+            ids = tokens[split].tokens
+            sides.append([part.tolist() for part in np.split(ids, np.flatnonzero(ids == 1) + 1)][:-1])
+        return sides
+
+    @parameterized.product(
+        copies=(2, 3, 10, 100),
+        how=("shuffled", "whole", "neighbours"),
+        flags=(dict(validation_split_percentage=10.0), dict(validation_split_count=200)),
+    )
+    def test_copies_of_a_document_are_on_one_side(self, copies, how, flags):
+        lines = list(dict.fromkeys(LINES))[: max(20, 2_000 // copies)]
+        lines = lines * copies if how != "neighbours" else [line for line in lines for _ in range(copies)]
+        if how == "shuffled":
+            np.random.default_rng(0).shuffle(lines)
+        train, held_out = self.held_out(lines, **flags)
+        self.assertLen([*train, *held_out], len(lines), "no document is lost")
+        self.assertEmpty(set(map(tuple, train)) & set(map(tuple, held_out)))
+        share = sum(map(len, held_out)) / sum(map(len, [*train, *held_out]))
+        wanted = 0.1 if "validation_split_percentage" in flags else 200 / len(lines)
+        self.assertBetween(share, 0.7 * wanted, 1.4 * wanted)
+
+    def test_a_line_that_stands_everywhere_is_trained_on_and_neighbours_stay_together(self):
+        unique = list(dict.fromkeys(LINES))
+        lines = [text for line in unique for text in (line, "Yes.")]
+        train, held_out = self.held_out(lines, validation_split_percentage=10.0)
+        encoded = [[*ids, 1] for ids in plain_encoder(self.tokenizer)(["Yes.", *unique])]
+        self.assertEqual(train.count(encoded[0]), len(unique))
+        places = {tuple(ids): place for place, ids in enumerate(encoded)}
+        numbers = [places[tuple(ids)] for ids in held_out]
+        gaps = sum(after - before != 1 for before, after in itertools.pairwise(numbers))
+        self.assertLess(gaps, len(numbers) / 3, "stretches, not single documents")
+
+    def test_digests_are_compared_in_parts(self):
+        lines = LINES[:600] * 2
+        wanted = self.held_out(lines, validation_split_percentage=10.0)
+        with mock.patch.object(token_files, "SCANNED", 3):
+            self.assertEqual(self.held_out(lines, validation_split_percentage=10.0, overwrite_cache=True), wanted)
+
+    def test_documents_of_a_validation_file_that_are_trained_on_are_counted(self):
+        path = self.write("v.txt", "\n".join([LINES[0], "", LINES[0], LINES[299], LINES[300]]))
+        tokens = self.tokens(validation_file=[str(path)])
+        self.assertEqual((tokens["validation"].known, tokens["validation"].documents), (3, 4))
+        self.assertLen(tokens["train"].tokens, len(self.ids(LINES[:300])))
 
     @parameterized.parameters(False, True)
     def test_pictures_beside_the_text_are_not_decoded(self, streaming):

@@ -134,6 +134,35 @@ class TokensTest(TestCase):
         rows = np.array([row["ids"] for found, _ in itertools.islice(text.train, 8) for row in found.values()])
         np.testing.assert_array_equal(rows, np.reshape(self.CLOSED * 8, (16, 6)))
 
+    @parameterized.parameters(False, True)
+    def test_a_stream_leaves_out_copies_of_what_it_holds_out(self, has_file):
+        documents = np.random.default_rng(0).integers(100, 800, (30, 60)).tolist()
+        path = self.path("rows.jsonl", [*documents, *documents[:6]])
+        args = self.arguments(path, input_ids_column="ids", max_eval_samples=3, streaming=True, shuffle_buffer_size=4)
+        args.validation_file = [str(self.path("held.jsonl", documents[:3]))] if has_file else None
+        objective = SimpleNamespace(tokens_length=60, window=60, identity="whole", inputs_length=60, targets_length=60)
+        objective.cut, objective.plan = lambda ids, _: (60, {"ids": ids}), lambda _: {}
+        objective.rows = lambda tokens, seed=0: ChunkDataset(tokens, 60, seed)
+        training = T5TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2)
+        found = FoundText(args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None), make_tokenizer(1_000))
+        text = Text(found, objective, training)
+        rows = [row["ids"].tolist() for found, _ in itertools.islice(text.train, 100) for row in found.values()]
+        seen = {tuple(row) for row in rows}
+        self.assertEqual(seen, set(map(tuple, documents[0 if has_file else 3 :])))
+        known = "copies of the 3 held-out documents are left out of the stream"
+        if has_file:
+            known = "3 of 3 validation documents are among the first 1,000 of the training text"
+        self.assertEqual(text.plan(1)["known"], known)
+
+    @parameterized.parameters(2, 20)
+    def test_copies_are_on_one_side(self, copies):
+        documents = np.random.default_rng(0).integers(0, 10, (400 // copies, 50)).tolist() * copies
+        files = self.tokens(self.path("rows.jsonl", documents), input_ids_column="ids", validation_split_percentage=10)
+        sides = [{tuple(part) for part in file.tokens.reshape(-1, 50).tolist()} for file in files.values()]
+        self.assertEmpty(sides[0] & sides[1])
+        self.assertLen(sides[0] | sides[1], 400 // copies)
+        self.assertBetween(files["validation"].documents, 28, 56)
+
     def test_all_ids_are_in_one_split_or_the_other(self):
         values = np.random.default_rng(0).integers(0, 10, 40_000).astype(np.uint8)
         tokens = self.tokens(self.path("a.npy", values))

@@ -2,6 +2,8 @@
 
 import ast
 import contextlib
+import csv
+import dataclasses
 import gzip
 import io
 import json
@@ -25,6 +27,7 @@ from corpora.files import expand_files, say_once
 from corpora.reading import read_documents
 from modeling.loss import STATISTICS
 from tasks.own_pairs import as_source, translated
+from tasks.predictions import InputReader
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows, open_corpus, row_splitter
 from tasks.task_records import recorded_flags, task_record
@@ -521,6 +524,65 @@ class ReadTest(TestCase):
         plan = tasks.plan(1)
         self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
         self.assertEqual(plan["cut"], "50% of the sources at 4 tokens (validation)")  # new is three bytes and EOS
+
+    @parameterized.product(name=("x.csv", "x.tsv", "x.csv.gz"), write=(repr, json.dumps))
+    def test_lists_in_cells(self, name, write):
+        """As pandas writes a column of lists. The reference is the same file as JSON lines."""
+        rows = [
+            dict(q=["a?", 'it\'s "b"'], a=["grey", "it is grey"], text="[1] see there", ids="[3, 1]", note="[x"),
+            dict(q=["c"], a=["blue"], text="['x']", ids="[2]", note=""),
+            dict(q=["d"], a="no list", text="none", ids="[1]", note="[]"),
+        ]
+        Path("x.jsonl").write_text(lines(rows))
+        cells = [{c: value if isinstance(value, str) else write(value) for c, value in row.items()} for row in rows]
+        quoted = io.StringIO()
+        csv.writer(quoted).writerows([list(rows[0]), *(row.values() for row in cells)])
+        content = (table(cells, "\t") if "tsv" in name else quoted.getvalue()).encode()
+        Path(name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        found = {}
+        for file in ("x.jsonl", name):
+            flags = f"--train_file {file} --validation_file {file} --source_column q text ids note --target_column a"
+            (task,) = self.tasks(flags)
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                splits = [load_rows("pairs", task.entry, task.args, split) for split in ("train", "validation")]
+                args = dataclasses.replace(task.args, streaming=True)
+                corpus = open_corpus("pairs", task.entry, args)
+                split_row = row_splitter("pairs", task.entry, args, corpus=corpus)
+                streamed = [row for _, record in corpus.all_rows() for row in split_row(record)]
+                read = [item.texts for item in InputReader(task.entry, None, None).read(Path(file))]
+            found[file] = [*splits, streamed, read]
+        self.assertEqual(found[name], found["x.jsonl"])
+        self.assertEqual([row["a"] for row in found[name][0]], ["grey", "it is grey", "blue", "no list"])
+        self.assertEqual(found[name][2], found[name][0])
+        for column in rows[0]:
+            is_told = f"{name}: the column {column} holds lists" in printed.getvalue()
+            self.assertEqual(is_told, column in "qa")
+
+    def test_lists_as_numpy_prints_them_are_refused(self):
+        values = np.array(["grey", "it is grey"], dtype=object)
+        Path("x.csv").write_text(table([dict(q="a", a=values)], ","))
+        with self.assertRaisesRegex(UserError, "x.csv: the column a holds lists as numpy prints them, .'grey' 'it is"):
+            self.rows("--train_file x.csv --validation_file x.csv --source_column q --target_column a")
+
+    def test_the_plan_counts_mirrored_pairs_as_known(self):
+        rows = [{"q": "ein Haus", "a": "a house"}, {"q": "q", "a": "a"}, {"q": "x", "a": ["one", "two"]}]
+        dev = [{"q": "a house", "a": "ein Haus"}, {"q": "a", "a": "b"}, {"q": "two", "a": ["z", "x"]}, rows[1]]
+        tasks, _ = self.load(rows, dev, "--source_prefix say:")
+        known = "3 of 4 validation sources are trained on, 2 of them with source and target swapped"
+        self.assertEqual(tasks.plan(1)["known"], known)
+
+    @parameterized.parameters(("c q", "50% without q, 25% without r"), ("q c", "25% without r"))
+    def test_the_plan_names_the_columns_that_a_cut_takes_away(self, columns, wanted):
+        """ByT5's tokens are bytes, so c alone fills the source; r is empty in the second row."""
+        rows = [dict(c="c" * length, q="why", r=r, a="x") for length, r in ((50, "r"), (50, ""), (1, "r"), (1, "r"))]
+        flags = f"--source_column {columns} r --target_column a --max_source_length 19"
+        Path("rows.jsonl").write_text(lines(rows))
+        tasks = self.tasks(f"--train_file rows.jsonl --validation_file rows.jsonl --data_cache_dir cache {flags}")
+        args = FineTuningArguments(output_dir="out", use_cpu=True, predict_with_generate=False, report_to=[])
+        with contextlib.redirect_stdout(io.StringIO()):
+            plan = TaskData(tasks, ByT5Tokenizer(), args).plan(1)
+        self.assertEqual(plan["cut"].split(" (")[0], f"50% of the sources at 19 tokens, {wanted}")
 
     def test_a_label_within_several_lists(self):
         """The layout of Label Studio's JSON export."""

@@ -151,7 +151,7 @@ class PredictTest(TestCase):
         self.predict(path, "--source_column", "body")
         (line,) = (self.folder / "answers.jsonl").read_text().splitlines()
         row = json.loads(line, parse_constant=self.fail)
-        self.assertEqual((row["score"], row["more"]), ("NaN", ["Infinity"]))
+        self.assertEqual((row["score"], row["more"]), (None, [None]))
 
     def test_a_stopped_run_is_continued(self):
         path = self.write("in.txt", "\n".join(LINES))

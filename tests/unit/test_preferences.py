@@ -27,6 +27,7 @@ from constants import PREFERENCE_METRICS
 from model_t5 import build_config, create_model, load_model
 from modeling.loss import STATISTICS, compute_loss_in_forward
 from modeling.preferences import BETAS, OF_PREFERENCE, Preference, evaluated, preference_metrics
+from tasks.registry import OTHER_ANSWER, with_other_answers
 from tasks.rows import load_rows
 from tasks.tasks import TaskData, Tasks
 from tasks.transforms import TRANSFORMS
@@ -358,12 +359,52 @@ class RecordsTest(parameterized.TestCase):
             text.append(tuple(tokenizer.decode(ids, skip_special_tokens=True) for ids in sides))
         orders = {"simpo": "a {0},c {0},b {0}", "kto": "a {0},b {0},b {1}"}
         order = orders.get(tasks.preference.kind, "a {0},b {0},c {0}")
-        wanted = [tuple(order.format(n, (n + 1) % 6).split(",")) for n in range(6)]  # kto: the next row's answer
+        wanted = [tuple(order.format(n, (n + 1) % 6).split(",")) for n in range(6)]  # kto: the answer to another prompt
         self.assertEqual(text, wanted)
         if tasks.preference.is_unpaired:
             self.assertEqual(data.train["desirable"], [0, 1, 0, 1, 0, 1])
         self.assertContainsSubset(PREFERENCE_METRICS, tasks.metric_names)
         self.assertEqual(args.metric_for_best_model, "eval_rougeL")
+
+    @parameterized.parameters("abcdef", "aabbcc", "abababab", "aaabbbcc", "abbbbcbbdb", "aaab", "ab", "cabbage" * 5)
+    def test_the_answer_to_another_prompt_has_another_source(self, sources):
+        task = dict(inputs={"": "prompt"}, target="answer", target_type="text", desirable="label")
+        rows = [dict(prompt=source, answer=f"{source} {n}", label=n % 2) for n, source in enumerate(sources)]
+        entry, made = with_other_answers(task, rows)
+        others = [row[entry["rejected"]] for row in made]
+        self.assertEqual([{**row, OTHER_ANSWER: None} for row in made], [{**row, OTHER_ANSWER: None} for row in rows])
+        for row, other in zip(rows, others, strict=True):
+            self.assertNotEqual(other[0], row["prompt"])
+            self.assertIn(other, [each["answer"] for each in rows])
+        most = max(map(sources.count, sources))
+        if most <= len(sources) / 2:
+            self.assertLen(set(others), len(sources), "each answer once")
+        else:
+            self.assertGreaterEqual(len(set(others)), 2 * (len(sources) - most), "all the answers that can be taken")
+
+    @parameterized.parameters(
+        ("dpo", "rejected answers", "3 of 4 pairs have two equal answers, 1 of them only as they are cut"),
+        ("kto", "answers to other prompts", None),
+    )
+    def test_the_plan_counts_cut_and_equal_answers(self, kind, what, equal):
+        pairs = (("same", "same "), ("long one", "long two"), ("a", "a"), ("a", "b long"))
+        rows = [dict(prompt=f"p{n}", chosen=a, rejected=b, label=1) for n, (a, b) in enumerate(pairs)]
+        flags = f"--preference {kind} --source_column prompt --target_column chosen --max_target_length 5 "
+        flags += "--desirable_column label" if kind == "kto" else "--rejected_column rejected"
+        tasks, args = self.parsed(flags, rows)
+        with contextlib.redirect_stdout(io.StringIO()):
+            plan = TaskData(tasks, ByT5Tokenizer(), args).plan(1)
+        share = "50%" if kind == "kto" else "75%"
+        self.assertEqual(plan["cut"], f"50% of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)")
+        other = "; 2 of 4 pairs have two equal answers (validation)"
+        self.assertEqual(plan["equal"], equal and f"{equal} (train){other}")
+
+    def test_rows_with_one_source_alone_are_refused(self):
+        flags = "--preference kto --source_column prompt --target_column chosen --desirable_column label"
+        tasks, args = self.parsed(flags, [dict(prompt="a", chosen=f"b {n}", label=n % 2) for n in range(4)])
+        message = "--preference kto: all 4 rows of a split have the same source, 'a', .* give rows with several sources"
+        with contextlib.redirect_stdout(io.StringIO()), self.assertRaisesRegex(UserError, message):
+            TaskData(tasks, ByT5Tokenizer(), args)
 
     @parameterized.parameters(
         ("--rejected_column rejected", "--rejected_column rejected: needs --target_column"),
