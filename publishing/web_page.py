@@ -73,7 +73,9 @@ def open_page(
     def answered(*texts: str) -> list:
         for name, text in zip(inputs, texts, strict=True):
             if len(text) > LONGEST_TEXT:
-                raise gradio.Error(f"{name}: {len(text):,} characters; a text has at most {LONGEST_TEXT:,}")
+                raise gradio.Error(
+                    f"{name}: {len(text):,} characters; a text has at most {LONGEST_TEXT:,}", print_exception=False
+                )
         begin = time.perf_counter()
         found = answer(dict(zip(inputs, texts, strict=True)))
         milliseconds = f"{1000 * (time.perf_counter() - begin):.0f}"
