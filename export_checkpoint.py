@@ -41,7 +41,8 @@ from modeling.generation_settings import drop_idle_search
 from modeling.loading import load_config
 from modeling.low_rank import WEIGHTS as LOW_RANK
 from publishing.exports import NEEDS, TOLERANCES, Original, beam_search, compare, encode, pytorch_answers, write_format
-from publishing.hub_uploads import upload
+from publishing.hub_uploads import described as described_upload
+from publishing.hub_uploads import published, upload
 from publishing.model_cards import first_entry, model_card, read_run, shown_search, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
@@ -108,7 +109,8 @@ def find_checkpoint(name: str) -> str:
         return str(newest)
     raise UserError(
         f"--model_name_or_path {name}: no weights there, and no whole checkpoint-*. Shards of "
-        "DeepSpeed are joined by the zero_to_fp32.py beside them, of FSDP by `accelerate merge-weights`"
+        "DeepSpeed are joined by `python -m deepspeed.utils.zero_to_fp32` (a script in the folder could be any "
+        "program), of FSDP by `accelerate merge-weights`"
     )
 
 
@@ -219,13 +221,17 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     plan["memory"] = (
         f"about {human_bytes(8 * weights)} of the machine's: two models in float32, before and after export"
     )
-    start_summary(plan | {"compared on": f"{len(texts)} texts: {texts_from}"}, title="export")
+    plan["compared on"] = f"{len(texts)} texts: {texts_from}"
+    plan["upload"] = args.push_to_hub and described_upload(args.push_to_hub)
+    start_summary(plan, title="export")
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
         search = beam_search(model, read_record(checkpoint).get("generation_num_beams"))
         original = Original(model, tokenizer, encode(tokenizer, texts), search=search)
         found = export(args, folder, original, texts)
         for file in (Path(checkpoint) / TASK_RECORD, run / "loss.png"):  # task.json: evaluate_t5.py repeats numbers
-            if file.is_file():
+            if file.is_symlink():  # of a downloaded run: it may lead to any file of this machine
+                print_once(f"{file} is a link, and links are not exported")
+            elif file.is_file():
                 shutil.copy(file, folder / file.name)
         name, language = args.push_to_hub or Path(args.output_dir).name, args.language
         given = dict(license=args.license, language=language[0] if language and len(language) == 1 else language)
@@ -235,7 +241,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     address = None
     if args.push_to_hub:
         try:
-            address = upload(Path(args.output_dir), args.push_to_hub, args.hub_private or None, "Model and card")
+            folder, private = Path(args.output_dir), args.hub_private or None
+            address = upload(folder, published(folder, others), args.push_to_hub, private, "Model and card")
         except ValueError as error:
             raise UserError(f"{error}; --overwrite_output_dir lets the same command try again") from None
     end_summary(rows | {"written to": args.output_dir, "uploaded to": address}, title="exported")

@@ -338,7 +338,7 @@ def load_model(
     if attention := family.attention(attn_implementation):
         options["attn_implementation"] = attention
     kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"{flag} {name_or_path}"
-    with reading_weights(shown), _untied_head_is_intended():
+    with reading_weights(shown, name_or_path), _untied_head_is_intended():
         model, report = kind.from_pretrained(name_or_path, trust_remote_code=False, **options)
     missing = sorted(report["missing_keys"])
     if missing:

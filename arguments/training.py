@@ -163,6 +163,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.", choices=TRACKERS
     )
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
+    hub_predictions: bool = option(False, "With --push_to_hub: also upload held-out texts, of samples and predictions.")
     dataloader_num_workers: int | None = option(
         None, "Processes that load data: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES, auto=True
     )
@@ -334,7 +335,10 @@ _RULES = (
         lambda args: "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None,
         "needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python",
     ),
-    ("hub_model_id", lambda args: not args.push_to_hub, "nothing is uploaded without --push_to_hub: give both"),
+    *(
+        (name, lambda args: not args.push_to_hub, "nothing is uploaded without --push_to_hub: give both")
+        for name in ("hub_model_id", "hub_predictions")
+    ),
     ("assume_gpu", lambda args: not args.dry_run, "only plans for another machine: add --dry_run"),
     (
         "trackio_static_space_id",

@@ -30,7 +30,15 @@ from typing import Any, NoReturn
 import yaml
 
 from common.errors import UserError
-from common.processes import cores_here, is_first_of_its_node, is_first_process, print_once, visible
+from common.processes import (
+    cores_here,
+    is_first_of_its_node,
+    is_first_process,
+    print_once,
+    switch_off_telemetry,
+    user_cache,
+    visible,
+)
 from common.reports import PROJECT, RED, introduction, is_secret, painted, write_json
 
 ALL = "all"  # what `--help_all` shows
@@ -315,6 +323,7 @@ def parse_arguments(
     shows. A UserError is one line with the flag or key, its value, and what would be right.
     """
     _hide_progress_bars()
+    switch_off_telemetry()
     table = flag_table(dataclass_types)
     if argv is None:
         keep_table(table)
@@ -436,8 +445,9 @@ def _table_file() -> tuple[Path, str]:
     code = [path for pattern in ("*.py", "*/*.py", "*/*/*.py") for path in PROJECT.glob(pattern)]
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(code)]
     versions = sys.version, importlib.metadata.version("transformers"), cores_here()
-    cache = home_path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "t5_foundry" / "flags"
-    return cache / f"{Path(sys.argv[0]).stem}.json", hashlib.sha256(repr((states, versions)).encode()).hexdigest()
+    return user_cache("flags") / f"{Path(sys.argv[0]).stem}.json", hashlib.sha256(
+        repr((states, versions)).encode()
+    ).hexdigest()
 
 
 def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:

@@ -173,14 +173,39 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
+# What libraries tell their makers where no flag asks for it: Hugging Face's user agent, for which it fetches a list,
+# the reports of W&B, which an offline run sends too, and gradio's.
+_TELEMETRY = {"HF_HUB_DISABLE_TELEMETRY": "1", "WANDB_ERROR_REPORTING": "false", "GRADIO_ANALYTICS_ENABLED": "False"}
+
+
+def switch_off_telemetry() -> None:
+    """Lets no library report to its maker, unless the user's environment says otherwise."""
+    for name, value in _TELEMETRY.items():
+        os.environ.setdefault(name, value)
+    if constants := sys.modules.get("huggingface_hub.constants"):  # imported already, so it has read the variable
+        off = os.environ["HF_HUB_DISABLE_TELEMETRY"].lower() in ("1", "on", "yes", "true")
+        vars(constants).update(HF_HUB_DISABLE_TELEMETRY=off)
+
+
+def user_cache(name: str) -> Path:
+    """A folder of this project in the user's cache, which other users cannot open. A folder in the system's temporary
+    directory could be another user's, who would choose what is read or run from there."""
+    top = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "t5_foundry"  # noqa: PTH111
+    with contextlib.suppress(OSError):  # a read-only home: whoever writes there says so
+        top.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (top / name).mkdir(mode=0o700, exist_ok=True)
+    return top / name
+
+
 def prepare_process() -> None:
-    """Sets a training script's threads and limits, and how it ends; called before anything else."""
+    """Sets a training script's threads, limits and compiler's cache, and how it ends; called before anything else."""
     import resource  # Windows lacks it
 
     import torch
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache("compiled")))
     if not has_accelerator():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed searches for a GPU and prints warnings
         if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":

@@ -100,5 +100,5 @@ def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
             f"{flag} {name_or_path} is a {config.model_type} model. Give a {known} model: transformers has an "
             "encoder-decoder with the same layers for no other (docs/models.md)"
         )
-    with reading_weights(f"{flag} {name_or_path}"):
+    with reading_weights(f"{flag} {name_or_path}", name_or_path):
         return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)

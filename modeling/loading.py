@@ -3,12 +3,14 @@
 import contextlib
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
 from common.errors import UserError
-from common.reports import first_line
+from common.reports import first_line, read_json
 from constants import CODE_ENTRIES
 from corpora.hub import do_not_wait_for_the_hub
 from modeling.low_rank import root_of
@@ -47,8 +49,14 @@ def _without_code(config: PreTrainedConfig, shown: str) -> PreTrainedConfig:
 
 
 @contextlib.contextmanager
-def reading_weights(shown: str) -> Iterator[None]:
-    """Turns any failure to read weights into a UserError that begins with `shown`: a flag and its value."""
+def reading_weights(shown: str, place: str) -> Iterator[None]:
+    """Turns any failure to read the weights of a folder or Hub name into a UserError that begins with `shown`: a flag
+    and its value. UserError too if the list of the folder's parts names a file elsewhere, which would be read."""
+    for index in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
+        parts = read_json(Path(place) / index).get("weight_map", {})
+        names = map(str, parts.values() if isinstance(parts, dict) else ())
+        if elsewhere := [name for name in names if Path(name).name != name]:
+            raise UserError(f"{shown}: its {index} names {elsewhere[0]}, which is no file of this folder")
     try:
         yield
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:

@@ -1,45 +1,39 @@
 """Uploads to the Hugging Face Hub: only if a flag asks for them, and only what others need to use the model."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
 
 from common.errors import UserError
 from common.processes import in_background, print_once
+from common.reports import read_json
+from common.whole_folders import MANIFEST
 
 if TYPE_CHECKING:  # so that this module does not import torch
     from transformers import PreTrainedModel
 
     from arguments.training import T5TrainingArguments
 
-# Parts of a run's folder that are not published: training state, local paths, the trackers' own files.
-NOT_PUBLISHED = (
-    "optimizer*",
-    "scheduler*",
-    "scaler*",
-    "rng_state*",
-    "trainer_state.json",
-    "training_args.bin",
-    "loss_state_*",
-    "manifest.json",
-    "latest",
-    "global_step*",
-    "zero_to_fp32.py",
-    "checkpoint-*",
-    "run.json",
-    "task.json",
-    "predictions.jsonl",
-    "wandb*",
-    "runs*",
-    "trackio*",
-    "_*",
-    ".*",
-)
+# What others need to use a model, by the names of its files: nothing else of a run or an export is published.
+PUBLISHED = {
+    "weights": ("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "model.bin"),
+    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    + ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "shared_vocabulary.json"),
+    "configurations": ("config.json", "generation_config.json", "adapter_config.json")
+    + ("modules.json", "sentence_bert_config.json", "chat_template.jinja"),
+    "card": ("README.md",),
+    "loss.png": ("loss.png",),
+    "metrics": ("all_results.json", "metrics.jsonl", "comparison.json"),
+}
+HELD_OUT_TEXTS = ("samples.md", "*predictions.jsonl")  # published with --hub_predictions
+# Files of a checkpoint that hold paths of this machine, and that no resumed run reads.
+LOCAL = ("training_args.bin", "task.json", MANIFEST)
 UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
 
 
@@ -61,11 +55,11 @@ class RunUploads:
         if strategy == "end":
             return
         message = f"Training in progress, step {step:,}"
-        upload_to = partial(start_upload, checkpoint, self.repository, token=self.args.hub_token)
-        self._running.append(upload_to(message, ignore=NOT_PUBLISHED))
+        upload_to = partial(start_upload, name=self.repository, token=self.args.hub_token)
+        self._running.append(upload_to(published(checkpoint), message=message))
         whole = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}
         if into := whole.get(strategy):
-            self._running.append(upload_to(f"{message}, {into}", into=into))
+            self._running.append(upload_to(resumable(checkpoint), message=f"{message}, {into}", into=into))
 
     def wait(self) -> None:
         """Waits for the uploads in the background and prints those that failed; the training continues without them."""
@@ -83,7 +77,44 @@ class RunUploads:
         folder = Path(self.args.output_dir)
         card = model_card(self.repository, read_run(folder), model, has_curve=(folder / "loss.png").is_file())
         (folder / "README.md").write_text(card, encoding="utf-8")
-        return upload(folder, self.repository, self.args.hub_private_repo, "End of training", self.args.hub_token)
+        files, private = published(folder, texts=self.args.hub_predictions), self.args.hub_private_repo
+        return upload(folder, files, self.repository, private, "End of training", self.args.hub_token)
+
+
+def described(name: str, texts: bool = False) -> str:
+    """ "me/my-t5 of the Hub: weights, tokenizer, ...", for the plan."""
+    held_out = f", held-out texts ({', '.join(HELD_OUT_TEXTS)})" if texts else "; no texts of the data"
+    return f"to {name} of the Hub: {', '.join(PUBLISHED)}{held_out}"
+
+
+def published(folder: Path, formats: Iterable[str] = (), texts: bool = False) -> dict[str, Path]:
+    """{name: file} of a run, checkpoint or export that is uploaded. formats: of an export, each in a folder of its own.
+    texts: also held-out texts. A link is left out: it may lead to any file of this machine."""
+    patterns = [pattern for kind in PUBLISHED.values() for pattern in kind]
+    found = [path for place in (folder, *(folder / kind for kind in formats)) for path in place.glob("*")]
+    found += [path for kind in formats for path in (folder / kind).glob("*/*")]  # of sentence-transformers
+    files = [path for path in found if any(map(path.match, patterns))]
+    files += [
+        path for name in HELD_OUT_TEXTS for where in (name, f"eval_*/{name}") if texts for path in folder.glob(where)
+    ]
+    return _own_files(folder, files)
+
+
+def resumable(checkpoint: Path) -> dict[str, Path | bytes]:
+    """{name: file or content} of a whole checkpoint, from which a run resumes elsewhere. Its state names the best
+    checkpoint without the folder, and the manifest describes the files that are as they were."""
+    files = _own_files(checkpoint, checkpoint.rglob("*"))
+    state = read_json(files.pop("trainer_state.json"))
+    state["best_model_checkpoint"] = (best := state["best_model_checkpoint"]) and Path(best).name
+    files = {name: path for name, path in files.items() if path.name not in LOCAL}
+    listed = read_json(checkpoint / MANIFEST)["files"]
+    manifest = {"files": {name: entry for name, entry in listed.items() if name in files}}
+    made = {"trainer_state.json": state, MANIFEST: manifest}
+    return files | {name: json.dumps(content, indent=1).encode() for name, content in made.items()}
+
+
+def _own_files(folder: Path, paths: Iterable[Path]) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_file() and not path.is_symlink()}
 
 
 def create_repository(name: str, private: bool | None, token: str | None, flag: str = "--push_to_hub") -> str:
@@ -94,23 +125,27 @@ def create_repository(name: str, private: bool | None, token: str | None, flag: 
         raise UserError(f"{flag} {name}: {reason(error)}") from None
 
 
-def upload(folder: Path, name: str, private: bool | None, message: str, token: str | None = None) -> str:
-    """Uploads a folder's files, creating the repository if needed; returns its address. UserError if that fails."""
+def upload(
+    folder: Path, files: dict[str, Path], name: str, private: bool | None, message: str, token: str | None = None
+) -> str:
+    """Uploads these files of a folder, creating the repository if needed; returns its address. UserError if that
+    fails."""
     repository = create_repository(name, private, token)
     try:
-        done = start_upload(folder, repository, message, token, ignore=NOT_PUBLISHED).result()
+        done = start_upload(files, repository, message, token).result()
     except UPLOAD_ERRORS as error:
         raise UserError(f"the model is whole in {folder}, but the upload to {name} failed: {reason(error)}") from None
     return str(done.repo_url)
 
 
 def start_upload(
-    folder: Path, name: str, message: str, token: str | None, into: str | None = None, ignore: Iterable[str] = ()
+    files: Mapping[str, Path | bytes], name: str, message: str, token: str | None, into: str | None = None
 ) -> Future:
-    """Starts to upload a folder's files in the background; returns the Future of the commit. into: the folder of the
-    repository that gets them; None for its root. ignore: patterns of files to leave out."""
-    where = dict(repo_id=name, folder_path=folder, path_in_repo=into, ignore_patterns=list(ignore))
-    return in_background(partial(HfApi(token=token).upload_folder, **where, commit_message=message))
+    """Starts to upload files in the background; returns the Future of the commit. files: {name: file or content}. into:
+    the folder of the repository that gets them; None for its root."""
+    named = {f"{into}/{file}" if into else file: content for file, content in files.items()}
+    operations = [CommitOperationAdd(file, content) for file, content in named.items()]
+    return in_background(partial(HfApi(token=token).create_commit, name, operations, commit_message=message))
 
 
 def reason(error: Exception) -> str:

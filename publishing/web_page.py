@@ -10,25 +10,74 @@ import html
 import os
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from common.processes import user_cache
 
 HEADERS = ["prediction", "log_probability"]  # columns of the table of `n_best`
+HERE = {"localhost", "127.0.0.1", "::1"}
+LONGEST_TEXT = 100_000  # characters of an input
+MOST_BYTES = 2**22  # of a request
+MOST_WAITING = 32  # requests; further ones are told that the queue is full
+
+
+class Guard:
+    """ASGI middleware: no files are uploaded, no request is large, and unless the page `is_open` to other machines,
+    only this machine's addresses are answered, and no page of another origin asks. So a page that a browser opens
+    elsewhere, also under a name that leads here, cannot use this one."""
+
+    def __init__(self, app: Callable, is_open: bool):
+        self.app, self.is_open = app, is_open
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        refusal = scope["type"] == "http" and self._refusal(scope)
+        if not refusal:
+            await self.app(scope, receive, send)
+            return
+        status, text = refusal
+        head = {"status": status, "headers": [(b"content-type", b"text/plain"), (b"connection", b"close")]}
+        await send({"type": "http.response.start"} | head)
+        await send({"type": "http.response.body", "body": text.encode()})
+
+    def _refusal(self, scope: dict) -> tuple[int, str] | None:
+        sent = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = sent.get("host", ""), sent.get("origin")
+        if not self.is_open and urlsplit(f"//{host}").hostname not in HERE:
+            return 403, "this page is for its own machine: open it at the address that the script printed"
+        if not self.is_open and origin is not None and urlsplit(origin).netloc != host:
+            return 403, "a page of another origin may not ask this one"
+        if scope["method"] in ("POST", "PUT", "PATCH"):
+            if not sent.get("content-type", "application/json").startswith("application/json"):
+                return 415, "this page takes texts as JSON, and no files"
+            if not sent.get("content-length", "").isdecimal():
+                return 411, "the request must say its length"
+            if int(sent["content-length"]) > MOST_BYTES:
+                return 413, f"a request has at most {MOST_BYTES:,} bytes"
+        return None
 
 
 def open_page(
     title: str, reads: str, inputs: list[str], more: dict[str, str], answer: Callable[[dict[str, str]], dict]
 ) -> None:
     """Serves a page with a text box for each of `inputs`, until Ctrl-C. Only this machine can open it, unless the
-    environment variable GRADIO_SERVER_NAME says otherwise.
+    environment variable GRADIO_SERVER_NAME says otherwise; then whoever reaches this machine can.
 
     reads: what the model reads, shown at the top, with <input> in place of each input. answer: function {input: text}
     -> {"prediction": the answer, "read": the text that the model has read, and what `more` names}. more: {name: its
     heading} of "n_best", whose value is a list of records with HEADERS, and "labels", whose value is {class: its
     probability}.
     """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # set before the import, at which gradio sends a first report
+    # In the system's temporary directory its folder could be another user's.
+    os.environ.setdefault("GRADIO_TEMP_DIR", str(user_cache("page")))
     import gradio
+    from starlette.middleware import Middleware
 
     def answered(*texts: str) -> list:
+        for name, text in zip(inputs, texts, strict=True):
+            if len(text) > LONGEST_TEXT:
+                raise gradio.Error(
+                    f"{name}: {len(text):,} characters; a text has at most {LONGEST_TEXT:,}", print_exception=False
+                )
         begin = time.perf_counter()
         found = answer(dict(zip(inputs, texts, strict=True)))
         milliseconds = f"{1000 * (time.perf_counter() - begin):.0f}"
@@ -53,6 +102,9 @@ def open_page(
         started = [button.click, *(box.submit for box in boxes)]  # submit: Shift-Enter in a box
         gradio.on(started, answered, boxes, [*results, *about], api_name="answer")
     options = dict(share=False, show_error=True, ssr_mode=False, run_history=False, footer_links=["api"])
+    name = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    options["app_kwargs"] = {"middleware": [Middleware(Guard, is_open=name not in HERE)]}
+    page.queue(max_size=MOST_WAITING)
     page.launch(**options, quiet=True, prevent_thread_lock=True)
     print(f"the page is at {page.local_url} until Ctrl-C", flush=True)
     page.block_thread()

@@ -141,6 +141,7 @@ class TrainingRun(Run):
             f"{human_bytes(needs.memory_there)} available",
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(needs.disk_there)} free",
+            "upload": described_upload(args),
         }
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, data.unknown and data.unknown.warning(), *changed)
@@ -275,6 +276,17 @@ def described_model(model: PreTrainedModel) -> str:
     shape = f"{model.config.model_type}, {shape_of(model.config).described}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
+
+
+def described_upload(args: T5TrainingArguments) -> str | None:
+    """What `--push_to_hub` will publish, and where; None without it."""
+    if not args.push_to_hub:
+        return None
+    from publishing.hub_uploads import described
+
+    whole = {"checkpoint": "; the newest checkpoint too", "all_checkpoints": "; all checkpoints too"}
+    name = args.hub_model_id or Path(args.output_dir).absolute().name
+    return described(name, args.hub_predictions) + whole.get(args.hub_strategy.value, "")
 
 
 def sharding(trainer: T5Trainer) -> str:

@@ -15,10 +15,11 @@ import os
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.command_line import did_you_mean, read_yaml
+from common.command_line import did_you_mean, read_yaml, without_secrets
 from common.errors import UserError
 from common.reports import is_secret, metrics_key, read_metrics, write_aside
 
@@ -327,9 +328,16 @@ def command_line(sweep: Sweep, params: dict, run: str, more: dict | None = None,
     run_json = sweep.folder / f"{run}.json"
     replaced, environment = macros(values, str(run_json), sweep.program), os.environ | {"WANDB_RUN_ID": run}
     if "${args_json_file}" in sweep.command and not to_show:
-        write_aside(run_json, lambda aside: aside.write_text(replaced["args_json"][0]))
+        write_aside(run_json, partial(_write_for_the_user_alone, text=replaced["args_json"][0]))
     words = [ENVVAR.sub(lambda match: environment[match[1]], word) for word in sweep.command]
-    return [part for word in words for part in (replaced.get(word[2:-1], [word]) if word[:2] == "${" else [word])]
+    words = [part for word in words for part in (replaced.get(word[2:-1], [word]) if word[:2] == "${" else [word])]
+    return without_secrets(words) if to_show else words
+
+
+def _write_for_the_user_alone(path: Path, text: str) -> None:
+    """A trial's flags may hold a token."""
+    path.touch(mode=0o600)
+    path.write_text(text)
 
 
 # ---------------------------------------------------------------- results

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial, Trial
 
+RUN_NAME = re.compile(r"\d{4,}-[0-9a-f]{6}")  # a trial's folder: a downloaded study must not name one elsewhere
 POLL = 0.5  # seconds between two checks of a running trial
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
 
@@ -61,6 +62,11 @@ def open_study(sweep: Sweep, storage: str | None) -> "Study":
         before = study.user_attrs.get("search")
         if before is None:
             study.set_user_attr("search", sweep.described())
+    names = [trial.user_attrs.get("run", "0000-000000") for trial in study.get_trials(deepcopy=False)]
+    if strange := [name for name in names if not RUN_NAME.fullmatch(name)]:
+        raise UserError(
+            f"--output_dir {sweep.folder}: its study names a run {strange[0]!r}, which no agent here names so"
+        )
     if before not in (None, sweep.described()):
         raise UserError(
             f"--output_dir {sweep.folder}: begun with the search {before}, not {sweep.described()}: name another folder"

@@ -1,7 +1,6 @@
 """An entry of `DATASET_VALS`: its check, its splits and metrics, the texts of its rows and the values of texts."""
 
 import functools
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -75,7 +74,7 @@ def plain_entry(entry: dict) -> dict:
         entry = entry | {"metrics": list(metrics), "metric_functions": functions}
     if callable(inputs := entry.get("inputs")):
         before, _ = preprocess_of(entry)
-        where = f"inputs ({_place(inputs)})"
+        where = f"inputs ({_name(inputs)})"
 
         @functools.wraps(inputs)
         def preprocess(row: dict) -> list[dict]:
@@ -101,19 +100,16 @@ def call_on_row(name: str, function: Callable[[dict], Any], row: dict) -> Any:
 
 
 def functions_of(entry: dict) -> dict[str, str]:
-    """{field: where its function comes from}, for task.json, of an entry as constants.py has it:
-    {"inputs": "/home/me/tasks.py, line 3, <lambda>", "metrics mine": "/home/me/tasks.py, line 9, share_of_verbs"}."""
+    """{field: name of its function}, for task.json, of an entry as constants.py has it:
+    {"inputs": "<lambda>", "metrics mine": "share_of_verbs"}. run.json has version and commit of the code."""
     metrics = entry.get("metrics")
     values = {field: entry.get(field) for field in ("inputs", "tokenize", "preprocess")}
     values |= {f"metrics {name}": function for name, function in metrics.items()} if isinstance(metrics, dict) else {}
-    return {field: _place(function) for field, function in values.items() if callable(function)}
+    return {field: _name(function) for field, function in values.items() if callable(function)}
 
 
-def _place(function: Callable) -> str:
-    function = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
-    if (code := getattr(function, "__code__", None)) is None:
-        return repr(function)
-    return f"{code.co_filename}, line {code.co_firstlineno}, {function.__qualname__}"
+def _name(function: Callable) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)  # a functools.partial has no name
 
 
 def check_entry(name: str, task: dict) -> None:
@@ -161,7 +157,7 @@ def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]
     """(the entry's `preprocess` as a function, its name). Without one the function returns the row unchanged."""
     function = task.get("preprocess")
     if callable(function):
-        return function, getattr(function, "__qualname__", type(function).__name__)  # a functools.partial has no name
+        return function, _name(function)
     return TRANSFORMS.get(function, lambda row: row), str(function)
 
 

@@ -36,7 +36,7 @@ _GENERATION = {"predict_with_generate": bool, "generation_num_beams": int, "gene
 _RUN_FLAGS |= _GENERATION
 _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS, "max_eval_samples", *LENGTHS, *_RUN_FLAGS)
 NUMBERS = "numbers"  # {task: step and range of its training rows}, a field of its entry
-FUNCTIONS = "functions"  # {task: {field of its entry: where its function comes from}}
+FUNCTIONS = "functions"  # {task: {field of its entry: name of its function}}
 
 
 def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
@@ -109,16 +109,16 @@ def recorded_fields(folder: str, name: str) -> dict:
 
 def check_functions(folder: str, name: str, now: dict[str, str]) -> None:
     """UserError if the entry of a recorded task lacks a function that it had in training; prints a line if a function
-    now comes from another place. now: what `functions_of` of tasks/registry.py returns for the entry."""
+    now has another name. now: what `functions_of` of tasks/registry.py returns for the entry."""
     recorded = read_record(folder).get(FUNCTIONS, {}).get(name.replace("/", "_"), {})
-    for field, place in recorded.items():
+    for field, function in recorded.items():
         if field not in now:
             raise UserError(
-                f"{Path(folder) / TASK_RECORD}: task {name} was trained with the {field} of {place}, and its entry in "
-                "DATASET_VALS has no such function now. Give it the function again"
+                f"{Path(folder) / TASK_RECORD}: task {name} was trained with the {field} of {function}, and its entry "
+                "in DATASET_VALS has no such function now. Give it the function again"
             )
-        if now[field] != place:
-            print_once(f"task {name}: {field} is now {now[field]}; the model was trained with that of {place}")
+        if now[field] != function:
+            print_once(f"task {name}: {field} is now {now[field]}; the model was trained with {function}")
 
 
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:

@@ -52,7 +52,7 @@ class Task:
     entry.
 
     is_one_of_several: the names of its metrics then begin with its own. recorded: fields for the entry from task.json
-    of the evaluated model. functions: {field of the entry: where its function comes from}.
+    of the evaluated model. functions: {field of the entry: name of its function}.
     """
 
     def __init__(

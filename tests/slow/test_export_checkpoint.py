@@ -35,7 +35,7 @@ from common.whole_folders import checkpoints_of
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model, load_model
 from publishing import exports, hub_uploads
-from publishing.hub_uploads import NOT_PUBLISHED
+from publishing.hub_uploads import published
 from publishing.model_cards import model_card
 
 ROOT = Path(export_checkpoint.__file__).resolve().parent
@@ -436,6 +436,7 @@ class CardTest(TestCase):
         self.assertEqual(hub.repositories["me/mine"]["visibility"], "private")
         (commit,) = hub.commits
         self.assertEqual(commit["files"], {path.name: path.read_bytes() for path in self.out.iterdir()})
+        self.assertRegex(printed, "upload +to me/mine of the Hub: weights, tokenizer, .*; no texts of the data")
         self.assertIn('from_pretrained("me/mine")', commit["files"]["README.md"].decode())
         self.assertIn("uploaded to", printed)
 
@@ -461,9 +462,31 @@ class CardTest(TestCase):
             self.assertIn("model.safetensors", names)
             self.assertEqual("manifest.json" in names, "/" in next(iter(commit["files"])), "only whole ones have it")
         self.assertIn("| `loss` |", last["files"]["README.md"].decode())
-        self.assertContainsSubset({"model.safetensors", "all_results.json", "loss.png", "samples.md"}, last["files"])
-        self.assertNoCommonElements({"run.json", "training_args.bin", "trainer_state.json"}, last["files"])
-        self.assertIn("run.json", NOT_PUBLISHED)
+        self.assertContainsSubset({"model.safetensors", "all_results.json", "loss.png"}, last["files"])
+        private = {"run.json", "training_args.bin", "trainer_state.json", "samples.md"}
+        self.assertTrue((self.out / "samples.md").is_file())
+        self.assertNoCommonElements(private, last["files"])
+
+    def test_a_link_of_a_downloaded_run_is_not_followed(self):
+        model = self.folder / "theirs"
+        shutil.copytree(workspace() / "whole", model)
+        (self.folder / "private").write_text("a key")
+        (model / "loss.png").symlink_to(self.folder / "private")
+        with FakeHub() as hub:
+            _, printed, _ = self.export(model, "--push_to_hub", "me/mine")
+        self.assertNotIn("loss.png", hub.commits[0]["files"])
+        self.assertFalse((self.out / "loss.png").exists())
+        self.assertIn("loss.png is a link, and links are not exported", printed)
+
+    def test_all_formats_of_an_export_are_published(self):
+        for name in ("task.json", "encoder/model.safetensors", "encoder/tokenizer.json", "ctranslate2/model.bin"):
+            (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.out / name).touch()
+        (self.out / "sentence_transformers" / "1_Pooling").mkdir(parents=True)
+        (self.out / "sentence_transformers" / "1_Pooling" / "config.json").touch()
+        found = published(self.out, ["encoder", "ctranslate2", "sentence_transformers"])
+        wanted = ["ctranslate2/model.bin", "encoder/model.safetensors", "encoder/tokenizer.json"]
+        self.assertEqual(sorted(found), [*wanted, "sentence_transformers/1_Pooling/config.json"])
 
     def test_nothing_is_uploaded_without_the_flag_or_by_a_dry_run(self):
         with FakeHub() as hub:
@@ -501,8 +524,9 @@ class CardTest(TestCase):
     def test_a_process_ends_before_its_uploads(self):
         program = (
             "import sys, time; from pathlib import Path; from huggingface_hub import HfApi\n"
-            "from publishing.hub_uploads import start_upload\nHfApi.create_commit = lambda *_, **__: time.sleep(1000)\n"
-            "start_upload(Path(sys.argv[1]), 'me/run', 'a step', 'hf_x')\nsys.exit(75)"
+            "from publishing.hub_uploads import published, start_upload\n"
+            "HfApi.create_commit = lambda *_, **__: time.sleep(1000)\n"
+            "start_upload(published(Path(sys.argv[1])), 'me/run', 'a step', 'hf_x')\nsys.exit(75)"
         )
         command = [sys.executable, "-c", program, workspace() / "whole"]
         done = subprocess.run(command, cwd=Path(pre_train_t5.__file__).parent, timeout=20)
@@ -526,7 +550,8 @@ class BadInputTest(TestCase):
             "no_weights",
             ["--model_name_or_path", "{folder}/fsdp"],
             "--model_name_or_path .*fsdp: no weights there, .*"
-            "Shards of DeepSpeed are joined by the zero_to_fp32.py beside them, of FSDP by `accelerate merge-weights`",
+            "Shards of DeepSpeed are joined by `python -m deepspeed.utils.zero_to_fp32` .*, "
+            "of FSDP by `accelerate merge-weights`",
         ),
         ("no_tokenizer", ["--model_name_or_path", "{folder}/bare"], "no tokenizer in .*bare or above it"),
         ("no_config", ["--model_name_or_path", "{folder}/bare", "--tokenizer_name", "{good}/tokenizer"], "bare"),

@@ -226,6 +226,16 @@ class CommandTest(SweepTest):
         _, wandbs = self.wandbs_words(command, self.VALUES | {"output_dir": str(self.out / "0007")}, "0007")
         self.assertEqual(json.loads(Path(path).read_text()), json.loads(Path(wandbs).read_text()))
         self.assertEqual(Path(path).parent, self.out)
+        self.assertEqual(Path(path).stat().st_mode & 0o777, 0o600)  # a flag may hold a token
+
+    @parameterized.parameters("--hub_token=${envvar:PLACE}", "--hub_token=hf_x")
+    def test_a_token_in_the_command_is_not_shown(self, word):
+        os.environ["PLACE"] = "hf_x"
+        sweep = self.read(command=["python", "${program}", word, "${args}"], parameters=self.FIXED)
+        self.assertIn("--hub_token=hf_x", command_line(sweep, {}, "0007"))
+        shown = command_line(sweep, {}, "0007", to_show=True)
+        self.assertIn("--hub_token=***", shown)
+        self.assertNotIn("hf_x", " ".join(shown))
 
     def run_of(self, path: Path, *argv) -> tuple[Path, list[str]]:
         """(the sweep's folder, the words that `python` gets) of a first trial named 0000."""
@@ -284,6 +294,17 @@ def read_name(path: Path) -> str:
 
 # ---------------------------------------------------------------- agents
 class AgentTest(SweepTest):
+    def test_a_downloaded_study_names_no_folder_elsewhere(self):
+        """Its waiting trial would be resumed, and its log written, wherever the name leads."""
+        self.run_sweep("--count", 1)
+        study = sweep_trials.open_study(self.read(), None)
+        study.enqueue_trial(self.trials()[0].params, user_attrs={"run": "../../elsewhere"})
+        with self.assertRaises(SystemExit) as stop, contextlib.redirect_stderr(io.StringIO()) as error:
+            self.run_sweep("--count", 1)
+        self.assertEqual(stop.exception.code, 2)
+        self.assertIn("its study names a run '../../elsewhere'", error.getvalue())
+        self.assertEmpty(list(self.folder.parent.glob("elsewhere*")))
+
     def test_grid_is_covered_once_and_goes_on_where_it_stopped(self):
         changes = dict(parameters=SWEEP["parameters"] | {"steps": {"min": 1, "max": 3}})
         code, printed = self.run_sweep("--count", 5, **changes)

@@ -327,6 +327,20 @@ class SavingTest(ModelTest):
 
 
 class LoadingTest(ModelTest):
+    @parameterized.parameters("../private/model.safetensors", "{folder}/private/model.safetensors")
+    def test_a_list_of_parts_names_no_file_elsewhere(self, part):
+        """A downloaded folder would have other weights of this machine read, and exported as its own."""
+        part = part.format(folder=self.folder)
+        self.tiny().save_pretrained(self.folder / "private")
+        theirs = self.folder / "theirs"
+        self.tiny().save_pretrained(theirs)
+        (theirs / "model.safetensors").unlink()
+        with safe_open(self.folder / "private" / "model.safetensors", "pt") as file:
+            index = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), part)}
+        (theirs / "model.safetensors.index.json").write_text(json.dumps(index))
+        with self.assertRaisesRegex(UserError, f"--model_name_or_path .*index.json names {part}, which is no file of"):
+            load_model(str(theirs))
+
     @parameterized.named_parameters(
         ("v1_1_bin", V1_1, False),
         ("v1_1_safetensors", V1_1, True),

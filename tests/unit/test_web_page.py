@@ -1,5 +1,6 @@
 """predict_t5.py --web: the page gives the answers of predict_t5.py, in a browser too, and asks no other machine."""
 
+import asyncio
 import contextlib
 import html
 import io
@@ -11,10 +12,12 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
+from urllib.parse import urlsplit
 
 import torch
 from absl.testing import parameterized
@@ -25,6 +28,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
 import predict_t5
+from publishing import web_page
 
 ROOT = Path(constants.__file__).parent
 PAIRS = [("old fox number 7", "very old fox"), ("yes no", "answer 3"), ("", "")]
@@ -203,6 +207,54 @@ class WebPageTest(parameterized.TestCase):
         self.assertStartsWith(url, "http://127.0.0.1:")
         self.assertContainsSubset({"127.0.0.1"}, asked)
         self.assertEmpty(set(asked) - {"127.0.0.1", "localhost", "a file"})
+
+    def test_the_server_takes_texts_of_this_machine_and_nothing_else(self):
+        """Asked as other pages, other names of this machine and strangers would; its folder is nobody else's."""
+        places = mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self.folder / "cache"))
+        texts = json.dumps({"data": list(PAIRS[0])}).encode()
+        upload = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n' + b"0" * 99 + b"\r\n--x--"
+        as_files = {"Content-Type": "multipart/form-data; boundary=x"}
+        call, web = "/gradio_api/call/answer", {"Content-Type": "application/json"}
+        with places, opened("--model_name_or_path", self.model()) as url:
+            host = urlsplit(url).netloc
+            for path, body, headers, wanted in (
+                ("/", None, {}, 200),
+                (call, texts, web, 200),
+                (call, texts, web | {"Origin": f"http://{host}"}, 200),
+                (call, texts, web | {"Origin": "https://evil.example"}, 403),
+                (call, texts, web | {"Origin": "null"}, 403),
+                (call, texts, web | {"Host": "evil.example"}, 403),
+                ("/", None, {"Host": "evil.example:7860"}, 403),
+                ("/gradio_api/upload", upload, as_files, 415),
+                ("/gradio_api/upload", upload, as_files | {"Origin": f"http://{host}"}, 415),
+                (call, texts, web | {"Content-Length": str(2**23)}, 413),
+            ):
+                with self.subTest(path=path, headers=headers):
+                    request = urllib.request.Request(url.rstrip("/") + path, body, headers)
+                    try:
+                        with urllib.request.urlopen(request, timeout=60) as answer:
+                            self.assertEqual(answer.status, wanted)
+                    except urllib.error.HTTPError as error:
+                        self.assertEqual(error.code, wanted, error.read())
+            with self.assertRaisesRegex(Exception, "sentence1: 100,001 characters; a text has at most 100,000"):
+                client_of(url).predict("x" * 100_001, "b", api_name="/answer")
+        self.assertEqual((self.folder / "cache" / "t5_foundry" / "page").stat().st_mode & 0o777, 0o700)
+
+    def test_a_page_for_others_answers_them(self):
+        """Whoever sets GRADIO_SERVER_NAME lets others reach it, perhaps under names that this machine does not know."""
+        outcomes = []
+
+        async def app(*_):
+            outcomes.append("answered")
+
+        async def send(message):
+            outcomes.append(message.get("status"))
+
+        headers = [(b"host", b"me.hf.space"), (b"origin", b"https://huggingface.co")]
+        for is_open in (True, False):
+            scope = {"type": "http", "method": "GET", "headers": headers}
+            asyncio.run(web_page.Guard(app, is_open)(scope, None, send))
+        self.assertEqual(outcomes[:2], ["answered", 403])
 
     def test_in_a_browser(self):
         if not (shutil.which("chromedriver") and shutil.which("chromium")):
