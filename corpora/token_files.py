@@ -222,18 +222,15 @@ class TokenWriter:
     def _end(self, ends: np.ndarray) -> None:
         """Counts the documents that end at these places of the file. While the text is read nobody knows how many there
         will be, so every place is kept at first, then every second one, and so on."""
-        if not len(ends):
-            return
-        begins = np.concatenate([[self.begin], ends[:-1]])
-        lengths, self.begin = ends - begins, int(ends[-1])
-        self.info["lengths"].update(lengths.tolist())
-        while self.ended + len(ends) > MOST_PLACES * self.stride:
-            self.info["places"], self.stride = self.info["places"][::2], 2 * self.stride
-        first = -self.ended % self.stride
-        numbers = np.arange(self.ended + first, self.ended + len(ends), self.stride)
-        places = np.stack([numbers, begins[first :: self.stride], lengths[first :: self.stride]], axis=1)
-        self.info["places"] += places.tolist()
-        self.ended += len(ends)
+        lengths, places, begin = self.info["lengths"], self.info["places"], self.begin
+        for number, end in enumerate(ends.tolist(), start=self.ended):
+            lengths[end - begin] += 1
+            if number % self.stride == 0:
+                places.append([number, begin, end - begin])
+                if len(places) > MOST_PLACES:
+                    places[:], self.stride = places[::2], 2 * self.stride
+            begin = end
+        self.begin, self.ended = begin, self.ended + len(ends)
 
     def _write(self, ids: np.ndarray) -> None:
         self.file.write(ids.astype(self.dtype).tobytes())
