@@ -34,6 +34,7 @@ from common.reports import end_summary, start_summary
 from common.whole_folders import made_aside
 from constants import BUILTIN_CORPUS, NUM_SENTINELS, TASK_RECORD
 from corpora.hub import load_dataset_splits
+from corpora.preview import Seen, described_files, files_read, print_preview
 from corpora.reading import column_texts
 from corpora.sources import described, find_corpora, find_sources
 from corpora.tokenizers import (
@@ -172,8 +173,11 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 
-def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments) -> tuple[str, Iterator[str]]:
-    """(description of the text for the summary, its documents, at most --max_train_samples of them)."""
+def find_documents(
+    args: TokenizerArguments, data_args: PreTrainingDataArguments
+) -> tuple[dict[str, str | None], Iterator[str]]:
+    """(rows of the summary about the text, its documents, at most --max_train_samples of them)."""
+    files = None
     if args.streaming:
         name, config = args.dataset_name, args.dataset_config_name
         rows = iter(load_dataset_splits(name, config, "--dataset_name", streaming=True, needed="train")["train"])
@@ -184,10 +188,10 @@ def find_documents(args: TokenizerArguments, data_args: PreTrainingDataArguments
         text = f"{args.dataset_name}, streamed"
     else:
         sources = [find_sources(alone)["train"] for _, alone in find_corpora(data_args).values()]
-        text = described(sources)
+        text, files = described(sources), described_files(files_read({"train": [source.files for source in sources]}))
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
-    return text + limit, itertools.islice(documents, args.max_train_samples)
+    return {"text": text + limit, "files": files}, itertools.islice(documents, args.max_train_samples)
 
 
 def described_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> str:
@@ -213,10 +217,11 @@ def main(argv: list[str] | None = None) -> str:
     if args.config_name:
         build_config(args.config_name)  # refuses an unknown name before the training
     text, documents = find_documents(args, data_args)
-    start_summary({"text": text, "tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
+    start_summary(text | {"tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
+    seen = Seen()
     with made_aside(Path(args.output_dir)) as folder:
         how = args.normalization, args.character_coverage, args.max_sentences
-        letters = train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how)
+        letters = train_tokenizer(seen.of(documents), folder, args.vocab_size, args.byte_fallback, *how)
         tokenizer = load_tokenizer(str(folder))
         if args.config_name:
             build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
@@ -224,8 +229,9 @@ def main(argv: list[str] | None = None) -> str:
     named = {"--train_file": args.train_file, "--dataset_name": args.dataset_name and [args.dataset_name]}
     words = [word for flag, values in named.items() if values for word in (flag, *values)]
     words += ["--tokenizer_name", args.output_dir, "--config_name", args.output_dir if args.config_name else "mini"]
+    print_preview(tokenizer, seen.shown(tokenizer))
     rows = {
-        "text": text,
+        "documents": seen.described(),
         "tokens": f"{len(tokenizer):,}, sentinels {sentinels[0]} to {sentinels[-1]}",
         "unknown": described_letters(tokenizer, letters),
         "written to": args.output_dir,

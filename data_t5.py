@@ -9,6 +9,7 @@ corpus works with every objective.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from common.errors import UserError
 from common.reports import human_count
 from corpora.examples import SomeExamples, WeightedExamples, evaluation_shares
 from corpora.own_ids import has_ids, ids_tokenizer
+from corpora.preview import Shown, described_files, described_spread, evenly, files_read, spread
 from corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from corpora.token_files import tokenised
 from corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
@@ -176,6 +178,48 @@ class Text:
         return {split: sum(file.documents for file in files) for split, files in self.files.items()}
 
     @property
+    def read(self) -> dict[str, dict]:
+        """What was read, in numbers: {"files": as `files_read`, "documents": {split: how many there are, how many empty
+        ones were left out, and the shortest, median and longest of them in tokens}}."""
+        splits = ("train", "validation")
+        sources = {split: self.found.of_split(split) for split in splits}
+        if self.args.validation_file:  # that of every corpus
+            sources["validation"] = sources["validation"][:1]
+        files = {split: [getattr(one, "files", None) for one in several] for split, several in sources.items()}
+        documents = {}
+        for split, of_split in self.files.items():
+            counts = {"read": self.documents[split], "empty": sum(file.empty_documents for file in of_split)}
+            documents[split] = counts | spread(sum((file.lengths for file in of_split), Counter()))
+        return {"files": files_read(files), "documents": documents}
+
+    def shown(self, whole: bool) -> list[list[Shown]]:
+        """For the preview: the first and a middle document, and an example as the objective makes it. whole: twice as
+        many documents. Of several corpora the first document of each."""
+        found = self.found
+        if self.args.streaming:
+            from corpora.streamed_text import first_documents
+
+            documents, example, name = first_documents(found), self.validation, "validation"
+        else:
+            documents, example, name = [], self.train, "example"
+            for corpus, file in zip(found.names, self.files["train"], strict=True):
+                chosen = evenly(file.places, 1 if found.is_mixed else 4 if whole else 2)
+                before = f"{corpus}, " if found.is_mixed else ""
+                documents += [
+                    Shown(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
+                    for number, begin, size in chosen
+                ]
+        rows = [[document] for document in documents]
+        if example is None:
+            return rows
+        batch = self.objective([example[0]])
+        parts = [
+            Shown(f"{name} {side}", [n for n in batch[ids][0].tolist() if n >= 0], None, self.objective.sentinel_ids)
+            for side, ids in (("source", "input_ids"), ("target", "labels"))
+        ]
+        return [*rows[:4], parts, *rows[4:]]
+
+    @property
     def unknown(self) -> Unknown | None:
         """The share of <unk> among the tokens of each split; None for ready-made ids."""
         all_files = list(itertools.chain(*self.files.values()))
@@ -207,7 +251,8 @@ class Text:
         steps: optimizer steps of the run."""
         found, objective, length = self.found, self.objective, self.tokens_per_example
         files = self.files.get("train", self.files["validation"])
-        documents, empty = sum(file.documents for file in files), sum(file.empty_documents for file in files)
+        numbers = self.read
+        documents = numbers["documents"].get("train") or numbers["documents"]["validation"]
         text_bytes, tokens = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
         of_text = f", {text_bytes / tokens:.2f} bytes per token" if text_bytes else ""
         per_step, scored = round(self.batch * length), len(self.validation or ())
@@ -221,7 +266,9 @@ class Text:
                 held_out = f"{scored:,} of {self.held_out:,} validation"
         rows = {
             "text": described(found.of_split("train")),
-            "documents": f"{documents:,} {read}({empty:,} empty ones left out)",
+            "files": described_files(numbers["files"]),
+            "documents": f"{documents['read']:,} {read}({documents['empty']:,} empty ones left out) of "
+            f"{described_spread(documents)}",
             "tokenizer": f"{len(found.tokenizer):,} tokens{of_text}",
         }
         among = "among the first 1,000 of" if self.args.streaming else "in"

@@ -27,8 +27,9 @@ import itertools
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ from common.reports import end_summary, start_summary
 from common.whole_folders import told_if_full
 from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
 from corpora.files import check_file
+from corpora.preview import UNCUT, Shown, described_spread, print_preview, spread
 from corpora.tokenizers import load_tokenizer
 from model_t5 import fit_vocabulary, load_to_answer
 from modeling.frozen import form_of
@@ -141,7 +143,7 @@ class SearchArguments:
 class Plan:
     """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
 
-    cut: how many texts were as long as --max_source_length so far.
+    lengths: {tokens of a text, cut at --max_source_length: how many had as many so far}.
     """
 
     args: PredictionArguments
@@ -149,7 +151,7 @@ class Plan:
     reader: InputReader
     tokenizer: PreTrainedTokenizerBase
     search: dict
-    cut: int = 0
+    lengths: Counter = field(default_factory=Counter)
 
     @property
     def count(self) -> int:
@@ -366,7 +368,7 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     """
     state, texts = PartialState(), [text for item in items for text in item.texts]
     ids = tokenised(texts, plan)
-    plan.cut += sum(len(text) >= plan.entry["max_source_length"] for text in ids)
+    plan.lengths.update(map(len, ids))
     order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
     size = plan.args.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
@@ -386,10 +388,18 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
 
 
-def tokenised(texts: list[str], plan: Plan) -> list[list[int]]:
-    """Token ids of the texts, cut at the task's source length."""
-    cut = dict(max_length=plan.entry["max_source_length"], truncation=True)
+def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:
+    """Token ids of the texts, cut at the task's source length, or at `most` tokens."""
+    cut = dict(max_length=most or plan.entry["max_source_length"], truncation=True)
     return plan.tokenizer(texts, **cut)["input_ids"] if texts else []
+
+
+def first_text(plan: Plan) -> list[list[Shown]]:
+    """The first text that the model reads, as it reads it, for the preview; [] if all inputs are empty."""
+    texts = itertools.islice(itertools.chain.from_iterable(item.texts for item in read_inputs(plan)), 1)
+    return [
+        [Shown("first input", tokenised([text], plan)[0], len(tokenised([text], plan, UNCUT)[0]))] for text in texts
+    ]
 
 
 def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
@@ -427,6 +437,7 @@ def main(argv: list[str] | None = None) -> dict:
     rows["inputs"] += f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
     rows |= {"continued": f"{done:,} were answered before" if done else None, "written to": args.output_file}
     start_summary(rows, title="prediction")
+    print_preview(plan.tokenizer, first_text(plan))
     done = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
     begin = done - done % size if done < len(sizes) else done  # a window that was cut off is answered again as a whole
@@ -443,8 +454,11 @@ def main(argv: list[str] | None = None) -> dict:
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before
     rows = {"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"}
-    if plan.cut:
-        rows["cut"] = f"{plan.cut:,} texts at {plan.entry['max_source_length']:,} tokens (--max_source_length)"
+    if plan.lengths:
+        rows["read"] = f"texts of {described_spread(spread(plan.lengths))}"
+    most = plan.entry["max_source_length"]
+    if cut := sum(count for length, count in plan.lengths.items() if length >= most):
+        rows["cut"] = f"{cut:,} texts at {most:,} tokens (--max_source_length)"
     end_summary(rows)
     finish_process_group()
     return {"inputs": len(sizes), "answered": answered}

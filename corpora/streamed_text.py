@@ -17,8 +17,9 @@ from transformers import TrainingArguments
 from common.command_line import listed
 from common.errors import UserError
 from constants import BUILTIN_CORPUS
-from corpora.blocks import Corpus, FileCorpus, hub_corpora
-from corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row
+from corpora.blocks import Corpus, FileCorpus, Piece, hub_corpora
+from corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank, with_eos
+from corpora.preview import Shown
 from corpora.reading import text_of
 from corpora.sources import builtin_sources
 from corpora.streams import StreamDataset, packed
@@ -100,6 +101,22 @@ def _first_tokens(found: Any, sources: dict[str, Corpus], wanted: int, encode: C
         corpus.hold_out(wanted, tokens_in)
     tokens = np.frombuffer(file.getvalue(), writer.dtype)
     return TokenFile(tokens, **writer.info, known=known, digests=frozenset(digests))
+
+
+def first_documents(found: Any) -> list[Shown]:
+    """The first training document, and the first one of the middle block, as the model gets them; of several corpora
+    the first one of each. No more is read."""
+    encode, shown = document_encoder(found.tokenizer, found.ids), []
+    for name, corpus in zip(found.names, found.of_split("train"), strict=True):
+        document_of = document_reader(found, corpus)
+        before = f"{name}, " if found.is_mixed else ""
+        for number in [0] if found.is_mixed else sorted({0, len(corpus) // 2}):
+            documents = (document_of(row) for _, row in corpus.rows(Piece(number)))
+            if document := next(itertools.filterfalse(is_blank, documents), None):
+                ids, ends = encode([document])
+                ids, _ = with_eos(ids, ends, [document], eos_between(found))
+                shown.append(Shown(f"{before}first of block {number + 1:,}", ids))
+    return shown
 
 
 def training_stream(

@@ -12,7 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -33,13 +33,19 @@ TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
 LEAST_COPY = 50  # characters or ids of a document whose copies a stream leaves out: headings are no copies
+MOST_PLACES = 32  # documents whose places are kept, spread evenly over the file
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
 TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
 
 
 @dataclass
 class TokenFile:
-    """The tokens of a split, a flat memory-mapped array, and what they were made of (0 bytes: ready-made ids)."""
+    """The tokens of a split, a flat memory-mapped array, and what they were made of (0 bytes: ready-made ids).
+
+    lengths: {tokens of a document, its EOS included: how many documents have as many}. places: [number of a document,
+    where it begins, its length] of some, spread evenly. A flat array of ids counts as one document for each stretch
+    that is in this split.
+    """
 
     tokens: np.ndarray
     documents: int
@@ -48,6 +54,8 @@ class TokenFile:
     unknown: int = 0  # how many of the tokens are <unk>
     known: int = 0  # of validation: how many of the documents are also in the training text
     digests: frozenset[int] = frozenset()  # of a stream's validation: those of its documents
+    lengths: Counter = field(default_factory=Counter)
+    places: list[list[int]] = field(default_factory=list)
 
     def bytes_per_token(self, eos_id: int | None = None) -> float | None:
         """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
@@ -230,10 +238,14 @@ class TokenWriter:
     def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos_id: int | None):
         self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-        self.info = dict(documents=0, empty_documents=0, text_bytes=0, unknown=0)
+        self.info: dict[str, Any] = dict(
+            documents=0, empty_documents=0, text_bytes=0, unknown=0, lengths=Counter(), places=[]
+        )
         self.batch, self.batch_size = [], 0
         self.goes_on = False  # the last document added has not ended yet
         self.last = None  # the id written last
+        self.size = self.begin = 0  # tokens written, and those before the document that has not ended yet
+        self.ended, self.stride = 0, 1  # documents that have ended; of so many one has its place kept
 
     def add(self, document: str | IdDocument) -> int:
         """Takes one document; returns its size in bytes."""
@@ -255,10 +267,11 @@ class TokenWriter:
 
     def break_off(self) -> None:
         """Ends the last document where it is: its next part is in another split, or empty."""
-        if self.goes_on and self.eos_id is not None:
+        if self.goes_on:
             self.flush()
-            if self.last != self.eos_id:
+            if self.eos_id is not None and self.last != self.eos_id:
                 self._write(np.array([self.eos_id]))
+            self._end(np.array([self.size]))
         self.goes_on = False
 
     def flush(self) -> None:
@@ -268,11 +281,29 @@ class TokenWriter:
         ids, ends = self.encode(self.batch)
         if isinstance(self.batch[0], str):
             self.info["unknown"] += int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
-        self._write(with_eos(ids, ends, self.batch, self.eos_id)[0])
+        ids, ends = with_eos(ids, ends, self.batch, self.eos_id)
+        if not isinstance(self.batch[0], str):
+            ends = ends[[not goes_on(document) for document in self.batch]]
+        self._end(self.size + ends)
+        self._write(ids)
         self.batch, self.batch_size = [], 0
+
+    def _end(self, ends: np.ndarray) -> None:
+        """Counts the documents that end at these places of the file. While the text is read nobody knows how many there
+        will be, so every place is kept at first, then every second one, and so on."""
+        lengths, places, begin = self.info["lengths"], self.info["places"], self.begin
+        for number, end in enumerate(ends.tolist(), start=self.ended):
+            lengths[end - begin] += 1
+            if number % self.stride == 0:
+                places.append([number, begin, end - begin])
+                if len(places) > MOST_PLACES:
+                    places[:], self.stride = places[::2], 2 * self.stride
+            begin = end
+        self.begin, self.ended = begin, self.ended + len(ends)
 
     def _write(self, ids: np.ndarray) -> None:
         self.file.write(ids.astype(self.dtype).tobytes())
+        self.size += len(ids)
         self.last = ids[-1] if len(ids) else self.last
 
 
@@ -290,4 +321,5 @@ def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callab
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
+    info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
     return TokenFile(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **info)

@@ -26,6 +26,7 @@ from common.reports import (
     write_json,
 )
 from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
+from corpora.preview import LINES, print_preview, recorded
 from data_t5 import Text
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
@@ -145,6 +146,9 @@ class TrainingRun(Run):
         }
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, data.unknown and data.unknown.warning(), *changed)
+        preview = data.shown(whole=args.dry_run)
+        print_preview(self.trainer.processing_class, preview, None if args.dry_run else LINES)
+        self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
         if data.unknown:
             data.unknown.refuse_beyond(self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
@@ -165,6 +169,7 @@ class TrainingRun(Run):
         # The flags go to the top level, so that trackers can filter runs by them.
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
+        shown.pop("read", None)  # the user's own text stays here
         start_tracking(self.trainer, shown, self.checkpoint)
         for path in old:
             remove(path, quietly=path.name == SAVING)
@@ -207,6 +212,7 @@ class TrainingRun(Run):
         record["sequences_per_step"] = self.sequences
         for feature in self.args.features:
             record |= feature.record()
+        record["read"] = self.read
         record["unknown_share"] = self.data.unknown and self.data.unknown.shares
         return record
 

@@ -50,12 +50,19 @@ MISSING = object()  # a missing column; None is an empty value
 HELD_OUT = 1_000  # rows held out of a streamed text where neither --validation_file nor --max_eval_samples is given
 
 
-def load_rows(name: str, task: dict, args: TaskArguments, split: str, left_out: Counter | None = None) -> list[dict]:
+def load_rows(
+    name: str,
+    task: dict,
+    args: TaskArguments,
+    split: str,
+    left_out: Counter | None = None,
+    files: dict[str, list] | None = None,
+) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. UserError if there are none.
 
     Rows of a test split have the target column only where their labels are public. With --streaming at most
     --max_eval_samples rows of a --validation_file are read. left_out: a counter to which {(column, value): rows that
-    this condition of skip_where leaves out} is added.
+    this condition of skip_where leaves out} is added. files: a dictionary that gets {split: [the files read]}.
     """
     named, evaluated = own_files(args, task), eval_splits(task)[0]
     held_out = task.get("held_out") and split in ("train", evaluated) and evaluated not in named
@@ -63,6 +70,8 @@ def load_rows(name: str, task: dict, args: TaskArguments, split: str, left_out: 
     limit = args.max_eval_samples if args.streaming and source in named else None
     reader = SplitReader(name, task, args, source)
     rows = list(itertools.islice(reader, limit))
+    if files is not None:
+        files[source] = [reader.files]
     if left_out is not None:
         left_out.update(reader.left_out)
     if held_out:

@@ -7,6 +7,7 @@ T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tas
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -29,6 +30,7 @@ from common.whole_folders import cached
 from corpora.blocks import Corpus
 from corpora.examples import row_lengths
 from corpora.files import say_once
+from corpora.preview import UNCUT, Shown, described_files, described_spread, evenly, files_read, spread
 from corpora.streams import StreamDataset, one_by_one
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import Unknown, unknown_in_rows
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MEASURED = 1_000  # rows of a split in which the columns that a cut takes away are looked for
+SHOWN_ROWS = 4  # rows of a split that are kept for the preview
 
 
 class Task:
@@ -66,6 +69,7 @@ class Task:
         benchmark, slash, _ = name.rpartition("/")  # a task of another benchmark than --benchmark is BENCHMARK/NAME
         self.name, self.entry, self.is_one_of_several = name.replace("/", "_"), entry, is_one_of_several
         self.args = dataclasses.replace(args, benchmark=benchmark) if slash else args
+        self.files: dict[str, list] = {}  # {split: lists of the files that were read}
 
     def open_stream(self) -> Corpus:
         """The corpus of the training rows with --streaming; no row is read yet."""
@@ -86,7 +90,7 @@ class Task:
             if holds_out and split in registry.eval_splits(self.entry):
                 rows[split] = held_out_rows(self.name, self.entry, self.args, corpus)
             else:
-                rows[split] = load_rows(self.name, self.entry, self.args, split, left_out)
+                rows[split] = load_rows(self.name, self.entry, self.args, split, left_out, self.files)
             for (column, value), count in left_out.items() if self.name == OWN else ():
                 say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
             skipped.update(left_out)
@@ -108,8 +112,9 @@ class LoadedTask(Task):
     """A task with its rows and their tokens.
 
     rows: {split: its rows}, of which at most --max_train_samples or --max_eval_samples are kept; data: {split: their
-    tokens}; examples: {split: number of rows before this limit}. corpus: that of streamed training rows. The entry of a
-    task of numbers gets step and range from the training rows, or else from the first split that has targets.
+    tokens}; shown: {split: some of them for the preview}; examples: {split: number of rows before this limit}. corpus:
+    that of streamed training rows. The entry of a task of numbers gets step and range from the training rows, or else
+    from the first split that has targets.
     """
 
     def __init__(
@@ -120,7 +125,7 @@ class LoadedTask(Task):
         corpus: Corpus | None = None,
     ):
         self.name, self.args, self.is_one_of_several = task.name, task.args, task.is_one_of_several
-        self.functions, self.tokenizer, self.corpus = task.functions, tokenizer, corpus
+        self.functions, self.tokenizer, self.corpus, self.files = task.functions, tokenizer, corpus, task.files
         self.entry, self.numbers_from = task.entry, "as its entry says"
         target = self.entry["target"]
         if self.entry["target_type"] == "number" and "numbers" not in self.entry:
@@ -129,7 +134,7 @@ class LoadedTask(Task):
                 self.numbers_from = f"from the {known[0]} rows"
                 numbers = registry.found_numbers(row[target] for row in rows[known[0]])
                 self.entry = self.entry | {"numbers": numbers}
-        self.rows, self.data, plain = {}, {}, self.entry
+        self.rows, self.data, self.shown, plain = {}, {}, {}, self.entry
         self.examples = {split: len(all_rows) for split, all_rows in rows.items()}
         for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
@@ -137,6 +142,9 @@ class LoadedTask(Task):
             self.entry, of_split = registry.with_other_answers(plain, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
+            numbers = evenly(range(len(of_split)), SHOWN_ROWS)
+            made = [self.data[split][number] for number in numbers]
+            self.shown[split] = self._shown(split, [of_split[number] for number in numbers], made)
             if self.entry["target_type"] == "class" and self.entry["target"] in of_split[0]:
                 used = {registry.target_text(self.name, self.entry, row) for row in of_split}
                 missing = [label for label in self.entry["labels"] if label not in used]
@@ -144,6 +152,28 @@ class LoadedTask(Task):
                     first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
                     print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
             self._warn_about_rouge(split)
+
+    def _shown(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Shown]]:
+        """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
+        whole = made
+        if rows and "tokenize" not in self.entry:
+            tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, UNCUT, None)
+            whole = examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
+        is_unpaired = self.entry.get("rejected") == registry.OTHER_ANSWER
+        names = ("target", "other prompt's answer") if is_unpaired else ("chosen", "rejected")
+        sides = {"input_ids": "source", "labels": names[0] if "rejected" in self.entry else "target"}
+        sides, shown = sides | {"rejected": names[1]}, []
+        name = f"{self.name} {split}" if self.is_one_of_several else split
+        for row, uncut in zip(made, whole, strict=True):
+            good = {1: " (good)", 0: " (bad)"}.get(row.get("desirable"), "")
+            shown.append(
+                [
+                    Shown(f"{name} {side}{good if column == 'labels' else ''}", row[column], len(uncut[column]))
+                    for column, side in sides.items()
+                    if column in row
+                ]
+            )
+        return shown
 
     def _place(self, split: str) -> str:
         """The beginning of messages about a split."""
@@ -222,11 +252,15 @@ class LoadedTask(Task):
         lengths = examples.max_lengths(self.entry, "train")
         tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, *lengths)
 
-        def make_examples(_: np.ndarray, rows: list[dict]) -> list[dict]:
+        def make_examples(_: np.ndarray | None, rows: list[dict]) -> list[dict]:
             rows = examples.without_end_tokens(self.entry, self.tokenizer, rows)
             return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
-        units = one_by_one(row_splitter(self.name, self.entry, self.args, corpus=self.corpus))
+        split = row_splitter(self.name, self.entry, self.args, corpus=self.corpus)
+        first = itertools.islice((row for _, record in self.corpus.all_rows() for row in split(record)), 1)
+        first = examples.without_end_tokens(self.entry, self.tokenizer, list(first))
+        self.shown = {"train": self._shown("train", first, make_examples(None, first) if first else [])} | self.shown
+        units = one_by_one(split)
         described = f"{registry.preprocess_of(self.entry)[1]} {self.entry.get('max_piece_length')}"
         size = self.args.shuffle_buffer_size
         return StreamDataset.of_run([(self.corpus, units)], make_examples, args, size, description=described)
@@ -502,6 +536,31 @@ class TaskData:
         return self._by_name(lambda task: task.examples)
 
     @property
+    def read(self) -> dict[str, dict]:
+        """What was read, in numbers: {"files": as `files_read`, "rows": {name as in `documents`: {"read": rows,
+        "lengths": {side: the shortest, median and longest in tokens, cut as the model gets them}}}}."""
+        files = files_read(self._by_name(lambda task: task.files))
+        if (corpus := self.tasks[0].corpus) is not None:
+            files = files_read({"train": [getattr(corpus, "files", None)]}) | files
+        rows, sides = {}, {"input_ids": "sources", "labels": "targets", "rejected": "rejected"}
+        for name, data in self._by_name(lambda task: task.data).items():
+            lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
+            rows[name] = {"read": self.documents[name], "lengths": lengths}
+        return {"files": files, "rows": rows}
+
+    def shown(self, whole: bool) -> list[list[Shown]]:
+        """Rows for the preview: the first training row of each task and of corrupted text, then the first row of each
+        evaluated split. whole: more rows of each."""
+        train = [task.shown["train"] for task in self.tasks if "train" in task.shown]
+        if self.args.span_corruption_file:
+            text = self.train.datasets[-1]
+            row, sentinels = text[0], text.collator.sentinel_ids
+            sides = {"input_ids": "source", "labels": "target"}
+            train.append([[Shown(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()]])
+        others = [rows for task in self.tasks for split, rows in task.shown.items() if split != "train"]
+        return [row for rows in [*train, *others] for row in rows[: None if whole else 1]]
+
+    @property
     def steps_per_epoch(self) -> int | None:
         """Optimizer steps in a pass over the training rows; None for a stream, whose length is unknown."""
         if self.args.streaming:
@@ -525,9 +584,12 @@ class TaskData:
         corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
+        read = self.read
         return {
             "stream": corpus and f"{corpus.description}; {self.train.described()}",
+            "files": described_files(read["files"]),
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
+            "lengths": "; ".join(itertools.starmap(_described_lengths, read["rows"].items())),
             "known": "; ".join(self.known.values()) or None,
             "empty": ", ".join(empty) or None,
             "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
@@ -604,6 +666,12 @@ def _described(entry: dict, metric: str) -> str:
     """A metric in the plan: "f1 (of the class equivalent)"; the name alone of metrics that are not of one class."""
     of_one_class = Path(metric).stem in ("f1", "precision", "recall") and registry.positive_label(entry)
     return f"{metric} (of the class {registry.positive_label(entry)})" if of_one_class else metric
+
+
+def _described_lengths(name: str, read: dict) -> str:
+    """For the plan: "train sources of 3 to 512 tokens, median 40, targets of 2 tokens each"."""
+    sides = (f"{side} of {described_spread(lengths)}" for side, lengths in read["lengths"].items())
+    return f"{name} {', '.join(sides)}"
 
 
 def _described_numbers(task: LoadedTask) -> str | None:

@@ -147,6 +147,23 @@ def raw_rows(stream, count: int) -> Iterator[dict[str, np.ndarray]]:
     return itertools.islice(loader, count)
 
 
+class PreviewTest(TestCase):
+    @parameterized.product(kind=TEXTS, streaming=(False, True))
+    def test_it_has_the_ids_that_the_model_gets(self, kind, streaming):
+        objective = tuple(OBJECTIVES)[TEXTS.index(kind) % len(OBJECTIVES)]
+        text, corrupt, train = self.open(self.flags(kind, streaming=streaming, **OBJECTIVES[objective]))
+        rows = text.shown(whole=True)
+        (example,) = [row for row in rows if len(row) == 2]
+        batch = corrupt([(text.validation if streaming else train)[0]])
+        self.assertEqual(list(example[0].ids), batch["input_ids"][0].tolist())
+        self.assertEqual(list(example[1].ids), [number for number in batch["labels"][0].tolist() if number >= 0])
+        documents = [row[0] for row in rows if len(row) == 1]
+        self.assertNotEmpty(documents)
+        for file, document in zip(text.files.get("train", []), documents, strict=False):
+            np.testing.assert_array_equal(file.tokens[: len(document.ids)], document.ids)
+            self.assertEqual(sum(length * count for length, count in file.lengths.items()), len(file.tokens))
+
+
 class StreamedTextTest(TestCase):
     @parameterized.product(kind=TEXTS, objective=tuple(OBJECTIVES))
     def test_ranks_and_resuming_change_nothing(self, kind, objective):

@@ -1,0 +1,353 @@
+"""The preview below a plan: decoded from the ids that the model gets, bounded, harmless to a terminal; what was read.
+
+Hermetic: files and tokenizers are made here.
+"""
+
+import contextlib
+import io
+import json
+import random
+import re
+import statistics
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from absl.testing import parameterized
+from helpers import OVERRIDES, run_main, sentences
+from transformers import ByT5Tokenizer
+
+import create_tokenizer
+import pre_train_t5
+from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments
+from common.command_line import parse_arguments
+from corpora.own_ids import IdDocument
+from corpora.preview import LINES, Seen, Shown, block, described_files, files_read, recorded, spread, visible
+from corpora.token_files import MOST_PLACES, TokenWriter
+from corpora.tokenizers import load_tokenizer, train_tokenizer
+from data_collator_t5 import find_sentinel_ids
+from tasks.tasks import Task, TaskData, Tasks
+
+SPLITS = ("train", "validation")
+BYTES = ByT5Tokenizer()
+
+
+def byte_ids(text: str) -> list[int]:
+    return BYTES(text, add_special_tokens=False)["input_ids"]
+
+
+def width(line: str) -> int:
+    """Columns of a terminal, by Unicode's tables: wide letters take two, marks none."""
+    letters = [letter for letter in line if unicodedata.category(letter) != "Mn"]
+    return len(letters) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in letters)
+
+
+class VisibleTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("plain text", "plain text"),
+        ("two\nlines\r\n\tend", r"two\nlines\r\n\tend"),
+        ("\x1b[31mred\x07", "<U+001B>[31mred<U+0007>"),
+        ("می‌روم", "می<U+200C>روم"),  # a joiner within a Persian word
+        ("\u202egnp.exe", "<U+202E>gnp.exe"),  # writes what follows from right to left
+        ("a\u00a0b\u3000c\ufeff", "a<U+00A0>b<U+3000>c<U+FEFF>"),
+        ("\\n is no line break", r"\\n is no line break"),
+        ("\\frac{1}{2} \\nu", r"\frac{1}{2} \\nu"),
+        ("café ăâ 字 😀", "café ăâ 字 😀"),
+    )
+    def test_what_cannot_be_seen_has_a_name(self, text, expected):
+        self.assertEqual(visible(text), expected)
+
+    def test_two_texts_never_look_alike(self):
+        texts = ["".join(random.Random(seed).choices("\\nrt\n\r\t", k=5)) for seed in range(3_000)]
+        self.assertEqual(len(set(map(visible, texts))), len(set(texts)))
+
+
+class BlockTest(parameterized.TestCase):
+    @parameterized.product(columns=(40, 80, 100), parts=(1, 2, 3), rows=(1, 2, 3, 9))
+    def test_it_is_bounded_whatever_a_text_holds(self, columns, parts, rows):
+        chooser = random.Random(columns * parts * rows)
+        odd = "a b\n\r\t\x1b\x9b\x00\u200c\u202e字ｗ😀é\u0301\\n-"
+        made = []
+        for row in range(rows):
+            texts = ["".join(chooser.choices(odd, k=chooser.choice((0, 3, 60, 900)))) for _ in range(parts)]
+            made.append([Shown(f"row {row} \x1b[2J{part}", byte_ids(text)) for part, text in enumerate(texts)])
+        for most in (LINES, None):
+            lines = block(BYTES, made, columns, most)
+            self.assertLessEqual(max(map(width, lines)), columns)
+            self.assertTrue("".join(lines).isprintable(), lines)
+            self.assertLessEqual(len(lines), most or 10**6)
+        if rows * parts <= LINES:
+            self.assertNotIn("--dry_run", "".join(block(BYTES, made, columns)))
+        else:
+            left = rows - (LINES - 1) // parts
+            self.assertEqual(block(BYTES, made, columns)[-1], f"{left} more rows: --dry_run shows them")
+
+    def test_what_has_no_room_is_counted_in_tokens(self):
+        ids = byte_ids("x" * 500)
+        first, second = block(BYTES, [[Shown("text", ids)]], 60, 2)
+        self.assertEqual((first, second[:6]), (f"text  {'x' * 54}", " " * 6))
+        shown, left = re.fullmatch(r"(x+) \[\+(\d+) tokens\]", second.strip()).groups()
+        self.assertEqual(54 + len(shown) + int(left), 500)
+        self.assertGreater(width(second), 58)  # as many as have room
+
+    @parameterized.parameters(
+        (5, None, "abcde"),
+        (5, 5, "abcde"),
+        (5, 9, "abcde [cut at 5 of 9 tokens]"),
+        (3, 9, "abc [+2 tokens; cut at 5 of 9]"),
+    )
+    def test_what_is_cut_is_marked(self, count, whole, expected):
+        self.assertEqual(Shown("", byte_ids("abcde"), whole).text(BYTES, count), expected)
+
+    def test_a_line_ends_behind_a_word(self):
+        lines = block(BYTES, [[Shown("a", byte_ids("some words " * 9))]], 40, 4)
+        self.assertTrue(all(line.endswith(" ") for line in lines[:-1]), lines)
+
+    def test_the_sentinels_of_byt5_are_bytes(self):
+        first, second, *_ = sentinels = find_sentinel_ids(BYTES).tolist()
+        ids = [first, *byte_ids("é a"), second, BYTES.eos_token_id, *byte_ids("b"), first, BYTES.eos_token_id]
+        shown = Shown("", ids, None, sentinels).text(BYTES, 99)
+        self.assertEqual(shown, "<extra_id_0>é a<extra_id_1></s>b<extra_id_0></s>")
+
+    def test_run_json_keeps_it(self):
+        rows = [[Shown("source", byte_ids("a\x1b"), 7), Shown("target", byte_ids("b" * 300))]]
+        first, second = recorded(BYTES, rows)
+        self.assertEqual(first, {"name": "source", "tokens": 2, "of": 7, "text": "a<U+001B> [cut at 2 of 7 tokens]"})
+        self.assertEqual((second["tokens"], second["text"]), (300, "b" * 256 + " [+44 tokens]"))
+
+
+class NumbersTest(parameterized.TestCase):
+    @parameterized.parameters(([5],), ([1, 2],), ([9, 1, 1, 4],), (list(range(101)),))
+    def test_shortest_median_longest(self, lengths):
+        wanted = dict(shortest=min(lengths), median=statistics.median_low(lengths), longest=max(lengths))
+        self.assertEqual(spread(Counter(lengths)), wanted)
+        self.assertEqual(spread(np.array(lengths)), wanted)
+
+    def test_of_nothing(self):
+        self.assertEqual((spread(Counter()), spread(np.array([], int))), ({}, {}))
+
+    def test_files(self):
+        files = type("Files", (list,), {})(["a", "b"])
+        files.left_out = {"empty": ["c", "d", "e", "f\x1b"], "hidden": ["_SUCCESS"], "another suffix": []}
+        found = files_read({"train": [files, {"en": ["g"], "de": ["h"]}], "validation": [["i"]], "test": [None]})
+        self.assertEqual(
+            described_files(found),
+            "4 train, 1 validation; left out of train: 4 empty (c, d, e, ...), 1 hidden (_SUCCESS)",
+        )
+        self.assertIsNone(described_files(files_read({"train": [["a"]], "validation": [["b"]]})))
+
+
+class WriterTest(parameterized.TestCase):
+    """What is kept while a corpus is tokenised, beside the lengths and places of all documents."""
+
+    def written(self, documents: list, batch: int, eos: bool) -> TokenWriter:
+        def encode(batch):
+            ids = [byte_ids(one) if isinstance(one, str) else one.ids for one in batch]
+            return np.concatenate([np.array(one, np.int64) for one in ids]), np.cumsum(list(map(len, ids)))
+
+        self.file = io.BytesIO()
+        writer = TokenWriter(self.file, BYTES, encode, BYTES.eos_token_id if eos else None)
+        for number, document in enumerate(documents, start=1):
+            writer.add(document)
+            if number % batch == 0:
+                writer.flush()
+        writer.flush()
+        return writer
+
+    @parameterized.product(count=(1, 2, 31, 33, 500), batch=(1, 7, 1_000), eos=(False, True))
+    def test_lengths_and_places(self, count, batch, eos):
+        texts = [f"{number} " + "x" * (number * 7 % 40) for number in range(count)]
+        info = self.written(["", *texts, " "], batch, eos).info
+        tokens = np.frombuffer(self.file.getvalue(), np.uint16)
+        self.assertEqual(info["lengths"], Counter(len(text) + eos for text in texts))
+        numbers = [number for number, *_ in info["places"]]
+        stride = numbers[1] if len(numbers) > 1 else 1
+        self.assertEqual(numbers, list(range(0, count, stride)))
+        self.assertBetween(len(numbers), min(count, MOST_PLACES // 2), MOST_PLACES)
+        for number, begin, size in info["places"]:
+            self.assertEqual(BYTES.decode(tokens[begin : begin + size]), texts[number] + "</s>" * eos)
+
+    @parameterized.parameters(False, True)
+    def test_pieces_of_an_array_are_one_document(self, eos):
+        pieces = [IdDocument(np.full(4, 9), "", goes_on=number < 2) for number in range(3)]
+        info = self.written([*pieces, IdDocument(np.full(2, 8), "")], 2, eos).info
+        self.assertEqual(info["places"], [[0, 0, 12 + eos], [1, 12 + eos, 2 + eos]])
+
+    def test_a_piece_that_goes_on_in_the_other_split(self):
+        writer = self.written([IdDocument(np.full(4, 9), "", goes_on=True)], 9, True)
+        writer.break_off()
+        writer.add(IdDocument(np.full(2, 8), ""))
+        writer.flush()
+        self.assertEqual(writer.info["places"], [[0, 0, 5], [1, 5, 3]])
+
+
+class SeenTest(parameterized.TestCase):
+    def test_documents_are_counted_on_their_way(self):
+        seen, texts = Seen(), ["", *(f"{number} " + "é" * 5_000 for number in range(100)), "\n"]
+        self.assertEqual(list(seen.of(texts)), texts)
+        self.assertEqual(seen.described(), "100 (2 empty ones left out) of 5,002 to 5,003 characters, median 5,003")
+        (first,), (middle,) = seen.shown(BYTES)
+        self.assertEqual((first.name, middle.name), ("document 1", "document 49"))
+        self.assertStartsWith(middle.text(BYTES, 9), "48 ééé [+")
+        self.assertEndsWith(middle.text(BYTES, 9), "; +907 characters]")
+
+
+# ---------------------------------------------------------------- tasks
+def rows_file(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+class TasksTest(parameterized.TestCase):
+    def data(self, *flags: str, dry_run: bool = False) -> tuple[TaskData, dict[str, str]]:
+        """(the data, {name: text of each part of the preview})."""
+        argv = [*flags, "--data_cache_dir", str(self.folder / "cache"), "--output_dir", str(self.folder / "out")]
+        argv += ["--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no"]
+        task_args, args = parse_arguments([TaskArguments, FineTuningArguments], argv)
+        with contextlib.redirect_stdout(io.StringIO()):
+            tasks = Tasks.of_flags(task_args)
+            data = TaskData(tasks, BYTES, args.replaced(**tasks.flags(args)))
+        parts = [part for row in data.shown(whole=dry_run) for part in row]
+        return data, {part.name: part.text(BYTES, 999) for part in parts}
+
+    def pairs(self, count: int = 12, **more) -> list[str]:
+        rows = [{"text": f"{'long ' * n}source {n}", "answer": f"answer\n{n}"} | more for n in range(count)]
+        files = ["--train_file", rows_file(self.folder / "train.jsonl", rows)]
+        files += ["--validation_file", rows_file(self.folder / "dev.jsonl", rows[3:5])]
+        return [*files, "--source_column", "text", "--target_column", "answer", "--source_prefix", "do: "]
+
+    def test_a_row_of_each_split_from_its_ids(self):
+        data, shown = self.data(*self.pairs(), "--max_source_length", "12")
+        self.assertEqual(
+            shown,
+            {
+                "train source": "do: source </s> [cut at 12 of 13 tokens]",
+                "train target": r"answer\n0</s>",
+                "validation source": "do: long lo</s> [cut at 12 of 28 tokens]",
+                "validation target": r"answer\n3</s>",
+            },
+        )
+        rows = data.shown(whole=True)
+        self.assertLen(rows, 4 + 2)
+        for row, number in zip(rows, (0, 3, 6, 9), strict=False):
+            made = data.train[number]
+            self.assertEqual([list(part.ids) for part in row], [made["input_ids"], made["labels"]])
+
+    def test_what_was_read_in_numbers(self):
+        data, _ = self.data(*self.pairs())
+        lengths = [len(row["input_ids"]) for row in data.train]
+        self.assertEqual(
+            data.read["rows"]["train"],
+            {
+                "read": 12,
+                "lengths": {
+                    "sources": dict(shortest=13, median=statistics.median_low(lengths), longest=max(lengths)),
+                    "targets": dict(shortest=9, median=9, longest=10),
+                },
+            },
+        )
+        self.assertEqual(
+            {split: files["read"] for split, files in data.read["files"].items()}, {"train": 1, "validation": 1}
+        )
+        self.assertStartsWith(
+            data.plan(3)["lengths"], "train sources of 13 to 69 tokens, median 38, targets of 9 to 10 "
+        )
+
+    def test_both_answers_of_a_preference(self):
+        rows = [{"prompt": f"which {n}?", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(8)]
+        files = ["--train_file", rows_file(self.folder / "train.jsonl", rows)]
+        _, shown = self.data(*files, "--preference", "dpo", "--validation_split_percentage", "20")
+        self.assertEqual(list(shown.values())[:3], ["which 0?</s>", "good 0</s>", "bad 0</s>"])
+        self.assertEqual([name.split()[-1] for name in shown], ["source", "chosen", "rejected"] * 2)
+
+    def test_an_unpaired_answer_says_what_it_is(self):
+        rows = [{"prompt": f"which {n}?", "completion": f"answer {n}", "label": n % 2 == 1} for n in range(8)]
+        files = ["--train_file", rows_file(self.folder / "train.jsonl", rows)]
+        _, shown = self.data(*files, "--preference", "kto", "--validation_split_percentage", "20", dry_run=True)
+        self.assertEqual(shown["train target (bad)"][:6], "answer")
+        self.assertIn("train target (good)", shown)
+
+    def test_a_row_of_each_task_of_a_mixture(self):
+        (self.folder / "text.txt").write_text("\n".join(sentences(400)))
+        files = {split: rows_file(self.folder / f"{split}.jsonl", [{"a": "x", "b": "y"}] * 60) for split in SPLITS}
+        entry = dict(inputs={"": "a"}, target="b", target_type="text", metrics=["bleu"], files=files)
+        entry |= dict(max_source_length=32, max_target_length=8)
+        places = dict(span_corruption_file=[str(self.folder / "text.txt")], data_cache_dir=str(self.folder / "cache"))
+        training = SimpleNamespace(seed=0, main_process_first=lambda **_: contextlib.nullcontext(), world_size=1)
+        training.predict_with_generate, training.train_batch_size, training.gradient_accumulation_steps = True, 8, 1
+        data = TaskData(Tasks([Task(name, entry, TaskArguments(**places), True) for name in "abc"]), BYTES, training)
+        rows = data.shown(whole=False)
+        names = [*(f"{name} train source" for name in "abc"), "span_corruption source"]
+        self.assertEqual([row[0].name for row in rows[:4]], names)
+        corrupted = data.train.datasets[-1][0]
+        self.assertEqual([part.ids for part in rows[3]], [corrupted["input_ids"], corrupted["labels"]])
+        lines = block(BYTES, rows)
+        self.assertEqual(lines[0], "a train source  x</s>")
+        self.assertEqual(lines[-1], "4 more rows: --dry_run shows them")
+
+    def test_a_streamed_row_is_the_first_of_the_file(self):
+        data, shown = self.data(*self.pairs(), "--streaming", "--max_source_length", "20")
+        self.assertEqual(shown["train source"], "do: source 0</s>")
+        self.assertEqual(shown["validation target"], r"answer\n3</s>")
+        self.assertEqual(list(data.read["rows"]), ["validation"])
+
+
+# ---------------------------------------------------------------- scripts
+class ScriptsTest(parameterized.TestCase):
+    def preview(self, printed: str) -> list[str]:
+        """The lines of the block, without its title. AssertionError unless it is bounded and harmless."""
+        block = printed.split("---- what the model reads")[1].split("\n\n")[0].splitlines()[1:]
+        self.assertLessEqual(len(block), LINES)
+        self.assertLessEqual(max(map(width, block)), 100)
+        self.assertTrue("".join(block).isprintable())
+        return block
+
+    def pre_train(self, rows: list[dict], *more: str) -> str:
+        file = rows_file(self.folder / "corpus.jsonl", rows)
+        train_tokenizer(sentences(400), self.folder / "tokenizer", 600, True)
+        flags = ["--train_file", file, "--tokenizer_name", self.folder / "tokenizer", "--config_name", "tiny"]
+        flags += ["--config_overrides", OVERRIDES, "--input_seq_length", "32", "--max_steps", "1"]
+        flags += ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1", "--report_to", "none"]
+        flags += ["--data_cache_dir", self.folder / "cache", "--output_dir", self.folder / "out", "--use_cpu", "true"]
+        return run_main(pre_train_t5.main, *flags, *more, code=0 if "--dry_run" in more else None)[1]
+
+    def test_a_column_of_markup_is_seen(self):
+        rows = [{"text": f'<div class="x">\r\n\t{line}\x1b[2J</div>'} for line in sentences(200)]
+        printed = self.pre_train(rows)
+        lines = self.preview(printed)
+        self.assertIn('<div class="x">', lines[0])
+        self.assertTrue(any(line.startswith("example target  <extra_id_0>") for line in lines), lines)
+        self.assertNotIn("\x1b", printed)
+        record = json.loads((self.folder / "out" / "run.json").read_text())["read"]
+        self.assertEqual(record["files"], {"train": {"read": 1, "left_out": {}}})
+        counts = record["documents"]["train"]
+        self.assertEqual(counts["read"] + record["documents"]["validation"]["read"], 200)
+        self.assertLessEqual(counts["shortest"], counts["median"])
+        self.assertEqual([part["name"] for part in record["shown"]][0], "document 1")
+        self.assertRegex(printed, r"documents +1\d\d \(0 empty ones left out\) of \d+ to \d+ tokens, median \d+\n")
+
+    def test_few_documents_of_a_large_file_are_seen(self):
+        printed = self.pre_train(
+            [{"text": " ".join(sentences(60, seed))} for seed in range(9)], "--dry_run", "--validation_split_count", "1"
+        )
+        self.assertRegex(printed, r"text +corpus.jsonl, [\d.]+ KiB\ndocuments +8 \(0 empty")
+
+    def test_a_stream_shows_its_first_document_and_the_validation(self):
+        printed = self.pre_train(
+            [{"text": line} for line in sentences(300)], "--streaming", "--max_eval_samples", "4", "--dry_run"
+        )
+        self.assertIn("first of block 1", printed)
+        self.assertIn("validation target", printed)
+
+    def test_a_new_tokenizer(self):
+        (self.folder / "text.txt").write_text("\n".join(sentences(300)))
+        flags = ["--train_file", self.folder / "text.txt", "--vocab_size", "400", "--output_dir", self.folder / "made"]
+        _, printed, _ = run_main(create_tokenizer.main, *flags)
+        lines = self.preview(printed)
+        tokenizer = load_tokenizer(str(self.folder / "made"))
+        ids = tokenizer(sentences(1)[0], add_special_tokens=False)["input_ids"]
+        self.assertEqual(lines[0].split(maxsplit=2)[2], tokenizer.decode(ids))
+        self.assertIn("documents   300 (0 empty ones left out) of ", printed)
