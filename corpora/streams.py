@@ -373,8 +373,8 @@ class StreamDataset(torch.utils.data.IterableDataset):
 
     @property
     def own_lanes(self) -> list[int]:
-        """The lanes from which this rank takes examples. They depend on where the stream begins: a run that resumes with
-        another global batch may begin at any example."""
+        """The lanes from which this rank takes examples. They depend on where the stream begins, which may be any
+        example if a run resumes with another global batch."""
         first = self.next_example + self.rank
         return sorted({(first + self.ranks * i) % self.lanes for i in range(self.lanes)})
 
@@ -490,15 +490,20 @@ class StreamLoader(torch.utils.data.DataLoader):
             batch_size=None,
             collate_fn=_as_is,
             num_workers=workers,
-            multiprocessing_context="fork" if workers else None,
+            persistent_workers=workers > 0,
             prefetch_factor=(prefetch_factor or 2) * workers if workers else None,
             generator=torch.Generator(),  # DataLoader draws a number; torch's own generator is dropout's
         )
         self.collate, self.pins = collate, pin_memory and torch.cuda.is_available()
-        self.state = dataset.first_state()
+        self.state, self.items = dataset.first_state(), None
+
+    def start(self) -> "StreamLoader":
+        """Starts the workers, which begin to read."""
+        self.items = super().__iter__()
+        return self
 
     def __iter__(self):
-        items, stream = super().__iter__(), self.dataset
+        items, stream = super().__iter__() if self.items is None else self.items, self.dataset
         state = self.state
         while True:
             examples, lanes = {}, {}

@@ -289,9 +289,9 @@ class ResumeTest(TestCase):
     @parameterized.parameters(0, 2)
     def test_a_worker_whose_items_end_is_an_error(self, workers):
         stream = self.stream()
-        with mock.patch.object(StreamDataset, "items", lambda *_: iter([({}, {})] * 2)):
-            with self.assertRaisesRegex(RuntimeError, "a batch of 7 examples has 0"):
-                list(itertools.islice(StreamLoader(stream, list, workers), 3))
+        self.enter_context(mock.patch.object(StreamDataset, "items", lambda *_: iter([({}, {})] * 2)))
+        with self.assertRaisesRegex(RuntimeError, "a batch of 7 examples has 0"):
+            list(itertools.islice(StreamLoader(stream, list, workers), 3))
 
     def test_state_does_not_depend_on_the_workers(self):
         states = []
@@ -538,7 +538,9 @@ class LanesTest(parameterized.TestCase):
     def test_usual_numbers_of_ranks_divide_the_lanes_of_every_size(self):
         for size in np.geomspace(1e6, 1e12, 400):
             # A lane needs 32 KB in a pass: 64 ranks have lanes of their own from 6.3 MB on.
-            usual = [ranks for ranks in streams.USUAL_RANKS if size >= max(8, 3 * ranks if ranks % 3 else ranks) * 2**15]
+            usual = [
+                ranks for ranks in streams.USUAL_RANKS if size >= max(8, 3 * ranks if ranks % 3 else ranks) * 2**15
+            ]
             self.assertEqual({readers_of(ranks, self.lanes(size)) for ranks in usual}, {1}, f"{size:,.0f}")
 
     @parameterized.parameters(
@@ -621,10 +623,13 @@ class ScriptTest(parameterized.TestCase):
             "--load_best_model_at_end",
             "false",
         ]
+        forks, fork = [], os.fork
+        self.enter_context(mock.patch("os.fork", lambda: forks.append(1) or fork()))
         for workers in ("0", "2"):
             out = str(self.folder / workers)
             code, text = self.run_script("fine_tune", *flags, "--dataloader_num_workers", workers, "--output_dir", out)
             self.assertEqual(code, 0, text)
+            self.assertLen(forks, int(workers))
         weights = [(self.folder / w / "model.safetensors").read_bytes() for w in ("0", "2")]
         self.assertEqual(*weights)
 
