@@ -45,7 +45,7 @@ from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
-from training.preemption import EvaluationStopped, PreemptionCallback
+from training.preemption import EvaluationStopped, PreemptionCallback, worker_has_ended
 from training.progress import WatchCallback
 from training.teacher_forcing import score_rows
 
@@ -226,8 +226,8 @@ class T5Trainer(FiniteTrainer):
             batches.extend(map(send, itertools.islice(batches_made, num_batches)))
         except StreamError as broken:
             error = str(broken)
-        except RuntimeError as died:
-            if not (was_killed := "exited unexpectedly" in str(died)):  # torch's words
+        except (RuntimeError, OSError, EOFError):  # also of a batch that a dead worker's queue still holds
+            if not (was_killed := self.workers is not None and worker_has_ended(self.workers.num_workers)):
                 raise
             error = f"a data worker of rank {self.args.process_index} was killed, perhaps for want of memory"
         if place is not None or self.workers is not None:
@@ -253,8 +253,9 @@ class T5Trainer(FiniteTrainer):
             messages.append(self._save_before_step(place))
         text = "; ".join(messages)
         if was_killed and is_first_process():
-            advice = "Resume with --resume_from_checkpoint, with fewer --dataloader_num_workers if memory is short."
-            print(f"{Path(sys.argv[0]).name}: error: {text}. {advice}", file=sys.stderr, flush=True)
+            text += ". Resume with --resume_from_checkpoint" if step else ". Start again"
+            advice = "with fewer --dataloader_num_workers if memory is short"
+            print(f"{Path(sys.argv[0]).name}: error: {text}, {advice}", file=sys.stderr, flush=True)
         finish_process_group()
         raise SystemExit(1) if was_killed else UserError(text)
 
