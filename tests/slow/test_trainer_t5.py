@@ -394,8 +394,9 @@ class FailureTest(TrainerTest):
         with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit) as ended:
             quietly(trainer.train)
         self.assertEqual(ended.exception.code, 1)
-        line = r"^\S*: error: a data worker of rank 0 was killed.*/checkpoint-\d holds the weights .*\. Resume .*\n$"
+        line = r"(?m)^\S*: error: a data worker of rank 0 was killed.*/checkpoint-\d holds the weights .*\. Resume .*$"
         self.assertRegex(said.getvalue(), line)
+        self.assertNotIn("Traceback", said.getvalue())
         (checkpoint,) = (self.folder / "killed").glob("checkpoint-*")
         self.assertBetween(int(checkpoint.name[-1]), 3, 8)
         resumed = trained(self.folder / "killed", str(checkpoint), model=make_model(99), **flags)
