@@ -10,6 +10,7 @@ import contextlib
 import copy
 import itertools
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,7 +32,7 @@ from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.errors import StreamError, UserError
-from common.processes import finish_process_group, print_once
+from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
@@ -43,7 +44,8 @@ from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
 from training.non_finite import FiniteTrainer
 from training.optimizers import build_scheduler, optimizer_class_and_kwargs
-from training.preemption import EvaluationStopped, PreemptionCallback
+from training.preemption import EvaluationStopped, PreemptionCallback, worker_has_ended
+from training.progress import WatchCallback
 from training.teacher_forcing import score_rows
 
 if TYPE_CHECKING:
@@ -148,6 +150,7 @@ class T5Trainer(FiniteTrainer):
         self.callback_handler.callbacks.insert(0, FlowCallback(self))
         self.add_callback(ResumeCallback(self))
         self.add_callback(self.preemption)
+        self.add_callback(WatchCallback())
         if preference is not None:
             from training.preferences import PreferenceCallback
 
@@ -165,9 +168,9 @@ class T5Trainer(FiniteTrainer):
 
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
-        """Overrides Trainer to end the data workers, which ignore signals, and to restore the signal handlers, however
-        the training ends. A resumed run skips `--eval_on_start`: its evaluation would be logged a second time, and
-        count against the patience. ValueError if `args` were not completed."""
+        """Overrides Trainer to start the data workers before all else, and to end them, which ignore signals, and to
+        restore the signal handlers, however the training ends. A resumed run skips `--eval_on_start`: its evaluation
+        would be logged a second time, and count against the patience. ValueError if `args` were not completed."""
         if self.args.warmup_steps is None and self.lr_scheduler is None:
             raise ValueError(
                 "T5Trainer.train: the training arguments are not complete: call check_training(args, "
@@ -177,6 +180,7 @@ class T5Trainer(FiniteTrainer):
         if resume_from_checkpoint:
             self.args = self.args.replaced(eval_on_start=False)
         try:
+            self.start_data_workers()
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
             self.preemption.on_train_end()
@@ -210,26 +214,33 @@ class T5Trainer(FiniteTrainer):
         """Overrides Trainer to count the step's batches for the log. The loss of preferences is divided by the number
         of rows instead of tokens. The batches are sent to the device first: if Trainer counted their tokens on the
         host, the host would wait to send the count."""
-        self.batches_in_use = epoch_iterator
+        batches_made = self.batches_of(epoch_iterator)
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
         self._began = {"place": place, "loss": self._tr_loss.clone()}
         send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
-        batches, error = [], None
+        batches, error, was_killed = [], None, False
         try:
-            batches.extend(map(send, itertools.islice(epoch_iterator, num_batches)))
+            batches.extend(map(send, itertools.islice(batches_made, num_batches)))
         except StreamError as broken:
             error = str(broken)
-        if place is not None and any(self.preemption.largest(error is not None)):
-            self._break_off(error, place)
+        except (RuntimeError, OSError, EOFError):  # also of a batch that a dead worker's queue still holds
+            if not (was_killed := self.workers is not None and worker_has_ended(self.workers.num_workers)):
+                raise
+            error = f"a data worker of rank {self.args.process_index} was killed, perhaps for want of memory"
+        if place is not None or self.workers is not None:
+            has_failed, was_killed = self.preemption.largest(error is not None, was_killed)
+            if has_failed:
+                self._break_off(error, place, was_killed)
         batches, num_items = super().get_batch_samples(iter(batches), num_batches, device)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
         return batches, num_items if self.preferences is None else self.preferences.begin_step(batches)
 
-    def _break_off(self, error: str | None, place: dict) -> None:
-        """Ends the run with a UserError when any rank's stream cannot be read any further. Saves the state from before
-        the step, unless it is saved already or the run has made no step. place: where the step began in the stream."""
+    def _break_off(self, error: str | None, place: dict | None, was_killed: int) -> None:
+        """Ends the run with a UserError when any rank's stream cannot be read any further, or with exit code 1 when a
+        data worker was killed. Saves the state from before the step, unless it is saved already or the run has made no
+        step. place: where the step began in the stream; None without a stream."""
         self._stop_if_non_finite()
         step = self.state.global_step
         is_new = step > 0 and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
@@ -237,8 +248,13 @@ class T5Trainer(FiniteTrainer):
         messages = list(filter(None, errors))
         if are_new[0]:  # one rank decides for all
             messages.append(self._save_before_step(place))
+        text = "; ".join(messages)
+        if was_killed and is_first_process():
+            text += ". Resume with --resume_from_checkpoint" if step else ". Start again"
+            advice = "with fewer --dataloader_num_workers if memory is short"
+            print(f"{Path(sys.argv[0]).name}: error: {text}, {advice}", file=sys.stderr, flush=True)
         finish_process_group()
-        raise UserError("; ".join(messages))
+        raise SystemExit(1) if was_killed else UserError(text)
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a run that is finished or that early

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from transformers import TrainingArguments
 
+from common.command_line import listed
 from common.errors import StreamError, UserError
 from corpora.blocks import Corpus, Piece
 from corpora.examples import shares
@@ -41,7 +42,9 @@ from corpora.tokenizers import cut_at_spaces
 LANES = 2**6 * 3**3  # most lanes; a multiple of every number of ranks 2^a * 3^b up to 64 with b <= 3
 OPEN_LANES = 2**6 * 3  # most lanes if each keeps a file open
 ALL_LANES = 2**14  # most lanes of all corpora together
-LANE_BYTES = 2**16  # least text that a lane has in a pass
+LANE_BYTES = 2**16  # least text that a lane has in a pass; half of it for multiples of FEW_LANES
+FEW_LANES = 2**3 * 3
+USUAL_RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of ranks that should divide the number of lanes
 TURNS = 4096  # in this many examples of a lane, each corpus has exactly the share of its weight
 ENCODE_BATCH = 20_000  # characters tokenised at once for packing, so at most this many are read too early
 COUNTED_LANES = 24  # the number of passes is the mean over about this many lanes
@@ -137,17 +140,22 @@ def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
 
 # ---------------------------------------------------------------- lanes
 def number_of_lanes(corpora: Sequence[Corpus]) -> int:
-    """The number of lanes: a divisor of LANES, or if blocks cannot be divided, a number 2^a * 3^b with which all lanes
-    have almost equally many blocks."""
+    """The number of lanes: a divisor of LANES with enough text for each lane, or if blocks cannot be divided, a number
+    2^a * 3^b with which all lanes have almost equally many blocks. Of these, from a third of the largest on, the one
+    with which the fewest of USUAL_RANKS read the same row."""
     most = OPEN_LANES if any(corpus.keeps_files_open for corpus in corpora) else LANES
     most = min(most, ALL_LANES // len(corpora))
     whole = [len(corpus) for corpus in corpora if not corpus.can_be_divided]
     if whole:
         blocks = min(whole)
         numbers = [n for n in range(1, min(most, blocks) + 1) if LANES**6 % n == 0]  # 2^a * 3^b
-        return max(n for n in numbers if blocks / n > 0.9 * -(-blocks // n))
-    size = sum(block.size for corpus in corpora for block in corpus.blocks)
-    return max(n for n in range(1, most + 1) if LANES % n == 0 and n * LANE_BYTES <= max(size, LANE_BYTES))
+        numbers = [n for n in numbers if blocks / n > 0.9 * -(-blocks // n)]
+    else:
+        size = max(LANE_BYTES, sum(block.size for corpus in corpora for block in corpus.blocks))
+        numbers = [n for n in range(1, most + 1) if LANES % n == 0]
+        numbers = [n for n in numbers if n * LANE_BYTES <= size * (2 if n % FEW_LANES == 0 and n <= OPEN_LANES else 1)]
+    numbers = [n for n in numbers if 3 * n >= max(numbers)]
+    return min(numbers, key=lambda n: (sum(readers_of(ranks, n) for ranks in USUAL_RANKS), -n))
 
 
 def readers_of(ranks: int, lanes: int = LANES) -> int:
@@ -368,13 +376,16 @@ class StreamDataset(torch.utils.data.IterableDataset):
 
     @property
     def own_lanes(self) -> list[int]:
-        """The lanes from which this rank takes examples."""
-        return sorted({(self.rank + self.ranks * i) % self.lanes for i in range(self.lanes)})
+        """The lanes from which this rank takes examples. They depend on where the stream begins, which may be any
+        example if a run resumes with another global batch."""
+        first = self.next_example + self.rank
+        return sorted({(first + self.ranks * i) % self.lanes for i in range(self.lanes)})
 
     def described(self) -> str:
         """How many lanes there are and how many ranks read each, for the plan."""
         readers = readers_of(self.ranks, self.lanes)
-        shared = f"{readers} of {self.ranks} ranks, as {self.ranks} do not divide {self.lanes:,}: it is read so often"
+        free = listed(str(ranks) for ranks in range(1, min(self.lanes, USUAL_RANKS[-1]) + 1) if not self.lanes % ranks)
+        shared = f"{readers} of {self.ranks} ranks: each tokenises {readers} times what it uses ({free} ranks do not)"
         return f"{self.lanes:,} lanes, each read by {'one rank' if readers == 1 else shared}"
 
     def __iter__(self) -> Iterator[tuple[object, dict | None]]:
@@ -482,15 +493,20 @@ class StreamLoader(torch.utils.data.DataLoader):
             batch_size=None,
             collate_fn=_as_is,
             num_workers=workers,
-            multiprocessing_context="fork" if workers else None,
+            persistent_workers=workers > 0,
             prefetch_factor=(prefetch_factor or 2) * workers if workers else None,
             generator=torch.Generator(),  # DataLoader draws a number; torch's own generator is dropout's
         )
         self.collate, self.pins = collate, pin_memory and torch.cuda.is_available()
-        self.state = dataset.first_state()
+        self.state, self.items = dataset.first_state(), None
+
+    def start(self) -> "StreamLoader":
+        """Starts the workers, which begin to read."""
+        self.items = super().__iter__()
+        return self
 
     def __iter__(self):
-        items, stream = super().__iter__(), self.dataset
+        items, stream = super().__iter__() if self.items is None else self.items, self.dataset
         state = self.state
         while True:
             examples, lanes = {}, {}
@@ -499,6 +515,8 @@ class StreamLoader(torch.utils.data.DataLoader):
                     raise StreamError(found)
                 examples |= found
                 lanes |= changed
+            if len(examples) != stream.batch_size:  # a worker has ended: its examples must not be lost silently
+                raise RuntimeError(f"a batch of {stream.batch_size:,} examples has {len(examples):,}")
             batch = self.collate([examples[number] for number in sorted(examples)])
             if self.pins:
                 for name, tensor in batch.items():

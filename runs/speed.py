@@ -101,7 +101,6 @@ class Speed:
     gradient_accumulation_steps: int
     activation_checkpointing: bool | None
     dataloader_num_workers: int | None
-    dataloader_persistent_workers: bool
     dataloader_prefetch_factor: int | None
     packing: bool | None = None
     bf16_residual: bool = False
@@ -130,7 +129,6 @@ _OF_FLAGS = (
     "gradient_accumulation_steps",
     "activation_checkpointing",
     "dataloader_num_workers",
-    "dataloader_persistent_workers",
     "dataloader_prefetch_factor",
     "packing",
     "bf16_residual",
@@ -187,7 +185,6 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
         return choices
     more: dict[str, tuple] = {}
     if chosen["dataloader_num_workers"].value:
-        more["dataloader_persistent_workers"] = True, "they stay alive between epochs"
         more["dataloader_prefetch_factor"] = PREFETCHED, "batches are ready before they are needed"
     if given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}):
         more["non_blocking"] = True, "pinned batches are copied while the GPU works"

@@ -5,6 +5,7 @@ requeues such a job, and its next start resumes from the newest whole checkpoint
 """
 
 import atexit
+import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.queues
 import os
@@ -146,6 +147,12 @@ def with_own_workers(loader: DataLoader) -> DataLoader:
         loader.worker_init_fn = partial(_outlive_signals, loader.worker_init_fn)
         loader.multiprocessing_context = DataWorkers()
     return loader
+
+
+def worker_has_ended(count: int) -> bool:
+    """Whether one of this process's `count` data workers has ended, or does so within a second."""
+    alive = [child for child in multiprocessing.active_children() if isinstance(child, DataWorker)]
+    return len(alive) < count or bool(multiprocessing.connection.wait([child.sentinel for child in alive], 1))
 
 
 def _outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:

@@ -234,6 +234,65 @@ class ResumeTest(TestCase):
         whole = self.examples([self.stream(batch=size)], batches=16)
         self.assertEqual(found, {n: text for n, text in whole.items() if n >= 11 * size})
 
+    @parameterized.product(ranks=(1, 2, 3, 4, 5, 6, 7, 8, 64), workers=tuple(range(9)))
+    def test_any_place_goes_on_under_any_number_of_ranks_and_workers(self, ranks, workers):
+        """Of lanes that only give numbers: all processes together take the next examples, each once."""
+
+        class NumberLane:
+            def __init__(self, _sources, _turns, lane, first):
+                self.lane, self.first = lane, first or 0
+
+            def state(self):
+                return self.first
+
+            def take(self, number):
+                assert number >= self.first, "a lane cannot go back"
+                self.first = number
+                return number * 24 + self.lane
+
+        corpus = self.corpus("text")
+        of_ranks = [self.stream(rank=rank, ranks=ranks, batch=5, corpus=corpus) for rank in range(ranks)]
+        self.assertEqual(of_ranks[0].lanes, 24)
+        self.enter_context(mock.patch.object(streams, "MixedLane", NumberLane))
+        for place in range(1_000 * 24, 1_001 * 24):
+            found = []
+            for stream in of_ranks:
+                stream.next_example = place
+                stream.make_examples = lambda numbers, units: list(zip(numbers.tolist(), units, strict=True))
+                used = max(1, min(workers, len(stream.own_lanes)))
+                items = [itertools.islice(stream.items(worker, used), 2) for worker in range(used)]
+                for parts in zip(*items, strict=True):
+                    batch = [example for examples, _ in parts for example in examples.values()]
+                    self.assertLen(batch, 5)
+                    found += batch
+            expected = range(place, place + 2 * 5 * ranks)
+            self.assertEqual(sorted(found), [(number, number) for number in expected], place)
+
+    @parameterized.parameters((1, 7, 2, 5), (2, 5, 3, 4), (8, 4, 3, 6), (1, 5, 24, 1), (3, 7, 5, 2), (5, 3, 8, 2))
+    def test_another_global_batch_goes_on_with_the_same_examples(self, before, size, after, new_size):
+        """So does a second resume, from places that ranks with other lanes saved."""
+        whole, states, begin = self.examples([self.stream(batch=300)], batches=1), None, 0
+        for ranks, batch in ((before, size), (after, new_size), (1, 3)):
+            of_ranks = [self.stream(rank=r, ranks=ranks, batch=batch) for r in range(ranks)]
+            loaders, found = [], {}
+            for stream in of_ranks:
+                if states:
+                    stream.resume(save(self.folder / "checkpoint", *states))
+                loaders.append(StreamLoader(stream, list, 0))
+                for examples in itertools.islice(loaders[-1], 3):
+                    found |= dict(examples)
+            end = begin + 3 * ranks * batch
+            self.assertEqual(found, {n: text for n, text in whole.items() if begin <= n < end})
+            states, begin = [json.loads(json.dumps(loader.state)) for loader in loaders], end
+            shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
+
+    @parameterized.parameters(0, 2)
+    def test_a_worker_whose_items_end_is_an_error(self, workers):
+        stream = self.stream()
+        self.enter_context(mock.patch.object(StreamDataset, "items", lambda *_: iter([({}, {})] * 2)))
+        with self.assertRaisesRegex(RuntimeError, "a batch of 7 examples has 0"):
+            list(itertools.islice(StreamLoader(stream, list, workers), 3))
+
     def test_state_does_not_depend_on_the_workers(self):
         states = []
         for workers in (0, 1, 3):
@@ -468,6 +527,41 @@ class SimulationTest(TestCase):
         self.assertEqual(readers_of(ranks), 1)
 
 
+class LanesTest(parameterized.TestCase):
+    def lanes(self, size: float, files: int | None = None) -> int:
+        """The number of lanes of this many bytes, in files that cannot be divided if their number is given."""
+        corpus = mock.MagicMock(keeps_files_open=False, can_be_divided=files is None)
+        corpus.blocks = [mock.Mock(size=int(size / (files or 1)))] * (files or 1)
+        corpus.__len__.return_value = len(corpus.blocks)
+        return streams.number_of_lanes([corpus])
+
+    def test_usual_numbers_of_ranks_divide_the_lanes_of_every_size(self):
+        for size in np.geomspace(1e6, 1e12, 400):
+            # A lane needs 32 KB in a pass: 64 ranks have lanes of their own from 6.3 MB on.
+            usual = [
+                ranks for ranks in streams.USUAL_RANKS if size >= max(8, 3 * ranks if ranks % 3 else ranks) * 2**15
+            ]
+            self.assertEqual({readers_of(ranks, self.lanes(size)) for ranks in usual}, {1}, f"{size:,.0f}")
+
+    @parameterized.parameters(
+        (50_000, 1), (300_000, 4), (1e6, 24), (14e6, 192), (30e6, 192), (40e6, 576), (1e8, 576), (2e8, 1728)
+    )
+    def test_numbers(self, size, lanes):
+        self.assertEqual(self.lanes(size), lanes)
+
+    @parameterized.parameters((30, 16), (100, 36), (256, 256), (1000, 512), (64, 64), (7, 1), (1728, 1728))
+    def test_whole_files(self, files, lanes):
+        self.assertEqual(self.lanes(1e9, files), lanes)
+
+    def test_the_plan_says_what_other_numbers_cost(self):
+        stream = mock.Mock(lanes=24, ranks=16)
+        self.assertEqual(
+            StreamDataset.described(stream),
+            "24 lanes, each read by 2 of 16 ranks: each tokenises 2 times what it uses "
+            "(1, 2, 3, 4, 6, 8, 12, 24 ranks do not)",
+        )
+
+
 # ---------------------------------------------------------------- scripts
 class ScriptTest(parameterized.TestCase):
     @classmethod
@@ -529,10 +623,13 @@ class ScriptTest(parameterized.TestCase):
             "--load_best_model_at_end",
             "false",
         ]
+        forks, fork = [], os.fork
+        self.enter_context(mock.patch("os.fork", lambda: forks.append(1) or fork()))
         for workers in ("0", "2"):
             out = str(self.folder / workers)
             code, text = self.run_script("fine_tune", *flags, "--dataloader_num_workers", workers, "--output_dir", out)
             self.assertEqual(code, 0, text)
+            self.assertLen(forks, int(workers))
         weights = [(self.folder / w / "model.safetensors").read_bytes() for w in ("0", "2")]
         self.assertEqual(*weights)
 

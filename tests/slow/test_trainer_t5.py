@@ -30,6 +30,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    TrainerCallback,
     TrainerState,
     set_seed,
 )
@@ -376,6 +377,63 @@ class FailureTest(TrainerTest):
         self.assertIn("a bug", kept.args)
         self.assertEqual(signal.getsignal(signal.SIGINT), before)  # whose handler would keep the model, too
         self.assertEmpty(multiprocessing.active_children())
+
+    def test_a_killed_worker_costs_one_line_and_no_step(self):
+        """It ended in a traceback that called it a defect."""
+        flags = dict(save_strategy="steps", save_steps=100, max_steps=9, dataloader_num_workers=1)
+        whole = trained(self.folder / "whole", **flags)
+        trainer = make_trainer(self.folder / "killed", optim="adamw_rms_scaled", **flags)
+
+        class Kill(TrainerCallback):
+            def on_step_end(self, _args, state, *_, **__):
+                if state.global_step == 3:
+                    for worker in multiprocessing.active_children():
+                        os.kill(worker.pid, signal.SIGKILL)
+
+        trainer.add_callback(Kill())
+        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit) as ended:
+            quietly(trainer.train)
+        self.assertEqual(ended.exception.code, 1)
+        line = r"(?m)^\S*: error: a data worker of rank 0 was killed.*/checkpoint-\d holds the weights .*\. Resume .*$"
+        self.assertRegex(said.getvalue(), line)
+        self.assertNotIn("Traceback", said.getvalue())
+        (checkpoint,) = (self.folder / "killed").glob("checkpoint-*")
+        self.assertBetween(int(checkpoint.name[-1]), 3, 8)
+        resumed = trained(self.folder / "killed", str(checkpoint), model=make_model(99), **flags)
+        self.assertEqual(curve(resumed), curve(whole))
+
+    def test_no_process_is_forked_once_the_training_has_begun(self):
+        """A process that is forked while autograd's or gloo's threads enter Python waits for ever."""
+        forks, fork, begun = [], os.fork, []
+
+        def counted():
+            forks.append(len(begun))
+            return fork()
+
+        class Begin(TrainerCallback):
+            def on_train_begin(self, *_, **__):
+                begun.append(1)
+
+        flags = dict(dataloader_num_workers=2, max_steps=14, save_strategy="steps", save_steps=3, save_total_limit=None)
+        flags |= dict(eval_dataset=chunks(9, 4), eval_strategy="steps", eval_steps=2)
+        for resume in (None, "checkpoint-3", "checkpoint-9"):  # within the first and the second epoch
+            trainer = make_trainer(self.folder, **flags)
+            trainer.add_callback(Begin())
+            with mock.patch("os.fork", counted):
+                quietly(trainer.train, resume_from_checkpoint=resume and str(self.folder / resume))
+                quietly(trainer.evaluate)
+            self.assertEqual(forks, [0, 0])
+            forks.clear()
+            begun.clear()
+
+    def test_a_data_set_without_numbers_has_no_workers(self):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(ragged_rows(64, seed=5))
+
+        trainer = make_trainer(self.folder, rows=Stream(), max_steps=2, dataloader_num_workers=1)
+        with self.assertRaisesRegex(ValueError, "--dataloader_num_workers 1: an IterableDataset is read without"):
+            trainer.train()
 
 
 class ResumeTest(TrainerTest):

@@ -59,7 +59,7 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found["micro-batch"].value, micro_batch)
         self.assertEqual("float32 products" in found, tf32)
         self.assertEqual(found["dataloader_num_workers"].value, 8)
-        for name in ("dataloader_persistent_workers", "non_blocking", "expandable segments"):
+        for name in ("non_blocking", "expandable segments"):
             self.assertTrue(found[name].value)
         for choice in found.values():
             self.assertRegex(str(choice), rf"^{choice.name} .+ \(.+\)$")
@@ -390,7 +390,6 @@ class AppliedTest(parameterized.TestCase):
             "attn_implementation t5_fused (dropout is 0)",
             "torch_compile on (all batches have one shape)",
             "micro-batch 128 x 1 (",
-            "persistent_workers on",
             "float32 products high",
             "expandable segments on",
         ):
@@ -425,7 +424,6 @@ class AppliedTest(parameterized.TestCase):
         self.assertEqual(args.torch_compile_backend, "inductor")
         self.assertEqual((args.per_device_train_batch_size, args.gradient_accumulation_steps), (128, 1))
         self.assertEqual((args.dataloader_num_workers, args.dataloader_prefetch_factor), (6, 4))
-        self.assertTrue(args.dataloader_persistent_workers)
         precision.assert_called_once_with("high")
         allocator.assert_called_once_with("expandable_segments:True")
         self.assertIn("micro-batch 128 x 1", decided.described)
@@ -451,7 +449,6 @@ class AppliedTest(parameterized.TestCase):
             num_train_epochs=9,
             dataloader_num_workers=1,
             save_strategy="no",
-            dataloader_persistent_workers=True,
             per_device_train_batch_size=16,
             eval_strategy="no",
             max_train_samples=100,
