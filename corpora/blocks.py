@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from common.digests import contents_digest
 from common.errors import UserError
-from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
+from corpora.files import COMPRESSIONS, data_kind, is_plain_text, open_text
 from corpora.hub import load_dataset_splits
 from corpora.own_ids import ArrayDocuments
 from corpora.reading import (
@@ -155,7 +155,6 @@ class FileCorpus(Corpus):
 
     def __init__(
         self,
-        flag: str,
         files: list[Path],
         text_column: str = "text",
         read_whole: Callable[[Path], Iterator[dict]] | None = None,
@@ -165,7 +164,7 @@ class FileCorpus(Corpus):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # the one column of parquet that is read; None: all
         self.arrays = {}
-        sizes = [(file.name, file.stat().st_size) for file in files]
+        sizes = [(".txt" if is_plain_text(file) else data_kind(file), file.stat().st_size) for file in files]
         total = sum(size for _, size in sizes)
         blocks, length = [], max(BLOCK_BYTES, total // MOST_BLOCKS)
         for file in files:
@@ -173,9 +172,9 @@ class FileCorpus(Corpus):
                 self.arrays[file] = ArrayDocuments(file)
                 blocks += _blocks_of_array(file, self.arrays[file], length)
                 continue
-            check_file(flag, file)
             blocks += _blocks_of(file, length, only_whole=read_whole is not None and is_plain_text(file))
         super().__init__(blocks)
+        self.files = files
         self.fingerprint = hashlib.sha256(
             repr((BLOCK_BYTES, sizes, contents_digest(files, cache))).encode()
         ).hexdigest()
@@ -216,7 +215,7 @@ class FileCorpus(Corpus):
 
 def _blocks_of(file: Path, length: int, only_whole: bool) -> list[Block]:
     """The blocks of a file, of about `length` bytes where it can be divided. only_whole: as one block."""
-    suffix = data_suffix(file)
+    suffix = data_kind(file)
     if suffix == ".parquet":
         with open_parquet(file) as parquet:
             groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]

@@ -23,7 +23,7 @@ from common.processes import cores_here, print_once
 from common.reports import human_bytes
 from common.whole_folders import cached
 from constants import BUILTIN_CORPUS
-from corpora.files import data_suffix, is_plain_text, split_weights
+from corpora.files import data_kind, is_plain_text, split_weights
 from corpora.hub import load_dataset_splits
 from corpora.own_ids import IdDocument, corpus_files, has_ids, read_ids, row_ids
 from corpora.reading import column_texts, read_documents
@@ -123,7 +123,7 @@ def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool =
     digest, stamps = hashlib.sha256(), [stamp(file) for file in files]
     size = sum(file.stat().st_size for file in files)
     for file, contents in zip(files, kept_digests(files, cache), strict=True):
-        kind = ".txt" if is_plain_text(file) else data_suffix(file)
+        kind = ".txt" if is_plain_text(file) else data_kind(file)
         digest.update(kind.encode() + contents.encode())
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids, stamps=stamps)

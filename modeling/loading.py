@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig
@@ -10,6 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from common.errors import UserError
 from common.reports import first_line
 from constants import CODE_ENTRIES
+from corpora.files import refuse_pointers
 from corpora.hub import do_not_wait_for_the_hub
 from modeling.low_rank import base_of
 
@@ -21,6 +23,7 @@ def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrain
 
     Code in the same folder, which transformers would offer to run, is never run.
     """
+    refuse_pointers(f"{flag} {name_or_path}", Path(name_or_path).glob("*"))
     place = name_or_path
     try:
         while base := base_of(place):  # a folder of LoRA's matrices: the configuration is in their checkpoint
