@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from common.digests import contents_digest
 from common.errors import UserError
 from corpora.files import COMPRESSIONS, data_kind, is_plain_text, open_text
-from corpora.hub import load_dataset_splits
+from corpora.hub import load_dataset_splits, saved_files
 from corpora.own_ids import ArrayDocuments
 from corpora.reading import (
     WIKI_OPEN,
@@ -313,7 +313,9 @@ class HubCorpus(Corpus):
         self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
         self.number_of_shards = self.dataset.num_shards
         super().__init__([Block(None, "shard", group=number) for number in range(self.number_of_shards)])
-        self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()
+        saved = saved_files(name, split)
+        described = (name, config, split, len(self), *([contents_digest(saved)] if saved else ()))
+        self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"
 
     def here(self) -> str:

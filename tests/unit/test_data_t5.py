@@ -463,6 +463,18 @@ class SourcesTest(TestCase):
         with self.assertRaisesRegex(ValueError, "row 1: the column n holds no text, but a value of type int"):
             list(numbers.documents())
 
+    def test_contents_decide_the_fingerprint_of_a_saved_data_set(self):
+        found = []
+        for name in ("one", "two"):
+            datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": [name]})).save_to_disk(self.folder / name)
+            state = self.folder / name / "train/state.json"
+            state.write_text(json.dumps(json.loads(state.read_text()) | {"_fingerprint": "0" * 16}))
+            args = self.arguments(dataset_name=str(self.folder / name))
+            found.append((find_sources(args)["train"].fingerprint, open_corpus(args)["train"].fingerprint))
+        (cached_one, streamed_one), (cached_two, streamed_two) = found
+        self.assertNotEqual(cached_one, cached_two)
+        self.assertNotEqual(streamed_one, streamed_two)
+
 
 class OfflineTest(TestCase):
     def setUp(self):
@@ -520,6 +532,16 @@ class OfflineTest(TestCase):
             for config, message in ((None, "configurations it, ro: name one"), ("xx", "no conversion on the Hub")):
                 with self.assertRaisesRegex(ValueError, f"^--dataset_name who/what: .*{message}"):
                     load_dataset_splits("who/what", config, "--dataset_name")
+
+    def test_what_exists_here_is_not_asked_of_the_hub(self):
+        self.enter_context(contextlib.chdir(self.folder))
+        self.write("d/ds/ds.py", "import datasets\n")
+        self.write("d/file", "text\n")
+        with mock.patch("huggingface_hub.list_dataset_parquet_files", side_effect=AssertionError("the Hub was asked")):
+            for name, message in (("d/ds", "d/ds has a script, which is not run"), ("d/file", "is a file")):
+                for streaming in (False, True):
+                    with self.assertRaisesRegex(UserError, f"^--dataset_name {name}: .*{message}"):
+                        load_dataset_splits(name, None, "--dataset_name", streaming=streaming)
 
     def test_a_missing_configuration_is_answered_with_those_there_are(self):
         lines = ["---", "configs:"]
