@@ -154,7 +154,9 @@ def check_own_pairs(args: Any) -> None:
     if args.labels and args.target_type not in (None, "class"):
         raise UserError(f"--labels needs --target_type class, not {args.target_type}")
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):
-        counts = [len(expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES)) for flag in flags]
+        counts = [
+            len(expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES, parallel=True)) for flag in flags
+        ]
         if counts[0] != counts[1]:
             raise UserError(
                 f"--{flags[0]} names {counts[0]} files and --{flags[1]} {counts[1]}: give the two sides "

@@ -9,7 +9,7 @@ from arguments.text import LONGEST, MOST_PROCESSES
 from common.command_line import check_folder, comma_words, did_you_mean, option, refuse
 from common.errors import UserError
 from constants import DATASET_VALS
-from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
+from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
 from modeling.preferences import BETAS, SIMPO_GAMMA
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
@@ -212,7 +212,7 @@ def check_task(args: TaskArguments) -> dict:
     is_text = "max_piece_length" in task
     for flag in ("train_file", "validation_file"):
         for file in expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES if is_text else ROW_SUFFIXES):
-            if not is_text and data_suffix(file) not in suffixes:
+            if not is_text and data_kind(file) not in suffixes:
                 raise UserError(
                     f"--{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and "
                     f".gz, .xz ...){hint}"

@@ -69,7 +69,7 @@ def simulated(folder: Path, ranks: int, workers: int, files: int, megabytes: flo
             "or fewer --ranks"
         )
     began = time.perf_counter()
-    corpus = FileCorpus("--train_file", text.files)
+    corpus = FileCorpus(text.files)
     units = packed(text.read, text.encode, WINDOW, lambda ids, _: (WINDOW, ids), None)
     streams = [
         StreamDataset([(corpus, units)], lambda _, units: units, BATCH, 0, 10_000, rank, ranks) for rank in range(ranks)

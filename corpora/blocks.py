@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from common.digests import contents_digest
 from common.errors import UserError
-from corpora.files import COMPRESSIONS, check_file, data_suffix, is_plain_text, open_text
-from corpora.hub import load_dataset_splits
+from corpora.files import COMPRESSIONS, data_kind, is_plain_text, open_text
+from corpora.hub import load_dataset_splits, saved_files
 from corpora.own_ids import ArrayDocuments
 from corpora.reading import (
     WIKI_OPEN,
@@ -156,7 +156,6 @@ class FileCorpus(Corpus):
 
     def __init__(
         self,
-        flag: str,
         files: list[Path],
         text_column: str = "text",
         read_whole: Callable[[Path], Iterator[dict]] | None = None,
@@ -166,7 +165,7 @@ class FileCorpus(Corpus):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # the one column of parquet that is read; None: all
         self.arrays = {}
-        sizes = [(file.name, file.stat().st_size) for file in files]
+        sizes = [(".txt" if is_plain_text(file) else data_kind(file), file.stat().st_size) for file in files]
         total = sum(size for _, size in sizes)
         blocks, length = [], max(BLOCK_BYTES, total // MOST_BLOCKS)
         for file in files:
@@ -174,9 +173,9 @@ class FileCorpus(Corpus):
                 self.arrays[file] = ArrayDocuments(file)
                 blocks += _blocks_of_array(file, self.arrays[file], length)
                 continue
-            check_file(flag, file)
             blocks += _blocks_of(file, length, only_whole=read_whole is not None and is_plain_text(file))
         super().__init__(blocks)
+        self.files = files
         self.fingerprint = hashlib.sha256(
             repr((BLOCK_BYTES, sizes, contents_digest(files, cache))).encode()
         ).hexdigest()
@@ -217,7 +216,7 @@ class FileCorpus(Corpus):
 
 def _blocks_of(file: Path, length: int, only_whole: bool) -> list[Block]:
     """The blocks of a file, of about `length` bytes where it can be divided. only_whole: as one block."""
-    suffix = data_suffix(file)
+    suffix = data_kind(file)
     if suffix == ".parquet":
         with open_parquet(file) as parquet:
             groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
@@ -316,7 +315,9 @@ class HubCorpus(Corpus):
         self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
         self.number_of_shards = self.dataset.num_shards
         super().__init__([Block(None, "shard", group=number) for number in range(self.number_of_shards)])
-        self.fingerprint = hashlib.sha256(repr((name, config, split, len(self))).encode()).hexdigest()
+        saved = saved_files(name, split)
+        described = (name, config, split, len(self), *([contents_digest(saved)] if saved else ()))
+        self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"
 
     def here(self) -> str:

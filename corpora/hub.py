@@ -8,7 +8,7 @@ import huggingface_hub
 
 from common.errors import UserError
 from common.processes import answers, print_once
-from common.reports import first_line
+from common.reports import first_line, read_json
 from constants import DATASET_VALS
 from corpora.files import SAVED_BY_DATASETS
 
@@ -23,6 +23,8 @@ def load_dataset_splits(
     import datasets
 
     do_not_wait_for_the_hub(name)
+    if Path(name).is_file():
+        raise UserError(f"{flag} {name}: is a file. Give it with --train_file")
     try:
         if any((Path(name) / file).is_file() for file in SAVED_BY_DATASETS):
             loaded = datasets.load_from_disk(name)
@@ -45,6 +47,13 @@ def load_dataset_splits(
     return splits
 
 
+def saved_files(name: str, split: str) -> list[Path]:
+    """The files of a split of a saved data set; [] if `name` is none."""
+    folder = Path(name) / split if (Path(name) / split / "state.json").is_file() else Path(name)
+    state = read_json(folder / "state.json")
+    return [folder / file["filename"] for file in state.get("_data_files", [])]
+
+
 def _published(name: str, config: str | None, streaming: bool) -> dict[str, Any]:
     """The splits of a data set of the Hub. If it has a loading script, which `datasets` no longer runs, the Hub's own
     conversion to parquet is read instead."""
@@ -55,6 +64,8 @@ def _published(name: str, config: str | None, streaming: bool) -> dict[str, Any]
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
+    if Path(name).exists():  # never looked up on the Hub, where the same name may be somebody else's
+        raise UserError(f"{name} has a script, which is not run: give its files with --train_file")
     found = huggingface_hub.list_dataset_parquet_files(name, config=config)
     configs, files = {file.config for file in found}, {}
     if len(configs) != 1:

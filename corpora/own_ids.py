@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.errors import UserError
 from constants import NUM_SENTINELS
-from corpora.files import data_suffix, expand_files, split_weights
+from corpora.files import data_kind, expand_files, split_weights
 from corpora.reading import read_rows
 from data_collator_t5 import SENTINEL_NAME
 
@@ -74,7 +74,7 @@ def corpus_files(flag: str, paths: list[str], args: Any) -> list[Path]:
         return expand_files(flag, paths)
     files = expand_files(flag, paths, ID_SUFFIXES)
     for file in files:
-        suffix = data_suffix(file)
+        suffix = data_kind(file)
         if suffix not in ID_SUFFIXES or suffix == ".npy" and file.suffix != suffix:
             raise UserError(f"{flag} {file}: ready-made ids come from {' '.join(ID_SUFFIXES)} files")
         if suffix != ".npy" and not args.input_ids_column:

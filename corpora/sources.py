@@ -17,14 +17,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from common.digests import kept_digests, stamp
+from common.digests import contents_digest, kept_digests, stamp
 from common.errors import UserError
 from common.processes import cores_here, print_once
 from common.reports import human_bytes
 from common.whole_folders import cached
 from constants import BUILTIN_CORPUS
-from corpora.files import data_suffix, is_plain_text, split_weights
-from corpora.hub import load_dataset_splits
+from corpora.files import data_kind, is_plain_text, split_weights
+from corpora.hub import load_dataset_splits, saved_files
 from corpora.own_ids import IdDocument, corpus_files, has_ids, read_ids, row_ids
 from corpora.reading import column_texts, read_documents
 from corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -72,7 +72,8 @@ def find_sources(args: Any) -> dict[str, Source]:
         return {split: _file_source(files[split], cache, column, ids) for split in files}
     if (args.dataset_name or BUILTIN_CORPUS) == BUILTIN_CORPUS:
         return builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
-    return _dataset_sources(args.dataset_name, args.dataset_config_name, column, ids)
+    cache = Path(args.data_cache_dir).expanduser()
+    return _dataset_sources(args.dataset_name, args.dataset_config_name, column, ids, cache)
 
 
 def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
@@ -123,13 +124,13 @@ def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool =
     digest, stamps = hashlib.sha256(), [stamp(file) for file in files]
     size = sum(file.stat().st_size for file in files)
     for file, contents in zip(files, kept_digests(files, cache), strict=True):
-        kind = ".txt" if is_plain_text(file) else data_suffix(file)
+        kind = ".txt" if is_plain_text(file) else data_kind(file)
         digest.update(kind.encode() + contents.encode())
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids, stamps=stamps)
 
 
-def _dataset_sources(name: str, config: str | None, column: str, ids: bool) -> dict[str, Source]:
+def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cache: Path) -> dict[str, Source]:
     splits = load_dataset_splits(name, config, "--dataset_name", needed="train")
     sources = {}
     for split in ("train", "validation"):
@@ -139,7 +140,10 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool) -> d
                 flag = "--input_ids_column" if ids else "--text_column"
                 raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
             shown = f"{name} ({len(dataset):,} rows)"
-            sources[split] = Source(shown, dataset._fingerprint, [], column, dataset, ids=ids)
+            # state.json of a saved data set may claim any fingerprint: two of other contents would share their tokens.
+            saved = saved_files(name, split)
+            fingerprint = contents_digest(saved, cache) if saved else dataset._fingerprint
+            sources[split] = Source(shown, fingerprint, [], column, dataset, ids=ids)
     return sources
 
 

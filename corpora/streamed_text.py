@@ -43,7 +43,7 @@ def open_corpus(args: Any) -> dict[str, Corpus]:
         name, config = args.dataset_name, args.dataset_config_name
         return hub_corpora(name, config, "--dataset_name", ("train", "validation"), column)
     options = dict(ids=has_ids(args), cache=cache)
-    return {split: FileCorpus(f"--{split}_file", files[split], column, **options) for split in files}
+    return {split: FileCorpus(files[split], column, **options) for split in files}
 
 
 def document_reader(found: Any, corpus: Corpus) -> Callable[[dict], str | IdDocument]:

@@ -25,6 +25,7 @@ from common.errors import UserError
 from common.processes import in_background, print_once
 from common.reports import first_line, human_time, read_json, write_json
 from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
+from corpora.files import refuse_pointers
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.sentencepiece_models import (
     SentencePieceModel,
@@ -238,7 +239,9 @@ def load_tokenizer(
     of adapters of which it is the base."""
     shown = f"{flag} {name_or_path}"
     try:
-        tokenizer = _load(_tokenizer_files(name_or_path), name_or_path, shown, (*asked, Path(name_or_path).resolve()))
+        files = _tokenizer_files(name_or_path)
+        refuse_pointers(shown, files.values())
+        tokenizer = _load(files, name_or_path, shown, (*asked, Path(name_or_path).resolve()))
     except UserError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

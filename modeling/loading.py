@@ -12,6 +12,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 from common.errors import UserError
 from common.reports import first_line, read_json
 from constants import CODE_ENTRIES
+from corpora.files import refuse_pointers
 from corpora.hub import do_not_wait_for_the_hub
 from modeling.low_rank import root_of
 
@@ -23,6 +24,7 @@ def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrain
 
     Code in the same folder, which transformers would offer to run, is never run.
     """
+    refuse_pointers(f"{flag} {name_or_path}", Path(name_or_path).glob("*"))
     place = name_or_path
     try:
         place = root_of(place)  # of a folder of LoRA's matrices: the configuration is in their checkpoint

@@ -17,7 +17,16 @@ from arguments.task import TaskArguments
 from common.command_line import comma_words, did_you_mean, home_path, listed, quoted
 from common.errors import UserError
 from corpora.blocks import Corpus, FileCorpus, hub_corpora
-from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, compressed, data_suffix, expand_files, is_plain_text, open_text
+from corpora.files import (
+    ROW_SUFFIXES,
+    TEXT_SUFFIXES,
+    FoundFiles,
+    compressed,
+    data_kind,
+    expand_files,
+    is_plain_text,
+    open_text,
+)
 from corpora.hub import classes_of, load_dataset_splits
 from corpora.reading import (
     class_names,
@@ -156,10 +165,19 @@ def files_of_split(name: str, task: dict, args: TaskArguments, split: str) -> Fi
         raise UserError(f"task {name}: its entry has no file for the split {split}; available: {available}")
     if not isinstance(files[split], dict):
         return _paths(name, args, split, files[split], suffixes)
-    return {column: _paths(name, args, split, paths, TEXT_SUFFIXES) for column, paths in files[split].items()}
+    return {
+        column: _paths(name, args, split, paths, TEXT_SUFFIXES, parallel=True) for column, paths in files[split].items()
+    }
 
 
-def _paths(name: str, args: TaskArguments, split: str, names: str | list[str], suffixes: tuple[str, ...]) -> list[Path]:
+def _paths(
+    name: str,
+    args: TaskArguments,
+    split: str,
+    names: str | list[str],
+    suffixes: tuple[str, ...],
+    parallel: bool = False,
+) -> FoundFiles:
     """The files that names, folders or patterns mean below --data_dir. That may be the task's own folder: with
     --data_dir glue/WNLI the name WNLI/dev.tsv means glue/WNLI/dev.tsv. UserError if there is no such file."""
     paths, folder = [], Path(args.data_dir or ".")
@@ -171,8 +189,8 @@ def _paths(name: str, args: TaskArguments, split: str, names: str | list[str], s
         if not path.exists() and not compressed(path) and not set("*?[") & set(str(file)):
             folder = f"--data_dir {args.data_dir}" if args.data_dir else "--data_dir is not given"
             raise UserError(f"{folder}: no file {file}, which task {name} reads as {split}")
-        paths += [path] if path.is_file() else expand_files(f"task {name}:", [str(path)], suffixes)
-    return paths
+        paths.append(str(path))
+    return expand_files(f"task {name}:", paths, suffixes, parallel)
 
 
 def read_records(task: dict, path: Path, has_header: bool | None = None) -> Iterator[dict]:
@@ -182,7 +200,7 @@ def read_records(task: dict, path: Path, has_header: bool | None = None) -> Iter
     """
     if is_text_corpus(task) and is_plain_text(path):
         return ({"text": document} for document in read_text_documents(path))
-    if data_suffix(path) in (".tsv", ".txt"):
+    if data_kind(path) in (".tsv", ".txt"):
         return read_tsv(path, _has_header(task, path) if has_header is None else has_header)
     return read_rows(path)
 
@@ -481,8 +499,7 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
         )
     if files:
         read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
-        flag, cache = "--train_file" if args.train_file else f"task {name}:", Path(args.data_cache_dir).expanduser()
-        return FileCorpus(flag, files, read_whole=read_whole, cache=cache)
+        return FileCorpus(files, read_whole=read_whole, cache=Path(args.data_cache_dir).expanduser())
     dataset, config = task["hub"]
     return hub_corpora(dataset, config, f"task {name}, data set", ("train",))["train"]
 

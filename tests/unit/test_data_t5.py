@@ -41,9 +41,11 @@ from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs, token_files
 from corpora.blocks import FileCorpus, HubCorpus, hub_corpora
 from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
+from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, expand_files, say_once
 from corpora.hub import load_dataset_splits
 from corpora.reading import python_rows, read_documents, read_rows, read_tsv, text_of
 from corpora.sources import find_sources, tokenizer_for
+from corpora.streamed_text import open_corpus
 from corpora.token_files import split_documents, tokenised
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
@@ -320,6 +322,167 @@ class ReadTsvTest(TestCase):
             list(read_tsv(path))
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+
+
+class FoundFilesTest(TestCase):
+    def found(self, *names, suffixes=TEXT_SUFFIXES, parallel=False):
+        """(names of the files, what was left out, what was printed); say_once forgets what it said."""
+        say_once.cache_clear()
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            files = expand_files("--train_file", [str(self.folder / name) for name in names], suffixes, parallel)
+        return [str(file.relative_to(self.folder)) for file in files], files.left_out, printed.getvalue()
+
+    def test_a_folder_and_its_pattern_are_the_same_files(self):
+        for name in ("mixed/b.txt", "mixed/_SUCCESS", "mixed/.a.txt", "mixed/c.md", "mixed/sub/wiki_00"):
+            self.write(name, "text\n")
+        for name in ("mixed/sub/x.pdf", "mixed/.git/config", "mixed/part.00000-of-00002"):
+            self.write(name, "text\n")
+        self.write("mixed/none.txt", "")
+        (self.folder / "mixed/gone.txt").symlink_to(self.folder / "nowhere")
+        files = ["mixed/b.txt", "mixed/part.00000-of-00002", "mixed/sub/wiki_00"]
+        left_out = {
+            "hidden": [".a.txt", ".git", "_SUCCESS"],
+            "another suffix": ["c.md", "x.pdf"],
+            "not followed": ["gone.txt"],
+            "empty": ["none.txt"],
+        }
+        for name in ("mixed", "mixed/*"):
+            self.assertEqual(self.found(name), (files, left_out, ""))
+        self.assertEqual(self.found("mixed/*.md")[0], ["mixed/c.md"], "its suffix was asked for")
+        self.assertEqual(self.found("mixed/**")[0], files)
+        message = r"no such file, .*; 1 left out .another suffix.: c.md; 1 left out .empty.: none.txt"
+        with self.assertRaisesRegex(UserError, message):
+            self.found("mixed/[cn]*")
+
+    @parameterized.parameters("top", "top/*", "top/**/*.txt", "top/**")
+    def test_linked_folders_are_followed(self, name):
+        self.write("elsewhere/a.txt", "one\n")
+        self.write("top/own/b.txt", "two\n")
+        (self.folder / "top/linked").symlink_to(self.folder / "elsewhere")
+        (self.folder / "elsewhere/circle").symlink_to(self.folder / "top")
+        (self.folder / "top/again").symlink_to("own")
+        files, left_out, _ = self.found(name)
+        self.assertEqual(files, ["top/linked/a.txt", "top/own/b.txt"])
+        if name == "top":
+            self.assertCountEqual(left_out["not followed"], ["again", "circle"])
+
+    def test_each_file_is_read_once(self):
+        for name in ("a.jsonl", "a.jsonl.zst", "b.txt.xz", "b.txt.gz", "c.txt"):
+            self.write(name, '{"text": "x"}\n' if name[0] == "a" else "x\n")
+        (self.folder / "link.txt").symlink_to("c.txt")
+        files, left_out, printed = self.found("a.*", "b.*", "link.txt", "c*")
+        self.assertEqual(files, ["a.jsonl", "b.txt.gz", "link.txt"])
+        copies = ["a.jsonl.zst beside a.jsonl", "b.txt.xz beside b.txt.gz"]
+        self.assertEqual(left_out, {"named twice": ["c.txt"], "a second copy": copies})
+        self.assertIn("--train_file: read once (named twice): c.txt\n", printed)
+        self.assertIn(f"--train_file: read once (a second copy): {', '.join(copies)}\n", printed)
+        files, left_out, printed = self.found("c.txt", "c.txt", parallel=True)
+        self.assertEqual((files, left_out, printed), (["c.txt", "c.txt"], {}, ""))
+
+    @parameterized.named_parameters(
+        ("feather", "a", b"ARROW1\0\0", "an Arrow .Feather. file: save it as .parquet"),
+        ("saved", "data-00000-of-00001.arrow", b"\xff\xff\xff\xff\x10\0", "name its folder with --hub_dataset"),
+        ("xlsx", "a.csv", b"PK\x03\x04\x14\0 xl/workbook.xml", "an Excel workbook: save its sheet as CSV"),
+        ("docx", "a.txt", b"PK\x03\x04\x14\0 word/document.xml", "a Word document"),
+        ("gzip", "a", gzip.compress(b"x"), "gzip data: name it .gz"),
+        ("bzip2", "a", bz2.compress(b"x" * 99), "bzip2 data: name it .bz2"),
+        ("xz", "a", lzma.compress(b"x"), "xz data: name it .xz"),
+        ("zstd", "a", COMPRESS[".zst"](b"x" * 99), "zstd data: name it .zst"),
+        ("tar", "a.txt", b"a.txt".ljust(257, b"\0") + b"ustar\0", "a tar archive: unpack it"),
+        ("warc", "a.warc", b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\nText\r\n", "WARC records .*docs/help.md"),
+    )
+    def test_other_kinds_are_named(self, name, content, message):
+        self.write(name, content)
+        with self.assertRaisesRegex(UserError, f"--train_file .*{name}: looks like .*{message}"):
+            self.found(name)
+
+    @parameterized.parameters("a.jsonl", "a.parquet", "a.txt", "*")
+    def test_pointers_of_git_lfs(self, name):
+        for file in ("a.jsonl", "a.parquet", "a.txt"):
+            self.write(file, POINTER)
+        self.write("b.txt", "whole\n")
+        names = "a.jsonl, a.parquet, a.txt" if name == "*" else name
+        with self.assertRaisesRegex(UserError, rf"--train_file: not the data, .* git-lfs \({names}\).*git lfs pull"):
+            self.found(name)
+
+    @parameterized.parameters("tokenizer.model", "tokenizer.json", "model.safetensors")
+    def test_pointers_among_the_files_of_a_model(self, name):
+        shutil.copytree(TRAINED / "plain", self.folder / "model")
+        T5Config().save_pretrained(self.folder / "model")
+        self.write(f"model/{name}", POINTER)
+        load = load_model if name.startswith("model") else load_tokenizer
+        with self.assertRaisesRegex(UserError, rf"model: not the data, .* \({name}\).*git lfs pull"):
+            load(str(self.folder / "model"))
+
+    def test_a_window_of_zstd_beyond_what_pyarrow_allows(self):
+        # A frame by RFC 8878: magic number, a window of 2 GiB (10 + 21 bits), one raw last block.
+        self.write("a.txt", b"x").rename(self.folder / "frame")
+        (self.folder / "frame").write_bytes(b"\x28\xb5\x2f\xfd\x00\xa8" + b"\x09\x00\x00" + b"x")
+        (self.folder / "frame").rename(self.folder / "a.txt.zst")
+        with self.assertRaisesRegex(UserError, r"a.txt.zst: cannot be read .*zstd -d --long=31"):
+            self.found("a.txt.zst")
+
+    def test_parquet_without_rows(self):
+        for name, texts in (("a.parquet", ["x"]), ("none.parquet", [])):
+            table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())})
+            pyarrow.parquet.write_table(table, self.folder / name)
+        with pyarrow.parquet.ParquetWriter(self.folder / "no_group.parquet", table.schema):
+            pass
+        for name in ("none.parquet", "no_group.parquet"):
+            with self.assertRaisesRegex(UserError, f"--train_file .*{name}: the file is empty"):
+                self.found(name)
+        self.assertEqual(self.found("*")[:2], (["a.parquet"], {"empty": ["no_group.parquet", "none.parquet"]}))
+
+
+class ContentTest(TestCase):
+    """JSON lines under any name (those of WikiExtractor's --json have none) are the same documents."""
+
+    ROWS = tuple({"id": str(n), "text": f"Text {n}"} for n in range(12))
+
+    @parameterized.product(
+        name=("wiki_00", "a.txt", "a.jl", "a.json.1", "a.json", "a.txt.gz"), ids=(False, True), one=(False, True)
+    )
+    def test_documents_and_fingerprints(self, name, ids, one):
+        rows = [row | {"ids": [n]} for n, row in enumerate(self.ROWS[:1] if one else self.ROWS)]
+        text = "\n".join(map(json.dumps, rows)) + "\n"
+        flags = dict(input_ids_column="ids") if ids and name[-1] in "ln" else {}
+        found = {}
+        for file in (self.write(name, text), self.write(f"a.jsonl{'.gz' if name.endswith('.gz') else ''}", text)):
+            args = self.arguments(file, **flags)
+            cached_source, streamed = find_sources(args)["train"], open_corpus(args)["train"]
+            column = "ids" if flags else "text"
+            found[file] = [getattr(document, "ids", document) for document in cached_source.documents()]
+            self.assertEqual([row[column] for _, row in streamed.all_rows()], [row[column] for row in rows])
+            found[file].append([] if one and name == "a.json" else [cached_source.fingerprint, streamed.fingerprint])
+            self.assertEqual([*cached_source.files], [file])
+            self.assertEqual([*streamed.files], [file])
+        self.assertEqual(*found.values())
+
+    @parameterized.named_parameters(
+        ("a_brace", "{ is a brace\nand text"),
+        ("one_object_and_text", '{"text": "x"}\n{"text": "y"}\nThis is how JSON lines look.\n'),
+        ("numbers", "1\n2\n"),
+        ("code", '{\n  "text": "x"\n}\n'),
+    )
+    def test_text_with_some_json_is_text(self, text):
+        for name in ("a.txt", "a"):
+            source = find_sources(self.arguments(self.write(name, text)))["train"]
+            self.assertEqual(list(source.documents()), [line.strip() for line in text.splitlines()])
+
+    def test_it_is_told_and_counts_in_a_folder_of_rows(self):
+        for name in ("wiki/AA/wiki_00", "wiki/AA/wiki_01", "wiki/readme.txt"):
+            self.write(name, "\n".join(map(json.dumps, self.ROWS)) if "_" in name else "text\n")
+        say_once.cache_clear()
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            files = expand_files("--train_file", [str(self.folder / "wiki")], ROW_SUFFIXES)
+        self.assertEqual([file.name for file in files], ["wiki_00", "wiki_01"])
+        self.assertEqual(files.left_out, {"another suffix": ["readme.txt"]})
+        self.assertEqual(
+            printed.getvalue(), "--train_file: read as JSON lines, since their lines are objects: wiki_00, wiki_01\n"
+        )
+
+
 class SourcesTest(TestCase):
     def test_files_folders_and_patterns(self):
         for name in ("b/2.jsonl", "b/deeper/1.txt", "b/readme.md", "a.txt.gz"):
@@ -368,6 +531,18 @@ class SourcesTest(TestCase):
         numbers = find_sources(self.arguments(dataset_name=str(self.folder / "no_dict"), text_column="n"))["train"]
         with self.assertRaisesRegex(ValueError, "row 1: the column n holds no text, but a value of type int"):
             list(numbers.documents())
+
+    def test_contents_decide_the_fingerprint_of_a_saved_data_set(self):
+        found = []
+        for name in ("one", "two"):
+            datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": [name]})).save_to_disk(self.folder / name)
+            state = self.folder / name / "train/state.json"
+            state.write_text(json.dumps(json.loads(state.read_text()) | {"_fingerprint": "0" * 16}))
+            args = self.arguments(dataset_name=str(self.folder / name))
+            found.append((find_sources(args)["train"].fingerprint, open_corpus(args)["train"].fingerprint))
+        (cached_one, streamed_one), (cached_two, streamed_two) = found
+        self.assertNotEqual(cached_one, cached_two)
+        self.assertNotEqual(streamed_one, streamed_two)
 
 
 class OfflineTest(TestCase):
@@ -426,6 +601,16 @@ class OfflineTest(TestCase):
             for config, message in ((None, "configurations it, ro: name one"), ("xx", "no conversion on the Hub")):
                 with self.assertRaisesRegex(ValueError, f"^--dataset_name who/what: .*{message}"):
                     load_dataset_splits("who/what", config, "--dataset_name")
+
+    def test_what_exists_here_is_not_asked_of_the_hub(self):
+        self.enter_context(contextlib.chdir(self.folder))
+        self.write("d/ds/ds.py", "import datasets\n")
+        self.write("d/file", "text\n")
+        with mock.patch("huggingface_hub.list_dataset_parquet_files", side_effect=AssertionError("the Hub was asked")):
+            for name, message in (("d/ds", "d/ds has a script, which is not run"), ("d/file", "is a file")):
+                for streaming in (False, True):
+                    with self.assertRaisesRegex(UserError, f"^--dataset_name {name}: .*{message}"):
+                        load_dataset_splits(name, None, "--dataset_name", streaming=streaming)
 
     def test_a_missing_configuration_is_answered_with_those_there_are(self):
         lines = ["---", "configs:"]

@@ -234,7 +234,7 @@ class GlueFilesTest(TestCase):
         ),
         ("label_column", "RTE/dev.tsv", "index\tsentence1\tsentence2\n0\tA\tB\n", "no column label, which task rte"),
         ("no_rows", "RTE/dev.tsv", "index\tsentence1\tsentence2\tlabel\n", "task rte, split validation: no rows"),
-        ("encoding", "RTE/dev.tsv", None, r"RTE/dev.tsv: not UTF-8 text \(byte 0xe9\)"),
+        ("encoding", "RTE/dev.tsv", None, r"RTE/dev.tsv: line 2 is not UTF-8 text \(byte 0xe9\)"),
     )
     def test_refused(self, name, content, message):
         self.write(name, content or "")

@@ -52,7 +52,7 @@ class LinesTest(parameterized.TestCase):
         self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", size))
         self.enter_context(mock.patch.object(reading, "CHUNK_BYTES", read_at_once))
         text = odd_text(1_200)
-        corpus = FileCorpus("--train_file", [self.write("a.txt", text)])
+        corpus = FileCorpus([self.write("a.txt", text)])
         rows = [(block, place, row["text"]) for block in range(len(corpus)) for place, row in corpus.rows(Piece(block))]
         self.assertEqual([text for *_, text in rows], documents_of(text))
         for number in range(0, len(rows), 7):
@@ -68,7 +68,7 @@ class LinesTest(parameterized.TestCase):
             ("a.csv", ["id,text", *(f'{n},"two{end}lines {n}"' for n in range(20))]),
         ):
             file = self.write(name, end.join(lines) + end)
-            corpus = FileCorpus("--train_file", [file])
+            corpus = FileCorpus([file])
             self.assertEqual([row for _, row in corpus.all_rows()], list(read_rows(file)))
             for block in range(len(corpus)):
                 rows = list(corpus.rows(Piece(block)))

@@ -250,7 +250,7 @@ class RefusedTest(TestCase):
         ("parquet_text", "a.parquet", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
         ("parquet_float", "a.parquet", [[1.5]], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
         ("parquet_null", "a.parquet", [[1], None], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
-        ("text", "a.txt", ROWS, dict(input_ids_column="ids"), "a.txt: ready-made ids come from .npy .parquet"),
+        ("table", "a.csv", ROWS, dict(input_ids_column="ids"), "a.csv: ready-made ids come from .npy .parquet"),
         ("range", "a.jsonl", [[1], [4, 10]], dict(input_ids_column="ids"), "row 2, place 2: the id 10 must be 0 to 9"),
     )
     def test_files(self, name, content, flags, message):
