@@ -13,7 +13,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 
 from common.errors import UserError
 from common.processes import print_once
-from common.reports import write_json
+from common.reports import difference_of_names, write_json
 from common.whole_folders import SAVING, is_disk_full, publish, share
 from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
@@ -234,9 +234,8 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     else:
         weights = _tensors_of(folder)
         names = dict(model.named_parameters(remove_duplicate=False)).keys()
-        if missing := sorted(names - weights.keys() - model.all_tied_weights_keys.keys()):
-            raise UserError(
-                f"{folder}: it lacks {len(missing)} of the model's tensors: {missing[:3]}; perhaps another version of "
-                "transformers saved it, with other names"
-            )
+        known = names | dict(model.named_buffers()).keys()
+        wrong = difference_of_names(names - weights.keys() - model.all_tied_weights_keys.keys(), weights.keys() - known)
+        if wrong:
+            raise UserError(f"{folder}: {wrong}; perhaps another version of transformers saved it, with other names")
     put_weights(model, weights)
