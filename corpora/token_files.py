@@ -220,5 +220,4 @@ def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callab
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
-    info.pop("lost", None)  # a field of older caches
     return TokenFile(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **info)

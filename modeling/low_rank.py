@@ -67,7 +67,6 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
     tensors = {_in_file(name): t.detach().cpu().contiguous() for name, t in state.items() if ".lora_" in name}
     save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
     write_json(Path(folder) / _CHECKSUM, {"base_checksum": model.base_checksum})
-    (Path(folder) / "config.json").unlink(missing_ok=True)  # of an earlier commit's checkpoint
     for part in (model.peft_config["default"], model.generation_config):
         part.save_pretrained(folder)
 
