@@ -263,8 +263,8 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         step = state["global_step"]
         kept = metrics_until(path.with_name("metrics.jsonl"), step, state["log_history"])
         saved = read_json(path) or (state.get("stateful_callbacks") or {}).get(TRACKERS_FILE, {})
-        if not re.fullmatch(r"[\w-]{1,64}", str(saved.get("id", "new"))):  # it becomes part of a folder's name
-            raise UserError(f"{path}: {saved['id']!r:.80} is no id of a run. Delete the file: the curves begin anew")
+        if Path(known := str(saved.get("id", "new"))).name != known:  # it becomes part of a folder's name
+            raise UserError(f"{path}: {known!r:.80} is no id of a run. Delete the file: the curves begin anew")
     identity = os.environ.get("WANDB_RUN_ID") or saved.get("id") or secrets.token_hex(4)
     title = args.run_name or os.environ.get("WANDB_NAME") or Path(args.output_dir).resolve().name
     sent = saved.get("sent", {})

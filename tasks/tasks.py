@@ -176,17 +176,7 @@ class LoadedTask(Task):
         columns = [*entry["inputs"].values(), entry["target"], entry.get("rejected"), entry.get("desirable")]
         columns = [column for column in columns if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
-        fields = (
-            "prefix",
-            "inputs",
-            "target",
-            "target_type",
-            "labels",
-            "numbers",
-            "preference",
-            "rejected",
-            "desirable",
-        )
+        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers", "rejected", "desirable")
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, [entry.get(field) for field in fields], values]
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 

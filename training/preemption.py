@@ -75,11 +75,8 @@ class PreemptionCallback(TrainerCallback):
         def leave(number: int, _frame: object = None) -> None:
             saved = any(checkpoints_of(Path(args.output_dir)))
             advice = "; the same command with --resume_from_checkpoint does both" if saved else ""
-            name, done = (
-                signal.Signals(number).name,
-                "stopped after the last step, before the model was saved and evaluated",
-            )
-            print_once(f"{name}: {done}{advice} (output: {args.output_dir})")
+            where = f"stopped after the last step, before the model was saved and evaluated{advice}"
+            print_once(f"{signal.Signals(number).name}: {where} (output: {args.output_dir})")
             raise SystemExit(PREEMPTED_EXIT_CODE)
 
         if self._received:
