@@ -89,19 +89,19 @@ class EarlyStopTest(TestCase):
 
         def better_and_better(self, *args, **kwargs):
             if self.state.global_step == 6 and stops:
-                self.preemption.reason = stops.pop()
+                self.preemption.reason, self.preemption.save_was_due = stops.pop(), True
                 raise EvaluationStopped
             return evaluate(self, *args, **kwargs) | {"eval_loss": 9.0 - self.state.global_step}
 
         flags = ("--save_steps", "2", "--save_total_limit", "1", "--load_best_model_at_end")
-        for name, stops in (("whole", []), ("stopped", ["told"])):
+        for name, stops in (("whole", []), ("cut", ["told"])):
             with mock.patch.object(trainer, "_evaluate_task", better_and_better):
                 if stops:
                     self.run_script(self.folder / name, *flags, code=75)
                     flags = (*flags, "--resume_from_checkpoint")
                 self.run_script(self.folder / name, *flags)
             left[name] = self.steps_saved(self.folder / name)
-        self.assertEqual(left, {"whole": [6], "stopped": [6]})
+        self.assertEqual(left, {"whole": [6], "cut": [6]})
 
     def test_patience_that_begins_with_the_resumed_run(self):
         out = self.folder / "patient_later"
@@ -269,7 +269,7 @@ class SignalAfterTrainingTest(TestCase):
     @parameterized.parameters("in the last step", "while the model is saved")
     def test_one_line_and_a_code(self, when):
         """The process ended with -15 and no line."""
-        out, trainer = self.folder / "stopped", pre_train_t5.T5Trainer
+        out, trainer = self.folder / when.replace(" ", "_"), pre_train_t5.T5Trainer
 
         def save(self, *_, **__):
             signal.raise_signal(signal.SIGTERM)
@@ -283,7 +283,7 @@ class SignalAfterTrainingTest(TestCase):
         original = trainer.training_step
         patched = dict(training_step=update) if "step" in when else dict(save_model=save)
         with mock.patch.multiple(trainer, **patched):
-            _, printed, _ = self.run_script(out, code=75)
+            _, printed, _ = self.run_script(out, "--eval_steps", "4", code=75)
         self.assertRegex(printed, "SIGTERM: stopped after the last step, .* command with --resume_from_checkpoint")
         self.run_script(out, "--resume_from_checkpoint")
         self.assertTrue((out / "model.safetensors").is_file())
