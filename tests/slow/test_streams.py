@@ -367,9 +367,7 @@ class BlockTest(TestCase):
         with mock.patch.object(blocks, "check_file"), self.assertRaisesRegex(ValueError, message):
             list(FileCorpus("--train_file", [self.folder / name]).all_rows())
 
-    @parameterized.parameters(
-        ("a.txt", b"one\r\ntwo\xff\nthree\n"), ("a.jsonl", b'{"text": "one"}\n{"t\n{"text": "three"}\n')
-    )
+    @parameterized.parameters(("a.txt", b"two\xff\nthree\n"), ("a.jsonl", b'{"t\n{"text": "three"}\n'))
     def test_broken_lines_can_be_left_out(self, name, content):
         line = b"one\r\n" if name == "a.txt" else b'{"text": "one"}\r\n'
         (self.folder / name).write_bytes(line * 20_000 + content)
