@@ -36,7 +36,7 @@ from benchmarks.measure import TIME_IS_UP, full_name, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
 from common.errors import UserError
-from common.processes import run_script
+from common.processes import has_amx, run_script
 from common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS, OPTIMIZERS
 
@@ -320,7 +320,7 @@ def save(args: Namespace, result: dict, whole: bool = False) -> None:
         flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags[name]}  # not their folders
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
         instructions = torch.backends.cpu.get_cpu_capability()
-        instructions = f"{instructions}, AMX" if torch.cpu._is_amx_tile_supported() else instructions
+        instructions = f"{instructions}, AMX" if has_amx() else instructions
         here = {"threads": torch.get_num_threads(), "instructions": instructions, "load_average": os.getloadavg()[0]}
         here |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
         write_json(args.output, record | {"whole": whole, "hardware": record["hardware"] | here} | result)

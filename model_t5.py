@@ -16,13 +16,10 @@ Methods of the model that are replaced:
 Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
 """
 
-import contextlib
 import copy
 import hashlib
 import itertools
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +48,7 @@ from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, sta
 from modeling.frozen import bytes_of, form_of, freeze, number_of
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
-from modeling.loading import NO_MODEL, load_config, reading_weights
+from modeling.loading import NO_MODEL, load_config, load_whole
 from modeling.low_rank import CONFIG, add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
@@ -329,21 +326,16 @@ def load_model(
     config = _in_float32(named_config(name_or_path, flag))
     check_options(config, attn_implementation)
     if base := base_of(name_or_path):
-        return _load_merged(name_or_path, base, attn_implementation, as_saved, merge)
+        return _load_merged(name_or_path, base, attn_implementation, as_saved, merge, flag)
     do_not_wait_for_the_hub(name_or_path)
     family = family_of(config)
     if as_saved := as_saved and family.can_load_as_saved:
         config.dtype = None  # otherwise "auto" below would mean this type, and not the file's
-    options = dict(config=config, dtype="auto" if as_saved else torch.float32, output_loading_info=True)
+    options = dict(config=config, dtype="auto" if as_saved else torch.float32)
     if attention := family.attention(attn_implementation):
         options["attn_implementation"] = attention
-    kind, shown = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)], f"{flag} {name_or_path}"
-    with reading_weights(shown, name_or_path), _untied_head_is_intended():
-        model, report = kind.from_pretrained(name_or_path, trust_remote_code=False, **options)
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise UserError(f"{shown}: the checkpoint lacks {len(missing)} tensors: {missing[:5]}")
-    return _prepared(model)
+    kind = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
+    return _prepared(load_whole(kind, name_or_path, flag, **options))
 
 
 def load_to_answer(
@@ -359,19 +351,18 @@ def load_to_answer(
 
 
 def _load_merged(
-    folder: str, base: str, attn_implementation: str | None, as_saved: bool, merge: bool
+    folder: str, base: str, attn_implementation: str | None, as_saved: bool, merge: bool, flag: str
 ) -> PreTrainedModel:
     """The checkpoint `base` with a folder's LoRA matrices merged into it, and the folder's settings of `generate`."""
     try:
-        model = merged(load_model(base, attn_implementation, as_saved and not merge), folder, merge)
+        model = merged(load_model(base, attn_implementation, as_saved and not merge, flag=flag), folder, merge)
     except ImportError:
         raise UserError(
-            f"--model_name_or_path {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
+            f"{flag} {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
         ) from None
     except (ValueError, RuntimeError) as error:
         raise UserError(
-            f"--model_name_or_path {folder}: its LoRA matrices belong to {base}, and do not fit what "
-            f"is there ({first_line(error)})"
+            f"{flag} {folder}: its LoRA matrices belong to {base}, and do not fit what is there ({first_line(error)})"
         ) from None
     if (Path(folder) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -399,20 +390,6 @@ def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
     if model.generation_config is not None:
         complete(model)
     return model
-
-
-@contextlib.contextmanager
-def _untied_head_is_intended() -> Iterator[None]:
-    """Silences the one warning that calls T5 v1.1's separate head a mistake, and nothing else."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "The tied weights mapping and config" not in record.getMessage()
-
-    logging.getLogger("transformers.modeling_utils").addFilter(keep)
-    try:
-        yield
-    finally:
-        logging.getLogger("transformers.modeling_utils").removeFilter(keep)
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:

@@ -269,7 +269,7 @@ def settings_of(plan: Plan) -> dict:
     args, folder = plan.args, Path(plan.args.model_name_or_path)
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
-    settings["form"] = None if form_of(args) == "float32" else form_of(args)  # None: as in older files
+    settings["form"] = form_of(args)
     patterns = ("*model*.safetensors", "*model*.bin", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {

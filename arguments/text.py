@@ -51,6 +51,7 @@ class PreTrainingDataArguments:
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
     streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
+    skip_broken_rows: bool = option(False, "Streaming: leave out lines of local files that are no UTF-8 or JSON.")
     shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks.", at_least=1)
     validation_split_percentage: float = option(
         5.0, "Percent of documents held out if no validation text is named.", above=0, below=100

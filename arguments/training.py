@@ -538,6 +538,7 @@ def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_arg
     ignore_data_skip: when a run resumes, the stream itself begins at the right row, so Trainer must skip none."""
     if not args.streaming:
         refuse(args, "shuffle_buffer_size", "needs --streaming")
+        refuse(args, "skip_broken_rows", "needs --streaming")
         return
     if training_args.max_steps < 1:
         raise UserError("--streaming needs --max_steps: the length of a stream is not known in advance")

@@ -332,6 +332,8 @@ def parse_arguments(
     argv = list(map(str, argv))  # a notebook may give numbers and paths
     fills = [fill for fill in (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types)) if fill]
     values, given, unnamed = read_flags(table, argv, about or "", default_recipe, starts_anew, fills)
+    if (folder := values.get("output_dir")) and home_path(folder).is_symlink():
+        values["output_dir"] = os.path.realpath(home_path(folder))  # what a link points to is made, and written into
     groups = []
     for dataclass in dataclass_types:
         names = [f.name for f in dataclasses.fields(dataclass) if f.init]
@@ -609,10 +611,10 @@ def check_folder(flag: str, path: str) -> None:
         raise UserError(f"{flag}: must name a folder")
     if "://" in path:
         raise UserError(f"{flag} {path}: is an address, and a folder is needed. Name a local one, and copy it later")
-    wanted = existing = home_path(path).absolute()
+    wanted = existing = Path(os.path.realpath(home_path(path)))
     if os.fsencode(path).decode(errors="replace") != path:
         raise UserError(f"{flag} {path!r}: must be UTF-8 text: libraries that write there need it")
-    if path.startswith("~") and wanted == Path(path).absolute():
+    if path.startswith("~") and home_path(path) == Path(path):
         raise UserError(f"{flag} {path}: no such user")
     while not existing.exists() and not existing.is_symlink():
         existing = existing.parent

@@ -35,6 +35,13 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+def has_amx() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in tiles (AMX)."""
+    import torch
+
+    return torch.cpu._is_amx_tile_supported()
+
+
 # Variables that hold the number of processes on a machine: of torchrun and accelerate, deepspeed, Open MPI and MPICH.
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
@@ -316,6 +323,7 @@ def run_script(main: Callable[[], object]) -> None:
     still run.
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
+    os.environ["MPLBACKEND"] = "Agg"  # a notebook's own backend may not be there, or would show the pictures
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a log in ASCII shows an umlaut of a path as \xfc

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -127,6 +127,16 @@ def introduction(doc: str) -> str:
 
 
 # ---------------------------------------------------------------- names
+def difference_of_names(missing: Iterable[str], unknown: Iterable[str]) -> str:
+    """What a file of weights lacks and what it has beside the model's, in a few words; "" if nothing."""
+    found = {"lacks": sorted(missing), "has, unknown to the model": sorted(unknown)}
+    return " and ".join(
+        f"the file {verb}: {len(names)} tensors, {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+        for verb, names in found.items()
+        if names
+    )
+
+
 def tracked_name(key: str) -> str:
     """A key of metrics.jsonl as trackers show it: loss -> train/loss, eval_f1 -> eval/f1, mfu -> perf/mfu."""
     if PERFORMANCE.fullmatch(key):

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,21 @@ class Block(NamedTuple):
     end: int | None = None
     size: int = 1
     group: int = 0
+
+
+class Place(NamedTuple):
+    """The place of a row, whose line's number is counted only when a message shows it."""
+
+    before: str
+    block: Block
+    place: int
+
+    def __str__(self) -> str:
+        before, block, place = self
+        if block.kind in ("text", "jsonl", "csv"):
+            return f"{before}{block.path}, line {line_number(block.path, place)}"
+        group = f", row group {block.group:,}" if block.kind == "parquet" else ""
+        return f"{before}{block.path}{group}, row {place + 1:,}"
 
 
 class Piece(NamedTuple):
@@ -115,8 +131,8 @@ class Corpus:
     def _rows(self, block: Block, start: int | None) -> Rows:
         raise NotImplementedError
 
-    def here(self) -> str:
-        """The place of the row that was read last, for messages: "a.csv at byte 1,024"."""
+    def here(self, before: str = "") -> Any:
+        """The place of the row that was read last, for messages, after the words `before`: "a.csv, line 24"."""
         raise NotImplementedError
 
     def share_read(self, piece: Piece, place: int | None) -> float:
@@ -152,6 +168,7 @@ class FileCorpus(Corpus):
 
     read_whole: path -> rows, a reader for blocks that are whole files; None: the usual one. ids: whether .npy files
     hold ready-made ids, whose rows are {text_column: IdDocument}. cache: where the digests of the files are kept.
+    skip_broken: whether a line of text or .jsonl that cannot be read is left out with a printed line; else UserError.
     """
 
     def __init__(
@@ -161,7 +178,9 @@ class FileCorpus(Corpus):
         read_whole: Callable[[Path], Iterator[dict]] | None = None,
         ids: bool = False,
         cache: Path | None = None,
+        skip_broken: bool = False,
     ):
+        self.skip_broken, self.skipped = skip_broken, 0
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # the one column of parquet that is read; None: all
         self.arrays = {}
@@ -183,14 +202,15 @@ class FileCorpus(Corpus):
         self.description = f"{shown}, {total / 1e6:.1f} MB in {len(self.blocks):,} blocks"
 
     def _rows(self, block: Block, start: int | None) -> Rows:
-        if block.kind == "text":
+        if block.kind in ("text", "jsonl"):
             for place, line in _lines(block, start):
-                yield place, {self.text_column: text_line(line, block.path, place)}
-        elif block.kind == "jsonl":
-            for place, line in _lines(block, start):
-                if text := decoded(line, block.path, place).strip():
-                    value = json_value(text, Path(f"{block.path} at byte {place:,}"))
-                    yield place, json_object(value, f"{block.path} at byte {place:,}")
+                try:
+                    row = self._row_of(block, place, line)
+                except UserError:
+                    self._skip(block, place, line)
+                    continue
+                if row is not None:
+                    yield place, row
         elif block.kind == "csv":
             yield from csv_rows(block.path, block.start if start is None else start)
         elif block.kind == "ids":
@@ -203,12 +223,27 @@ class FileCorpus(Corpus):
             first = block.start if start is None else start
             yield from itertools.islice(enumerate(self.read_whole(block.path)), first, None)
 
-    def here(self) -> str:
-        block, place = self.last_read
-        if block.kind in ("text", "jsonl", "csv"):
-            return f"{block.path} at byte {place:,}"
-        group = f", row group {block.group:,}" if block.kind == "parquet" else ""
-        return f"{block.path}{group}, row {place + 1:,}"
+    def _row_of(self, block: Block, place: int, line: bytes, number: int = 1) -> dict | None:
+        """The row in a line of text or .jsonl; None if it is blank. number: the line's in the file, for messages."""
+        if block.kind == "text":
+            return {self.text_column: text_line(line, block.path, place)}
+        text = decoded(line, block.path, place).strip()
+        return json_object(json_value(text, block.path, number), f"{block.path}, line {number}") if text else None
+
+    def _skip(self, block: Block, place: int, line: bytes) -> None:
+        """Raises the UserError of a broken line, with the line's number, or prints it."""
+        number = line_number(block.path, place)
+        try:
+            self._row_of(block, place, line, number)
+        except UserError as error:
+            where = "" if f"line {number}" in str(error) else f" in line {number}"
+            if not self.skip_broken:
+                raise UserError(f"{error}{where} (--skip_broken_rows leaves it out)") from None
+            self.skipped += 1
+            print(f"left out, {self.skipped} in this process: {error}{where}", file=sys.stderr, flush=True)
+
+    def here(self, before: str = "") -> Place:
+        return Place(before, *self.last_read)
 
     def _rows_of(self, path: Path) -> Iterator[dict]:
         return ({self.text_column: t} for t in read_text_documents(path)) if is_plain_text(path) else read_rows(path)
@@ -266,6 +301,17 @@ def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
             place += len(line)
 
 
+def line_number(path: Path, place: int) -> int:
+    """The number, from 1, of the line that begins at byte `place`; the file is read up to there."""
+    number, seen = 1, 0
+    with path.open("rb") as stream:
+        for line in byte_lines(stream):
+            if seen >= place:
+                break
+            number, seen = number + 1, seen + len(line)
+    return number
+
+
 def _some_lines(path: Path, place: int) -> list[bytes]:
     """The lines from byte `place` on, up to about READ_BYTES."""
     lines, size = [], 0
@@ -320,9 +366,9 @@ class HubCorpus(Corpus):
         self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"
 
-    def here(self) -> str:
+    def here(self, before: str = "") -> str:
         block, place = self.last_read
-        return f"{self.description}: shard {block.group:,}, row {place + 1:,}"
+        return f"{before}{self.description}: shard {block.group:,}, row {place + 1:,}"
 
     def _rows(self, block: Block, start: int | None) -> Rows:
         place = block.start if start is None else start

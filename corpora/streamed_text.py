@@ -42,7 +42,7 @@ def open_corpus(args: Any) -> dict[str, Corpus]:
     else:
         name, config = args.dataset_name, args.dataset_config_name
         return hub_corpora(name, config, "--dataset_name", ("train", "validation"), column)
-    options = dict(ids=has_ids(args), cache=cache)
+    options = dict(ids=has_ids(args), cache=cache, skip_broken=args.skip_broken_rows)
     return {split: FileCorpus(files[split], column, **options) for split in files}
 
 

@@ -17,7 +17,7 @@ from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfi
 
 from common.errors import UserError
 from modeling.families import family_of
-from modeling.loading import load_config, reading_weights
+from modeling.loading import load_config, load_whole
 
 SOURCES = {"gemma2": "Gemma 2"}  # {model_type: name} of the decoder-only models that can be adapted
 WARM_UP_STEPS = 1000  # steps in which a new cross-attention is trained alone (section 4 of the paper)
@@ -100,5 +100,4 @@ def load_decoder(name_or_path: str, flag: str) -> PreTrainedModel:
             f"{flag} {name_or_path} is a {config.model_type} model. Give a {known} model: transformers has an "
             "encoder-decoder with the same layers for no other (docs/models.md)"
         )
-    with reading_weights(f"{flag} {name_or_path}", name_or_path):
-        return AutoModelForCausalLM.from_pretrained(name_or_path, dtype="auto", trust_remote_code=False)
+    return load_whole(AutoModelForCausalLM, name_or_path, flag, dtype="auto")

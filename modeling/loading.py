@@ -1,22 +1,26 @@
 """Reading a checkpoint's configuration and weights, with errors that name the flag and its value."""
 
 import contextlib
+import logging
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
 from common.errors import UserError
-from common.reports import first_line, read_json
+from common.reports import difference_of_names, first_line, read_json
 from constants import CODE_ENTRIES
 from corpora.files import refuse_pointers
 from corpora.hub import do_not_wait_for_the_hub
 from modeling.low_rank import root_of
 
 NO_MODEL = "not a folder or Hub name with a model"
+_WRAPPED = r"^(?:(?:_orig_mod|module)\.)+"  # what torch.compile and DDP put before the names of a model's tensors
 
 
 def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrainedConfig:
@@ -66,3 +70,36 @@ def reading_weights(shown: str, place: str) -> Iterator[None]:
         if "file named" in reason:
             reason += "; transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
         raise UserError(f"{shown}: its weights cannot be read ({reason})") from None
+
+
+def load_whole(kind: Any, name_or_path: str, flag: str, **options: Any) -> PreTrainedModel:
+    """kind.from_pretrained(name_or_path, **options). UserError naming the flag unless the file has all of the model's
+    tensors and no others. kind: an Auto class or one of models."""
+    options |= dict(trust_remote_code=False, output_loading_info=True)
+    with reading_weights(f"{flag} {name_or_path}", name_or_path), _own_words():
+        model, report = kind.from_pretrained(name_or_path, **options)
+        if any(re.match(_WRAPPED, name) for name in report["unexpected_keys"]):
+            model, report = kind.from_pretrained(name_or_path, key_mapping={_WRAPPED: ""}, **options)
+            model._weight_conversions = []  # transformers would save the names changed back, wrongly
+    if wrong := difference_of_names(report["missing_keys"], report["unexpected_keys"]):
+        made_for = " or ".join(model.config.architectures or []) or "another model"
+        raise UserError(
+            f"{flag} {name_or_path}: its weights are not those of a {type(model).__name__}: {wrong}. Its config.json "
+            f"says {made_for}: name a checkpoint that {type(model).__name__}.save_pretrained wrote"
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _own_words() -> Iterator[None]:
+    """Silences warnings of transformers, and nothing else: the one that calls T5 v1.1's separate head a mistake, and
+    those about missing and unknown tensors, which `load_whole` names in a line."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not any(words in record.getMessage() for words in ("The tied weights mapping", "LOAD REPORT"))
+
+    logging.getLogger("transformers.modeling_utils").addFilter(keep)
+    try:
+        yield
+    finally:
+        logging.getLogger("transformers.modeling_utils").removeFilter(keep)

@@ -11,20 +11,23 @@ transformers would look for a whole model there.
 
 import json
 import math
+import re
 import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from common.errors import UserError
-from common.reports import read_json, write_json
+from common.reports import difference_of_names, read_json, write_json
 from modeling.families import output_head
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_BEFORE = "base_model.model."  # what peft puts before the names of a model's tensors
 _CHECKSUM = "base_checksum.json"  # the checksum of the base weights that the matrices were trained with
 
 
@@ -64,7 +67,6 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
     tensors = {_in_file(name): t.detach().cpu().contiguous() for name, t in state.items() if ".lora_" in name}
     save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
     write_json(Path(folder) / _CHECKSUM, {"base_checksum": model.base_checksum})
-    (Path(folder) / "config.json").unlink(missing_ok=True)  # of an earlier commit's checkpoint
     for part in (model.peft_config["default"], model.generation_config):
         part.save_pretrained(folder)
 
@@ -83,7 +85,14 @@ def _check_base(found: float, folder: str | Path) -> None:
 
 def _in_file(name: str) -> str:
     """A tensor's name in peft's files, where adapters have no name of their own."""
-    return f"base_model.model.{name.replace('.default.', '.')}"
+    return _BEFORE + name.replace(".default.", ".")
+
+
+def _unwrapped(name: str) -> str:
+    """A name of a file as peft writes it, without what torch.compile, DDP, FSDP or a second PeftModel put into it:
+    module.base_model.model._orig_mod.encoder. -> base_model.model.encoder."""
+    name = re.sub(r"(?<![^.])(?:_orig_mod|module|_fsdp_wrapped_module)\.", "", name)
+    return _BEFORE + re.sub(rf"^(?:{_BEFORE})+", "", name)
 
 
 def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
@@ -139,7 +148,7 @@ def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> Pr
     The merged model can be trained as before. UserError if a matrix is also another layer's, such as T5 v1.0's head,
     which is the embedding: it had no A and B of its own, and adding them would change both layers.
     """
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     _check_base(checksum(model), folder)
@@ -148,7 +157,18 @@ def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> Pr
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft sets it itself
         warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # see below
-        tuned = PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
+        config = PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = True
+        tuned = PeftModel(model, config).eval()
+        state = {_unwrapped(name): tensor for name, tensor in load_file(Path(folder) / WEIGHTS).items()}
+        try:
+            report: Any = set_peft_model_state_dict(tuned, state)
+            missing = [name.replace(".default.", ".") for name in report.missing_keys if ".lora_" in name]
+            unknown = report.unexpected_keys
+        except KeyError as error:  # peft looks up what its configuration saves beside the matrices
+            missing, unknown = [*error.args], []
+        if wrong := difference_of_names(missing, unknown):
+            raise UserError(f"{WEIGHTS} is of another kind of model than {type(model).__name__}: {wrong}")
         for name, layer in tuned.named_modules():
             if isinstance(layer, BaseTunerLayer) and users[id(layer.get_base_layer().weight)] > 1:
                 raise UserError(f"{name.removeprefix('base_model.model.')} shares its weights with another layer")

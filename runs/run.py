@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
+from transformers.trainer import TRAINER_STATE_NAME
 
 from arguments.sharding import wants_fsdp
 from arguments.training import T5TrainingArguments, global_batch_size, other_defaults, warmup_of
@@ -31,7 +32,7 @@ from data_t5 import Text
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
 from modeling.frozen import form_of
-from modeling.low_rank import has_low_rank
+from modeling.low_rank import CONFIG, has_low_rank
 from runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -50,6 +51,7 @@ from training.checkpoints import (
     check_same_features,
     give_up_later,
     old_files,
+    this_job,
 )
 from training.output_lock import lock_output_dir, unlock_output_dir
 
@@ -104,7 +106,8 @@ class TrainingRun(Run):
                 "--resume_from_checkpoint continues from the last checkpoint"
             ) from None
         command = f"python {next_script} --model_name_or_path {shlex.quote(self.args.output_dir)}"
-        return self.finish(trained.metrics, command)
+        with self.trainer.preemption.finishing(self.args):
+            return self.finish(trained.metrics, command)
 
     def start(self) -> None:
         """Installs our callbacks, prints the plan, checks memory and disk, starts the trackers and writes run.json.
@@ -135,7 +138,8 @@ class TrainingRun(Run):
             "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
             f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
             "defaults": other and f"other than transformers' (theirs in brackets): {other}",
-            "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}",
+            "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}"
+            + (f", {torch.get_num_threads()} threads" if args.device.type == "cpu" and not args.assume_gpu else ""),
             "frozen weights": self.decision.speed.forms,
             "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
             f"{''.join(f', {name}' for name in args.features.memory(args))}), plus activations; "
@@ -209,7 +213,7 @@ class TrainingRun(Run):
         fingerprints = self.data.fingerprints(self.trainer.processing_class)
         flags, documents = self.decision.flags(), self.data.documents
         record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
-        record["sequences_per_step"] = self.sequences
+        record["sequences_per_step"], record["job"] = self.sequences, this_job()
         for feature in self.args.features:
             record |= feature.record()
         record["read"] = self.read
@@ -252,20 +256,35 @@ class TrainingRun(Run):
 
     def _save_model(self) -> None:
         """Saves the finished model. If the disk is full, SystemExit with one line that names the last checkpoint."""
+        aside = self.output_dir / SAVING / "model"
         try:
-            self.trainer.save_model()
-            self.trainer.save_state()
+            self.trainer.save_model(str(aside))
+            if self.args.should_save:
+                self.trainer.state.save_to_json(str(aside / TRAINER_STATE_NAME))
+                self._put_in_place(aside)
         except Exception as error:
             if not is_disk_full(error):
                 raise
-            for path in self.output_dir.glob("*model*.safetensors*"):
-                path.unlink()  # an incomplete file would be taken for the model
+            remove(aside.parent, quietly=True)  # an incomplete file would be taken for the model
             last = next(reversed(checkpoints_of(self.output_dir)), None)
             left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
+            again = "--resume_from_checkpoint" if last else "--overwrite_output_dir, which trains again"
             raise SystemExit(
                 f"no room for the finished model in {self.output_dir} ({first_line(error)}); {left}. Free "
-                "some space, then run the same command with --resume_from_checkpoint"
+                f"some space, then run the same command with {again}"
             ) from None
+
+    def _put_in_place(self, aside: Path) -> None:
+        """Moves the files of the finished model into --output_dir, in place of what has their name, links too, and of
+        an earlier model's files, beside which this one would not be found."""
+        new = {path.name: path for path in aside.iterdir()}
+        for name, path in new.items():
+            path.replace(self.output_dir / name)
+        for pattern in ("*model*.safetensors*", "config.json", CONFIG):
+            for path in self.output_dir.glob(pattern):
+                if path.name not in new:
+                    path.unlink()
+        remove(aside.parent, quietly=True)
 
 
 def shown_numbers(results: dict) -> dict[str, str]:

@@ -19,7 +19,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, T5Config
 
 from arguments.training import CUDA_GRAPHS, T5TrainingArguments
-from common.processes import lacks_compiler
+from common.processes import has_amx, lacks_compiler
 from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
 from modeling.families import family_of, shape_of
 from modeling.frozen import FORMS, weight_bytes
@@ -201,7 +201,7 @@ def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -
         if gpu.is_recent:
             return True, f"the {gpu.name} computes in it"
         return False, f"the {gpu.name} has no bfloat16, and T5 overflows in float16: float32"
-    if not torch.cpu._is_amx_tile_supported() or launcher.sharding != "ddp":
+    if not has_amx() or launcher.sharding != "ddp":
         return False, "a CPU: float32"
     if job.earlier:
         return bool(job.earlier.get("bf16")), RESUMED

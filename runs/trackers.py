@@ -35,7 +35,7 @@ from arguments.training import T5TrainingArguments
 from common.command_line import check_folder
 from common.errors import UserError
 from common.processes import answers, is_first_process, print_once
-from common.reports import markdown_table, plain_json, side_file, tracked_name, write_json
+from common.reports import markdown_table, plain_json, read_json, side_file, tracked_name, write_json
 from runs.callbacks import metrics_until
 
 logger = logging.getLogger(__name__)
@@ -247,6 +247,10 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
     """
     args, trackers = trainer.args, {}
     names = [name for name in TRACKERS if name in args.report_to]
+    if checkpoint is not None and (others := [name for name in args.report_to if name not in (*TRACKERS, "none")]):
+        more = " (MLflow goes on with the run that MLFLOW_RUN_ID names)" if "mlflow" in others else ""
+        if not (others == ["mlflow"] and os.environ.get("MLFLOW_RUN_ID")):
+            print_once(f"--report_to {' '.join(others)}: the resumed run begins a new run there{more}")
     for name in names:
         trainer.remove_callback(INTEGRATION_TO_CALLBACK[name])
     if os.environ.get("WANDB_MODE") == "disabled":
@@ -258,8 +262,9 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
         step = state["global_step"]
         kept = metrics_until(path.with_name("metrics.jsonl"), step, state["log_history"])
-        before = state.get("stateful_callbacks") or {}  # None before transformers 4.41
-        saved = json.loads(path.read_text()) if path.is_file() else before.get(TRACKERS_FILE, {})
+        saved = read_json(path) or (state.get("stateful_callbacks") or {}).get(TRACKERS_FILE, {})
+        if Path(known := str(saved.get("id", "new"))).name != known:  # it becomes part of a folder's name
+            raise UserError(f"{path}: {known!r:.80} is no id of a run. Delete the file: the curves begin anew")
     identity = os.environ.get("WANDB_RUN_ID") or saved.get("id") or secrets.token_hex(4)
     title = args.run_name or os.environ.get("WANDB_NAME") or Path(args.output_dir).resolve().name
     sent = saved.get("sent", {})

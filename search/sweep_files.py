@@ -228,7 +228,11 @@ def _metric(path: str, file: dict) -> dict:
         return {"name": None, "goal": "minimize"}
     if not isinstance(metric, dict) or not metric.get("name"):
         raise UserError(f"{path}, metric: {metric!r} must have the name of a metric that runs log, such as eval/loss")
-    metric = {"goal": "minimize"} | metric | {"name": str(metric["name"])}
+    metric = metric | {"name": str(metric["name"])}
+    if "goal" not in metric:
+        raise UserError(
+            f"{path}, metric: {metric['name']} has no goal, which says what is better: minimize or maximize"
+        )
     _choice(f"{path}, metric, goal", metric["goal"], ("minimize", "maximize"))
     return metric
 

@@ -499,7 +499,8 @@ def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
         )
     if files:
         read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
-        return FileCorpus(files, read_whole=read_whole, cache=Path(args.data_cache_dir).expanduser())
+        cache = Path(args.data_cache_dir).expanduser()
+        return FileCorpus(files, read_whole=read_whole, cache=cache, skip_broken=args.skip_broken_rows)
     dataset, config = task["hub"]
     return hub_corpora(dataset, config, f"task {name}, data set", ("train",))["train"]
 
@@ -523,7 +524,7 @@ def row_splitter(
 
     def rows_of(record: dict) -> list[dict]:
         (record,) = reader.with_class_names([record], names)
-        rows = list(reader.rows_of(record, f"task {name}, {corpus.here() if corpus else 'a row'}"))
+        rows = list(reader.rows_of(record, corpus.here(f"task {name}, ") if corpus else f"task {name}, a row"))
         return training_rows(task, rows) if split == "train" else rows
 
     return rows_of

@@ -208,18 +208,8 @@ class LoadedTask(Task):
         columns = [*entry["inputs"].values(), entry["target"], entry.get("rejected"), entry.get("desirable")]
         columns = [column for column in columns if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
-        # The None at the end stands for a removed field: so keys, and fingerprints in run.json, equal those of earlier
-        # versions. For the same reason further values are added below only where they differ from what was usual.
-        texts = [*(entry.get(field) for field in ("prefix", "inputs", "target", "target_type", "labels")), None]
-        decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
-        kinds = ({type(item) for value in column for item in registry.as_list(value)} for column in values.values())
-        if any(len(of_column) > 1 for of_column in kinds):  # caches of earlier versions have 1.0 for 1 in such columns
-            decisive.append("as texts")
-        step = entry.get("numbers", {}).get("step")
-        if step not in (None, 0.2):  # earlier versions rounded all numbers to STS-B's step
-            decisive.append(step)
-        if "preference" in entry:
-            decisive.append([entry.get("rejected"), entry.get("desirable")])
+        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers", "rejected", "desirable")
+        decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, [entry.get(field) for field in fields], values]
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
         def build(folder: Path) -> None:

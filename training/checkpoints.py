@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import psutil
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
@@ -51,6 +52,7 @@ RUN_FILES = (
     "samples.md",
     "README.md",
 )
+LOG_FOLDERS = ("tensorboard", "wandb")  # of trackers
 
 
 # ---------------------------------------------------------------- deleting
@@ -69,9 +71,9 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
     """The checkpoint to resume from, or None. UserError unless `--output_dir` is empty, resumed or overwritten, and
     the checkpoint is whole and readable.
 
-    A job that SLURM or torchrun restarted resumes from the newest whole checkpoint of its `--output_dir`; if there is
-    none yet, from the one that `--resume_from_checkpoint` names, or from step 0. Rank 0 decides for all, and locks the
-    folder if it exists. Nothing is deleted yet: see `old_files`.
+    A job that SLURM, torchrun or a W&B sweep restarted resumes from its newest whole checkpoint; if there is none yet,
+    from the one that `--resume_from_checkpoint` names, or from step 0. Rank 0 decides for all, and locks the folder if
+    it exists. Nothing is deleted yet: see `old_files`.
     """
     checkpoint = wrong = probe = None
     if is_first_process():
@@ -80,6 +82,7 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
             lock_output_dir(args)
             checkpoint = _checkpoint_to_resume(args)
             check_saved_state(args, checkpoint)
+            _check_links(Path(args.output_dir), checkpoint)
             probe = _probe(args)
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
@@ -91,6 +94,16 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
         with probe or contextlib.nullcontext():  # closing it deletes the file, once all processes have looked for it
             _check_shared(Path(args.output_dir).absolute(), name)
     return checkpoint
+
+
+def _check_links(folder: Path, checkpoint: str | None) -> None:
+    """UserError if what the run would add to leads out of its folder. Other links are replaced, not written through."""
+    for name in (*LOG_FOLDERS, *(RUN_FILES if checkpoint else ())):
+        if (folder / name).is_symlink():
+            raise UserError(
+                f"--output_dir {folder}: {name} is a link, and a run writes into its own folder alone. Put a copy in "
+                "its place (curves elsewhere: TENSORBOARD_LOGGING_DIR, WANDB_DIR)"
+            )
 
 
 def _probe(args: T5TrainingArguments) -> IO | None:
@@ -118,7 +131,7 @@ def _check_shared(folder: Path, name: str) -> None:
 
 def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
     folder, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
-    if was_restarted():  # by the command of its first start: a checkpoint saved since then takes precedence
+    if is_restart(folder):  # by the command of its first start: a checkpoint saved since then takes precedence
         newest = newest_whole_checkpoint(folder)
         if newest is not None or checkpoint in NOT_RESUMED:
             print_once(f"restarted: {f'resuming from {newest}' if newest else 'no checkpoint yet, from step 0'}")
@@ -149,12 +162,12 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
     folder = Path(checkpoint)
     if not (folder / MANIFEST).is_file():
         print_once(f"{folder} has no {MANIFEST}: whether its files are whole cannot be checked")
-    missing = [name for name in ("optimizer.*", "scheduler.pt") if not any(folder.glob(name))]
+    missing = [name for name in ("optimizer.pt", "scheduler.pt") if not (folder / name).is_file()]
     if missing:
         raise UserError(
             f"--resume_from_checkpoint {checkpoint}: it has no {' and no '.join(missing)} (saved with "
-            "--save_only_model, or by an earlier version under DeepSpeed?), without which optimizer and schedule would "
-            f"restart: take only the weights with --model_name_or_path {checkpoint}"
+            "--save_only_model?), without which optimizer and schedule would restart: take only the weights with "
+            f"--model_name_or_path {checkpoint}"
         )
     for pattern, read in _READERS.items():
         for path in sorted(folder.glob(pattern)):
@@ -163,11 +176,6 @@ def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None
         raise UserError(
             f"--deepspeed {args.deepspeed}: a run with offload_optimizer to nvme cannot resume, since saved states "
             "cannot be put there: make it cpu"
-        )
-    if args.deepspeed and 0 in _tensors(next(folder.glob("optimizer.*")))["state"]:
-        raise UserError(
-            f"--resume_from_checkpoint {checkpoint}: an earlier version saved its optimizer without the "
-            "tensors' names: resume it without --deepspeed, and with it from the next checkpoint on"
         )
 
 
@@ -209,14 +217,14 @@ def _random_numbers(path: Path) -> None:
 def _losses(path: Path) -> None:
     state = read_json(path)
     _ = float(state["running_loss"]), float(state["total_loss"]), int(state["last_logged_step"])
-    _ = state.get("owed_evaluation") is None or state["owed_evaluation"]["save_was_due"]
+    _ = state["owed_evaluation"] is None or state["owed_evaluation"]["save_was_due"]
 
 
 # {file that a resume reads: function that raises an error if it is unreadable}
 _READERS: dict[str, Callable[[Path], object]] = {
     "trainer_state.json": TrainerState.load_from_json,
     "loss_state_*.json": _losses,
-    "optimizer.*": _optimizer,
+    "optimizer.pt": _optimizer,
     "scheduler.pt": lambda path: _tensors(path).keys(),
     "rng_state*.pth": _random_numbers,
     "pytorch_model*.bin": _tensors,
@@ -352,9 +360,6 @@ def check_resumed(
     run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
     shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
-    if flags:
-        lacking = {"lora_rank": None, "train_only": None, "load_in_4bit": False, "load_in_8bit": False, "dtype": None}
-        flags = lacking | flags  # run.json of earlier versions lacks these flags
     decisive = _DECISIVE
     if "objective" in now:  # pre-training
         decisive += _DECIDES_PART
@@ -418,10 +423,28 @@ def _recorded(path: Path) -> dict:
         return {}
 
 
-def was_restarted() -> bool:
-    """Whether SLURM requeued this job, or torchrun restarted its workers."""
-    counts = (os.environ.get(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
-    return any(count.isdigit() and int(count) > 0 for count in counts)
+def this_job() -> dict[str, str | None]:
+    """Marks of this process's job that stay the same when SLURM, torchrun or a W&B sweep starts it again. run.json
+    keeps them."""
+    torchrun = os.environ.get("TORCHELASTIC_RUN_ID")
+    if torchrun == "none":  # started without --rdzv-id
+        began = psutil.Process(os.getppid()).create_time()
+        torchrun = f"process {os.getppid()} on {socket.gethostname()}, since {began:.2f}"
+    trial = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+    return {"slurm": os.environ.get("SLURM_JOB_ID"), "torchrun": torchrun, "wandb": trial}
+
+
+def is_restart(folder: Path) -> bool:
+    """Whether this job was started before, and the run in its --output_dir is its own. An earlier run is another's: a
+    job with `--overwrite_output_dir` may have been stopped before it replaced that."""
+    counts = {"slurm": "SLURM_RESTART_COUNT", "torchrun": "TORCHELASTIC_RESTART_COUNT"}
+    counts = {kind: os.environ.get(name, "0") for kind, name in counts.items()}
+    restarted = [kind for kind, count in counts.items() if count.isdigit() and int(count) > 0]
+    now, run = this_job(), _recorded(folder / "run.json")
+    if not run:
+        return bool(restarted)
+    own = run.get("job") or {}
+    return any(own.get(kind) == now[kind] for kind in [*restarted, *(["wandb"] if now["wandb"] else [])])
 
 
 # ---------------------------------------------------------------- the loss that is being averaged

@@ -5,7 +5,6 @@ from pathlib import Path
 from torch._inductor.codecache import cache_dir
 from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
-from transformers.trainer_callback import ExportableState
 
 from arguments.training import T5TrainingArguments, best_metric_key
 from common.processes import finish_process_group, print_once
@@ -23,12 +22,7 @@ class ResumeCallback(TrainerCallback):
         finds the best checkpoint beside the resumed one, even if their folder was moved. The steps between logs,
         evaluations and saves, and the metric of the best checkpoint, follow the flags given now."""
         self.trainer.restore_loss_state()
-        resumed, handler = self.trainer._resumed_from, self.trainer.callback_handler
-        if resumed and not state.stateful_callbacks:
-            print_once(f"{resumed} was saved by transformers before 4.41: the patience of early stopping begins anew")
-            exported = [c for c in (*handler.callbacks, self.trainer.control) if isinstance(c, ExportableState)]
-            state.stateful_callbacks = {type(each).__name__: each.state() for each in exported}
-        if resumed:
+        if resumed := self.trainer._resumed_from:
             _take_steps_of_flags(self.trainer.args, state)
             key, lines = best_metric_key(self.trainer.args), state.log_history
             values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]

@@ -1,10 +1,11 @@
-"""Pre-emption: SIGTERM, SIGUSR1, SIGHUP, Ctrl-C and a job's time limit end a run after its step, with a checkpoint.
+"""Pre-emption: signals (SIGNALS, Ctrl-C among them) and a job's time limit end a run after its step, with a checkpoint.
 
 T5Trainer._finalize_training then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm
 requeues such a job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
 """
 
 import atexit
+import contextlib
 import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.queues
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from common.processes import print_once
+from common.whole_folders import checkpoints_of
+from constants import PREEMPTED_EXIT_CODE
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 # Seconds reserved before the job's time limit for writing the checkpoint, in addition to three usual steps.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
 
@@ -58,9 +61,32 @@ class PreemptionCallback(TrainerCallback):
             self._end_time = float("inf")
         if args.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
+        self._listen(self._note)
+
+    def _listen(self, handler: Callable) -> None:
         if threading.current_thread() is threading.main_thread():
             ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # set by nohup
-            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS if number not in ignored}
+            self._handlers = {number: signal.signal(number, handler) for number in SIGNALS if number not in ignored}
+
+    @contextlib.contextmanager
+    def finishing(self, args: TrainingArguments) -> Iterator[None]:
+        """Lets a signal that came in the last step, or comes in the `with` block, end the process with a line and exit
+        code 75. The block saves and evaluates the trained model."""
+
+        def leave(number: int, _frame: object = None) -> None:
+            saved = any(checkpoints_of(Path(args.output_dir)))
+            advice = "; the same command with --resume_from_checkpoint does both" if saved else ""
+            where = f"stopped after the last step, before the model was saved and evaluated{advice}"
+            print_once(f"{signal.Signals(number).name}: {where} (output: {args.output_dir})")
+            raise SystemExit(PREEMPTED_EXIT_CODE)
+
+        if self._received:
+            leave(self._received)
+        self._listen(leave)
+        try:
+            yield
+        finally:
+            self.on_train_end()
 
     def _note(self, number: int, _frame: object) -> None:
         if number == signal.SIGINT == self._received:

@@ -42,15 +42,12 @@ def load_state(model: nn.Module, optimizer: Optimizer, path: Path) -> list[dict]
     on_cpu = next(iter(names)).device.type == "cpu"  # on a CPU the states would remain views of the mapped file
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=not on_cpu)
     states, params = saved["state"], [p for group in optimizer.param_groups for p in group["params"]]
-    if 0 in states:  # checkpoints of earlier versions number the tensors
-        numbered = {names[params[place]]: state for place, state in states.items()}
-        states = dict.fromkeys(names.values(), {}) | numbered  # torch leaves out tensors that had no gradient yet
     if wrong := states.keys() ^ names.values():
         raise UserError(f"{path}: it was saved while other tensors were trained; compare {min(wrong)}")
     if _is_zero(optimizer):
         _load_into_zero(optimizer, names, states)
     else:
-        own = {place: _sliced(states.get(names[p], {}), p) for place, p in enumerate(params)}
+        own = {place: _sliced(states[names[p]], p) for place, p in enumerate(params)}
         optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
     return saved["param_groups"]
 

@@ -13,11 +13,11 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 
 from common.errors import UserError
 from common.processes import print_once
-from common.reports import write_json
+from common.reports import difference_of_names, write_json
 from common.whole_folders import SAVING, is_disk_full, publish, share
 from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
-from modeling.low_rank import CONFIG, WEIGHTS, has_low_rank, low_rank_state
+from modeling.low_rank import has_low_rank, low_rank_state
 from training.checkpoints import load_loss_state, rotate, save_loss_state
 from training.optimizers import restore_schedule
 from training.resharding import float32_weights, load_state, put_weights, whole_state
@@ -45,8 +45,7 @@ class SavingTrainer(RowOrderTrainer):
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
         """Overrides Trainer to save the shared embedding once, which ZeRO's state lists three times, and to save
-        float32 weights where DeepSpeed computes with bfloat16 ones. Unless this model has LoRA's matrices, those of an
-        earlier run are deleted from the folder, since they would be loaded instead of this model."""
+        float32 weights where DeepSpeed computes with bfloat16 ones."""
         if self.is_deepspeed_enabled and self.args.bf16:
             state_dict = (state_dict or {}) | float32_weights(self.model, self.args.should_save)
         if state_dict is not None:
@@ -57,9 +56,6 @@ class SavingTrainer(RowOrderTrainer):
             share(folder.glob("*.safetensors"))
             if self.args.should_save:
                 use_older_names(folder)
-                if not has_low_rank(self.model):
-                    for name in (CONFIG, WEIGHTS):
-                        (folder / name).unlink(missing_ok=True)
             if self.task_record and self.args.should_save:
                 write_json(folder / TASK_RECORD, self.task_record)
 
@@ -84,6 +80,7 @@ class SavingTrainer(RowOrderTrainer):
         aside, final = output_dir / SAVING / name, output_dir / name
         if self._saved_step == self.state.global_step:
             self._find_best(output_dir)
+            self._delete_surplus(final)  # an evaluation that was made up for may have found a better one
             return
         if self.args.should_save:
             shutil.rmtree(output_dir / SAVING, ignore_errors=True)
@@ -98,14 +95,18 @@ class SavingTrainer(RowOrderTrainer):
             self.state.best_model_checkpoint = earlier_best
             return
         self._saved_step = self.state.global_step
-        # A run that is told to stop may have only seconds left. The run that resumes it uploads and deletes instead.
+        self._delete_surplus(final)
+        if self.uploads and not self.is_leaving:
+            self.uploads.start(final, self.state.global_step)
+        self.accelerator.wait_for_everyone()
+
+    def _delete_surplus(self, newest: Path) -> None:
+        """Deletes checkpoints beyond --save_total_limit. A run that is told to stop may have only seconds left: the run
+        that resumes it uploads and deletes instead."""
         if self.args.should_save and not (self.is_leaving and self.uploads):
             if self.uploads:
                 self.uploads.wait()  # the previous checkpoint, which may be deleted now, must have been uploaded
-            rotate(final, self.args.save_total_limit, self.state.best_model_checkpoint)
-            if self.uploads:
-                self.uploads.start(final, self.state.global_step)
-        self.accelerator.wait_for_everyone()
+            rotate(newest, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _find_best(self, folder: Path, being_saved: Path | None = None) -> None:
         """Points the state to the best checkpoint in this folder, if it is there or is the one being saved.
@@ -183,8 +184,7 @@ class SavingTrainer(RowOrderTrainer):
             folder = Path(resume_from_checkpoint)
             if self.is_deepspeed_enabled or self.is_fsdp_enabled:
                 self._load_from_checkpoint(folder)
-            states = next(folder.glob("optimizer.*"))  # earlier versions wrote optimizer.bin under FSDP2
-            options = load_state(self.model, self.optimizer.optimizer, states)
+            options = load_state(self.model, self.optimizer.optimizer, folder / OPTIMIZER_NAME)
             place = torch.load(folder / SCHEDULER_NAME, weights_only=True)
             restore_schedule(self.optimizer, self.lr_scheduler, place, options)
         return prepared
@@ -210,7 +210,7 @@ class SavingTrainer(RowOrderTrainer):
             self._tr_loss.fill_(state["running_loss"])
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = state["last_logged_step"]
-            self.owed_evaluation = state.get("owed_evaluation")  # missing in checkpoints of earlier versions
+            self.owed_evaluation = state["owed_evaluation"]
             if self.preferences:
                 self.preferences.sums = torch.tensor(state["preferences"], device=self.args.device)
 
@@ -234,9 +234,8 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     else:
         weights = _tensors_of(folder)
         names = dict(model.named_parameters(remove_duplicate=False)).keys()
-        if missing := sorted(names - weights.keys() - model.all_tied_weights_keys.keys()):
-            raise UserError(
-                f"{folder}: it lacks {len(missing)} of the model's tensors: {missing[:3]}; perhaps another version of "
-                "transformers saved it, with other names"
-            )
+        known = names | dict(model.named_buffers()).keys()
+        wrong = difference_of_names(names - weights.keys() - model.all_tied_weights_keys.keys(), weights.keys() - known)
+        if wrong:
+            raise UserError(f"{folder}: {wrong}; perhaps another version of transformers saved it, with other names")
     put_weights(model, weights)

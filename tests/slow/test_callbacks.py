@@ -7,7 +7,9 @@ import contextlib
 import io
 import json
 import math
+import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -590,6 +592,21 @@ class PlotRunsTest(TestCase):
         ]
         self.assertEqual(columns[0], columns[1])
         self.assertEqual(columns[0], columns[2])
+        self.assertGreater((self.folder / "runs.png").stat().st_size, 5000)
+
+    def test_a_notebook_s_backend_is_not_used(self):
+        """matplotlib did not start where the variable names a package that is not installed."""
+        write_run(self.folder / "a", [4.0, 3.0], 0.5)
+        command = [
+            sys.executable,
+            plot_runs.__file__,
+            str(self.folder / "a"),
+            "--output",
+            str(self.folder / "runs.png"),
+        ]
+        environment = os.environ | {"MPLBACKEND": "module://no_such_package.backend"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertGreater((self.folder / "runs.png").stat().st_size, 5000)
 
     def test_results_after_training_come_first_and_gaps_are_counted(self):

@@ -59,6 +59,7 @@ from training.checkpoints import (
     prepare_output_dir,
     rotate,
     save_loss_state,
+    this_job,
 )
 from training.output_lock import LOCK
 
@@ -394,6 +395,27 @@ class OutputDirTest(TestCase):
             self.assertEqual(found, str(newest), "the command line of the first start must not delete the checkpoints")
             self.assertRegex(text, "resuming from .*checkpoint-7")
 
+    @parameterized.parameters(
+        (dict(SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1"), dict(SLURM_JOB_ID="6")),
+        (dict(TORCHELASTIC_RUN_ID="b", TORCHELASTIC_RESTART_COUNT="1"), dict(TORCHELASTIC_RUN_ID="a")),
+        (dict(TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="1"), {}),
+        (dict(WANDB_SWEEP_ID="s", WANDB_RUN_ID="b"), dict(WANDB_SWEEP_ID="s", WANDB_RUN_ID="a")),
+    )
+    def test_a_job_resumes_its_own_run_and_no_earlier_one(self, now, before):
+        """A job with --overwrite_output_dir, stopped before it began and started again, resumed the earlier run, which
+        was finished, made no step and ended with exit code 0."""
+        newest, run = self.checkpoint(7), self.folder / "out/run.json"
+        with mock.patch.dict(os.environ, before):
+            run.write_text(json.dumps({"job": this_job()}))
+        with mock.patch.dict(os.environ, now):
+            self.assertIsNone(prepare_output_dir(self.training(overwrite_output_dir=True)))
+            with self.assertRaisesRegex(ValueError, "is not empty"):
+                prepare_output_dir(self.training())
+            run.write_text(json.dumps({"job": this_job()}))
+            for overwrite in (True, False):
+                found = prepare_output_dir(self.training(overwrite_output_dir=overwrite))
+                self.assertEqual(found, str(newest), "its own")
+
     def test_a_restarted_job_goes_on_from_its_own_checkpoint_before_the_one_named(self):
         """The command of the first start named a checkpoint of another run, to which every restart went back."""
         named = str(self.checkpoint(4, folder="old"))
@@ -448,7 +470,7 @@ class RunTest(TestCase):
         for name in ("weights", "metrics", "results", "log_history"):
             self.assertNotEqual(one[name], other[name], name)
 
-    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
     def test_a_signal_saves_and_exits_with_75(self, number):
         """SIGHUP comes when the terminal is gone: it ended the run, and with it all since the last save."""
         pid = self.start("--save_steps", "1000")

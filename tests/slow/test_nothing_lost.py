@@ -24,7 +24,7 @@ import pre_train_t5
 from common.whole_folders import checkpoints_of, damage
 from runs import trackers
 from training import saving
-from training.preemption import with_own_workers
+from training.preemption import EvaluationStopped, with_own_workers
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -81,6 +81,27 @@ class EarlyStopTest(TestCase):
         self.assertEqual(state["global_step"], 8)
         more = torture.changed([*self.PATIENT], "--early_stopping_patience", "4")
         self.assertEqual(self.run_script(out, *more, "--resume_from_checkpoint")[0]["global_step"], 10)
+
+    def test_a_resumed_run_deletes_what_the_whole_one_deletes(self):
+        """The evaluation that it made up for found a better model, and the one before was kept."""
+        trainer, left = pre_train_t5.T5Trainer, {}
+        evaluate = trainer._evaluate_task
+
+        def better_and_better(self, *args, **kwargs):
+            if self.state.global_step == 6 and stops:
+                self.preemption.reason, self.preemption.save_was_due = stops.pop(), True
+                raise EvaluationStopped
+            return evaluate(self, *args, **kwargs) | {"eval_loss": 9.0 - self.state.global_step}
+
+        flags = ("--save_steps", "2", "--save_total_limit", "1", "--load_best_model_at_end")
+        for name, stops in (("whole", []), ("cut", ["told"])):
+            with mock.patch.object(trainer, "_evaluate_task", better_and_better):
+                if stops:
+                    self.run_script(self.folder / name, *flags, code=75)
+                    flags = (*flags, "--resume_from_checkpoint")
+                self.run_script(self.folder / name, *flags)
+            left[name] = self.steps_saved(self.folder / name)
+        self.assertEqual(left, {"whole": [6], "cut": [6]})
 
     def test_patience_that_begins_with_the_resumed_run(self):
         out = self.folder / "patient_later"
@@ -213,6 +234,61 @@ class OverwriteTest(TestCase):
         self.assertEmpty(set(events) & set(before))
 
 
+class LinkTest(TestCase):
+    def test_a_linked_folder_is_written_through_and_made(self):
+        """It was refused as a file."""
+        target, link = self.folder / "disk/target", self.folder / "link"
+        link.symlink_to(target)
+        self.run_script(link)
+        self.assertTrue(link.is_symlink())
+        self.assertTrue((target / "model.safetensors").is_file())
+        self.run_script(link, "--overwrite_output_dir", "--max_steps", "2")
+        self.assertEqual(self.steps_saved(target), [2])
+
+    def test_nothing_is_written_or_deleted_outside(self):
+        out, outside = self.folder / "out", self.folder / "outside"
+        self.run_script(out)
+        outside.mkdir()
+        for name in ("config.json", "training_args.bin", "trainer_state.json", "run.json", "metrics.jsonl"):
+            (outside / name).write_text("mine")
+            (out / name).unlink()
+            (out / name).symlink_to(outside / name)
+        *_, error = self.run_script(out, "--resume_from_checkpoint", code=2)
+        self.assertRegex(error, "metrics.jsonl is a link, and a run writes into its own folder alone")
+        self.run_script(out, "--overwrite_output_dir")
+        self.assertEqual({path.read_text() for path in outside.iterdir()}, {"mine"})
+        self.assertEmpty([path for path in out.iterdir() if path.is_symlink()])
+        (outside / "events.out.tfevents.1").write_text("mine")
+        (out / "tensorboard").symlink_to(outside)
+        *_, error = self.run_script(out, "--overwrite_output_dir", code=2)
+        self.assertRegex(error, "tensorboard is a link, .*TENSORBOARD_LOGGING_DIR")
+        self.assertTrue((outside / "events.out.tfevents.1").exists())
+
+
+class SignalAfterTrainingTest(TestCase):
+    @parameterized.parameters("in the last step", "while the model is saved")
+    def test_one_line_and_a_code(self, when):
+        """The process ended with -15 and no line."""
+        out, trainer = self.folder / when.replace(" ", "_"), pre_train_t5.T5Trainer
+
+        def save(self, *_, **__):
+            signal.raise_signal(signal.SIGTERM)
+            self.fail("unreachable")
+
+        def update(self, *args, **kwargs):
+            if self.state.global_step == 5:
+                signal.raise_signal(signal.SIGTERM)
+            return original(self, *args, **kwargs)
+
+        original = trainer.training_step
+        patched = dict(training_step=update) if "step" in when else dict(save_model=save)
+        with mock.patch.multiple(trainer, **patched):
+            _, printed, _ = self.run_script(out, "--eval_steps", "4", code=75)
+        self.assertRegex(printed, "SIGTERM: stopped after the last step, .* command with --resume_from_checkpoint")
+        self.run_script(out, "--resume_from_checkpoint")
+        self.assertTrue((out / "model.safetensors").is_file())
+
+
 class FullDiskTest(TestCase):
     def test_the_manifest(self):
         out, publish, calls = self.folder / "manifest", saving.publish, []
@@ -255,7 +331,7 @@ class FullDiskTest(TestCase):
 
         def full_at_the_end(trainer, output_dir=None, _internal_call=False):
             save(trainer, output_dir, _internal_call)
-            if output_dir is None:
+            if not _internal_call:
                 raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470")
 
         with mock.patch.object(pre_train_t5.T5Trainer, "save_model", full_at_the_end):
@@ -263,6 +339,9 @@ class FullDiskTest(TestCase):
         left = "the last checkpoint is .*checkpoint-6. Free some space.*--resume_from_checkpoint"
         self.assertRegex(error, f"no room for the finished model in .*finished .*; {left}")
         self.assertFalse((out / "model.safetensors").exists())
+        with mock.patch.object(pre_train_t5.T5Trainer, "save_model", full_at_the_end):
+            *_, error = self.run_script(self.folder / "none", "--save_strategy", "no", code=1)
+        self.assertRegex(error, "there is no checkpoint. Free some space, .* with --overwrite_output_dir, which trains")
         self.run_script(out, "--resume_from_checkpoint")
         self.assertEqual(stat.S_IMODE((out / "model.safetensors").stat().st_mode) & 0o044, 0o044 & ~self.umask())
 

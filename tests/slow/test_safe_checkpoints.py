@@ -78,7 +78,7 @@ class TrustTest(TestCase):
         folder = self.folder / "checkpoint-2"
         (folder / "global_step2").mkdir(parents=True)
         torch.save({"x": Bomb(self.crater)}, folder / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-        with self.assertRaisesRegex(UserError, "it has no optimizer.*an earlier version under DeepSpeed"):
+        with self.assertRaisesRegex(UserError, "it has no optimizer.pt and no scheduler.pt .saved with --save_only"):
             check_saved_state(self.training(), str(folder))
         self.assertFalse(self.crater.exists())
 
@@ -261,9 +261,9 @@ class StateTest(TestCase):
             check_saved_state(self.training(), checkpoint)
 
     @parameterized.parameters(
-        ((), "no optimizer.\\* and no scheduler.pt"),
+        ((), "no optimizer.pt and no scheduler.pt"),
         (("optimizer.pt",), "has no scheduler.pt"),
-        (("scheduler.pt",), "has no optimizer.\\*"),
+        (("scheduler.pt",), "has no optimizer.pt"),
     )
     def test_a_checkpoint_without_the_optimizer(self, names, message):
         checkpoint = self.checkpoint(*names)
@@ -271,7 +271,6 @@ class StateTest(TestCase):
             check_saved_state(self.training(), checkpoint)
 
     @parameterized.parameters(
-        ("cpu", {0: {}}, "optimizer without the tensors' names: resume it without --deepspeed"),
         ("nvme", {"shared.weight": {}}, "offload_optimizer to nvme .* make it cpu"),
         ("cpu", {"shared.weight": {}}, None),
     )

@@ -405,12 +405,17 @@ class BlockTest(TestCase):
 
     @parameterized.named_parameters(
         ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt: not UTF-8 text \(byte 0xe9 at 25,003\)"),
-        ("jsonl", "a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl at byte 4,200, line 1: broken JSON"),
+        (
+            "jsonl",
+            "a.jsonl",
+            b'{"text": "a"}\n' * 300 + b'{"text": \n',
+            r"a.jsonl, line 301: broken JSON.*--skip_broken_rows",
+        ),
         (
             "list",
             "a.jsonl",
             b'{"text": "a"}\n' * 300 + b"[1]\n",
-            "a.jsonl at byte 4,200: must be a JSON object, got list",
+            "a.jsonl, line 301: must be a JSON object, got list",
         ),
         ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "line 32: 1 fields, the header has 2"),
         ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "line 32: broken CSV"),
@@ -420,6 +425,15 @@ class BlockTest(TestCase):
         (self.folder / name).write_bytes(content)
         with self.assertRaisesRegex(ValueError, message):
             list(FileCorpus([self.folder / name]).all_rows())
+
+    @parameterized.parameters(("a.txt", b"two\xff\nthree\n"), ("a.jsonl", b'{"t\n{"text": "three"}\n'))
+    def test_broken_lines_can_be_left_out(self, name, content):
+        line = b"one\r\n" if name == "a.txt" else b'{"text": "one"}\r\n'
+        (self.folder / name).write_bytes(line * 20_000 + content)
+        with mock.patch.object(blocks, "check_file"), contextlib.redirect_stderr(io.StringIO()) as printed:
+            corpus = FileCorpus([self.folder / name], skip_broken=True)
+            self.assertEqual([row["text"] for _, row in corpus.all_rows()], ["one"] * 20_000 + ["three"])
+        self.assertRegex(printed.getvalue(), f"^left out, 1 in this process: .*{name}.* line 20001")
 
     def test_held_out_rows_are_not_trained_on(self):
         for kind in (*WRITERS, "hub"):
@@ -698,9 +712,9 @@ class ScriptTest(parameterized.TestCase):
             "--validation_split_percentage 3",
             "--validation_split_percentage 3.0: the length of a st",
         ),
-        ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl at byte 0 has the col"),
-        ("row", "pre_train", "--train_file {folder}/b.jsonl", "b.jsonl at byte 14: the column text holds no text, but"),
-        ("task", "fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl at byte 14: "),
+        ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl, line 1 has the col"),
+        ("row", "pre_train", "--train_file {folder}/b.jsonl", "b.jsonl, line 2: the column text holds no text, but"),
+        ("task", "fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl, line 2: "),
         ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|too little text"),
         ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "excludes --train_file|at least one"),
     )

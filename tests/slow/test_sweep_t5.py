@@ -661,6 +661,7 @@ class RefusedTest(SweepTest):
         ("bayes_without_metric", dict(method="bayes", metric=None), "need a metric"),
         ("metric_name", dict(metric={"goal": "minimize"}), "metric: .* must have the name"),
         ("metric_text", dict(metric="eval/loss"), "metric: 'eval/loss' must have"),
+        ("no_goal", dict(metric={"name": "eval/accuracy"}), "metric: eval/accuracy has no goal"),
         ("goal", dict(metric={"name": "a", "goal": "max"}), "goal: max .*minimize, maximize"),
         ("program", dict(program="trian.py"), "program trian.py: no such file in"),
         ("no_program", dict(program=None), "program None: no such file"),

@@ -4,6 +4,8 @@ The trackers' own files are read here: W&B's offline log, TensorBoard's event fi
 for seconds: what a tracker had not written when its run was killed has to be there all the same.
 """
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import torture
@@ -22,6 +25,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 from warm_python import warm_python
 
 from arguments.training import T5TrainingArguments
+from common.errors import UserError
 from common.reports import metrics_key, read_metrics, tracked_name
 from runs import trackers
 from runs.trackers import WandbTracker, start_tracking
@@ -376,3 +380,27 @@ class NamesTest(parameterized.TestCase):
         self.assertEqual(
             [metrics_key(name) for name in ("loss", "eval_loss", "other/x", "")], ["loss", "eval_loss", "other/x", ""]
         )
+
+
+class ResumedElsewhereTest(parameterized.TestCase):
+    def resume(self, report_to: str, kept: object) -> str:
+        """What a run prints that resumes beside a trackers.json with this content."""
+        checkpoint = self.folder / "checkpoint-2"
+        checkpoint.mkdir()
+        state = {"global_step": 2, "log_history": [], "stateful_callbacks": {}}
+        (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+        (self.folder / "trackers.json").write_text(json.dumps(kept))
+        args = SimpleNamespace(report_to=[report_to], output_dir=str(self.folder), run_name="run")
+        trainer = SimpleNamespace(args=args, remove_callback=lambda _: None)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            trackers.start_tracking(trainer, {}, str(checkpoint))
+        return printed.getvalue()
+
+    @parameterized.parameters((None, "begins a new run there .MLflow goes on .* MLFLOW_RUN_ID"), ("7", "^$"))
+    def test_mlflow_says_that_a_new_run_begins(self, run, line):
+        with mock.patch.dict(os.environ, {"MLFLOW_RUN_ID": run} if run else {}):
+            self.assertRegex(self.resume("mlflow", {}), line)
+
+    def test_an_id_that_leads_out_of_the_folder_is_refused(self):
+        with self.assertRaisesRegex(UserError, r"trackers.json: '../../x' is no id of a run. Delete the file"):
+            self.resume("tensorboard", {"id": "../../x", "sent": {}})

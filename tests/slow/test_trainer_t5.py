@@ -507,9 +507,7 @@ class ResumeTest(TrainerTest):
         tensors = load_file(file)
         tensors["encoder.final_norm.weight"] = tensors.pop("encoder.final_layer_norm.weight")
         save_file(tensors, file, {"format": "pt"})
-        with self.assertRaisesRegex(
-            UserError, r"lacks 1 of the model's tensors: \['encoder.final_layer_norm.weight'\]"
-        ):
+        with self.assertRaisesRegex(UserError, "lacks: 1 tensors, encoder.final_layer_norm.weight"):
             trained(self.folder / "resumed", str(self.folder / "checkpoint-1"), max_steps=2)
 
     def test_weights_in_several_files_or_in_a_file_of_transformers_4_are_loaded(self):

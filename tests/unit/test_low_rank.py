@@ -8,12 +8,13 @@ import torch
 from absl.testing import parameterized
 from helpers import SHAPE
 from peft import AutoPeftModelForSeq2SeqLM, LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 from zoo import write_checkpoint
 
 from arguments.model import ModelArguments, check_model
 from arguments.training import FineTuningArguments, check_training
+from common.errors import UserError
 from constants import LORA, OPTIMIZERS
 from model_t5 import build_config, count_parameters, create_model, get_model, load_model
 from modeling.low_rank import add_low_rank, base_of, load_low_rank, low_rank_state
@@ -77,8 +78,6 @@ class LowRankTest(parameterized.TestCase):
         base = self.base(scale_decoder_outputs=True, feed_forward_proj="relu")
         model = self.trained(base)
         wanted = logits_of(model)
-        (self.folder / "lora").mkdir()
-        (self.folder / "lora/config.json").write_text("{}")  # of an earlier commit's checkpoint
         model.save_pretrained(self.folder / "lora")
         for loader in (AutoModelForSeq2SeqLM, AutoPeftModelForSeq2SeqLM):
             found = loader.from_pretrained(str(self.folder / "lora"))
@@ -160,6 +159,54 @@ class LowRankTest(parameterized.TestCase):
         config = LoraConfig(r=4, target_modules=["q", layer], task_type="SEQ_2_SEQ_LM")
         get_peft_model(AutoModelForSeq2SeqLM.from_pretrained(base), config).save_pretrained(self.folder / "lora")
         with self.assertRaisesRegex(ValueError, f"do not fit what .*{layer} shares its weights with another layer"):
+            load_model(str(self.folder / "lora"))
+
+    @parameterized.parameters(
+        lambda name: name.replace("base_model.model.", "base_model.model._orig_mod."),
+        lambda name: f"_orig_mod.{name}",
+        lambda name: f"module.{name}",
+        lambda name: name.replace("encoder.block.0.", "encoder.block.0._orig_mod."),
+        lambda name: name.removeprefix("base_model.model."),
+        lambda name: f"base_model.model.{name}",
+    )
+    def test_names_that_wrappers_of_the_model_have_changed(self, rename):
+        """With names that fit nothing peft loaded no matrix, and the base answered in their place."""
+        model = self.trained(self.base())
+        model.save_pretrained(self.folder / "lora")
+        self.rename(rename)
+        found = logits_of(load_model(str(self.folder / "lora")))
+        torch.testing.assert_close(found, logits_of(model), rtol=1e-4, atol=1e-5)
+
+    def rename(self, rename) -> None:
+        """Gives the tensors of the adapter other names; those without a name are dropped."""
+        path = self.folder / "lora/adapter_model.safetensors"
+        save_file({new: t for name, t in load_file(path).items() if (new := rename(name))}, path, {"format": "pt"})
+
+    @parameterized.parameters(
+        (
+            lambda n: n.replace("model.encoder", "model.transformer.encoder"),
+            r"lacks: 14 tensors, .*, unknown to the model: 14 ",
+        ),
+        (lambda name: name if "encoder" in name else None, r"the file lacks: 22 tensors, base_model.model.decoder"),
+        (
+            lambda name: name.replace(".lora_A.", ".lora_X."),
+            r"lacks: 18 tensors.* and the file has, unknown to the model: 18",
+        ),
+    )
+    def test_matrices_of_another_kind_of_model(self, rename, message):
+        """Of T5ForSequenceClassification, of T5EncoderModel: the matrices that had no place were left out."""
+        self.trained(self.base()).save_pretrained(self.folder / "lora")
+        self.rename(rename)
+        with self.assertRaisesRegex(UserError, f"adapter_model.safetensors is of another kind.*{message}"):
+            load_model(str(self.folder / "lora"))
+
+    def test_a_layer_saved_whole_that_the_file_lacks(self):
+        base = self.base()
+        config = LoraConfig(r=4, target_modules=["q"], modules_to_save=["lm_head"], task_type="SEQ_2_SEQ_LM")
+        get_peft_model(load_model(base), config).save_pretrained(self.folder / "lora")
+        load_model(str(self.folder / "lora"))
+        self.rename(lambda name: name if ".lora_" in name else None)
+        with self.assertRaisesRegex(UserError, "the file lacks: 1 tensors, .*lm_head"):
             load_model(str(self.folder / "lora"))
 
     def test_folders_that_cannot_be_merged(self):

@@ -15,7 +15,6 @@ class LoadStateTest(parameterized.TestCase):
         (["weight", "bias"], None),
         (["weight"], "bias"),
         (["weight", "bias", "other"], "other"),
-        ([0], None),  # an earlier version's, before the bias had a gradient
     )
     def test_states_are_those_of_the_trained_tensors(self, names, wrong):
         torch.manual_seed(0)
@@ -25,7 +24,7 @@ class LoadStateTest(parameterized.TestCase):
         model.bias.grad = torch.ones(2)
         optimizer.step()
         saved = whole_state(model, optimizer, keep=True)
-        saved["state"] |= {0: saved["state"]["weight"], "other": saved["state"]["bias"]}
+        saved["state"]["other"] = saved["state"]["bias"]
         saved["state"] = {name: saved["state"][name] for name in names}
         path = Path(self.enter_context(tempfile.TemporaryDirectory())) / "optimizer.pt"
         torch.save(saved, path)
@@ -37,4 +36,4 @@ class LoadStateTest(parameterized.TestCase):
         else:
             load_state(model, fresh, path)
             torch.testing.assert_close(fresh.state[model.weight]["exp_avg"], torch.full((2, 3), 0.1))
-            self.assertEqual("exp_avg" in fresh.state[model.bias], "bias" in names)
+            self.assertIn("exp_avg", fresh.state[model.bias])
