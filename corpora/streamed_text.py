@@ -90,7 +90,8 @@ def _first_tokens(found: Any, sources: dict[str, Corpus], wanted: int, encode: C
         next((tokens for tokens in read if tokens >= wanted), None)
     else:
         corpus.hold_out(wanted, tokens_in)
-    return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **writer.info)
+    info = writer.finish()
+    return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **info)
 
 
 def training_stream(

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import UserError
 from common.whole_folders import cached
 from corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
+from corpora.round_trip import Losses, Sample, round_trip
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.word_encoder import corpus_encoder, flat
@@ -30,7 +31,7 @@ TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
-TOKENS_FORMAT = 5  # part of the cache's keys: raise it when the same text would give other tokens
+TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
 
 
 @dataclass
@@ -42,6 +43,7 @@ class TokenFile:
     empty_documents: int
     text_bytes: int
     unknown: int = 0  # how many of the tokens are <unk>
+    losses: Losses = field(default_factory=Losses)  # what the tokenizer loses of a sample of the documents
 
     def bytes_per_token(self, eos_id: int | None = None) -> float | None:
         """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
@@ -91,9 +93,9 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
                     for document in block:
                         bar.update(writer.add(document))
         for split, writer in writers.items():
-            writer.flush()
+            info = {"dtype": writer.dtype.name} | writer.finish()
             writer.file.close()
-            (folder / f"{split}.json").write_text(json.dumps({"dtype": writer.dtype.name} | writer.info))
+            (folder / f"{split}.json").write_text(json.dumps(info, default=asdict))
         for source in sources.values():
             source.check_unchanged()
 
@@ -153,8 +155,7 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
 class TokenWriter:
     """Writes the tokens of documents, texts or ready-made ids, to a binary file, some megabytes at a time.
 
-    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does. info: the
-    other fields of the `TokenFile`; whole after `flush`.
+    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does.
     """
 
     def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos_id: int | None):
@@ -162,6 +163,7 @@ class TokenWriter:
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.info = dict(documents=0, empty_documents=0, text_bytes=0, unknown=0)
         self.batch, self.batch_size = [], 0
+        self.sample = Sample()
         self.goes_on = False  # the last document added has not ended yet
         self.last = None  # the id written last
 
@@ -173,6 +175,7 @@ class TokenWriter:
         if isinstance(document, str):
             size = len(document.encode())
             self.info["text_bytes"] += size
+            self.sample.add(document)
         else:
             size = document.ids.nbytes
         self.goes_on = goes_on(document)
@@ -201,6 +204,16 @@ class TokenWriter:
         self._write(with_eos(ids, ends, self.batch, self.eos_id)[0])
         self.batch, self.batch_size = [], 0
 
+    def finish(self) -> dict[str, Any]:
+        """Writes what is left; returns the other fields of the `TokenFile`."""
+        self.flush()
+        losses, _ = round_trip(self.tokenizer, self.sample.texts, self._lists_of_ids)
+        return self.info | {"losses": losses}
+
+    def _lists_of_ids(self, texts: list[str]) -> list[np.ndarray]:
+        ids, ends = self.encode(texts)
+        return np.split(ids, ends[:-1])
+
     def _write(self, ids: np.ndarray) -> None:
         self.file.write(ids.astype(self.dtype).tobytes())
         self.last = ids[-1] if len(ids) else self.last
@@ -220,5 +233,6 @@ def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callab
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
-    info.pop("lost", None)  # a field of older caches
-    return TokenFile(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **info)
+    losses = Losses(**info.pop("losses"))
+    tokens = np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+    return TokenFile(tokens, losses=losses, **info)

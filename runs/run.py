@@ -26,6 +26,8 @@ from common.reports import (
     write_json,
 )
 from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
+from corpora.round_trip import described_losses
+from corpora.unknown import refuse_unknown
 from data_t5 import Text
 from model_t5 import count_parameters, dropout_of, teacher_config
 from modeling.distillation import CHUNK
@@ -125,7 +127,7 @@ class TrainingRun(Run):
             "layers kept": getattr(self.trainer.model, "kept_layers", None),
             **self.rows,
             **data.plan(steps),
-            "unknown": data.unknown,
+            "lost by the tokenizer": described_losses(data.losses),
             "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
             f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
             + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
@@ -145,9 +147,8 @@ class TrainingRun(Run):
             f"{human_bytes(needs.disk_there)} free",
         }
         changed = changed_schedule(self.checkpoint, args, steps)
-        self.announce(plan, data.unknown and data.unknown.warning(), *changed)
-        if data.unknown:
-            data.unknown.refuse_beyond(self.decision.model.most_unknown)
+        self.announce(plan, *changed)
+        refuse_unknown(data.unknown, self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
         check_same_teacher(self.checkpoint, self.trainer.teacher)
         if args.dry_run:
@@ -210,7 +211,7 @@ class TrainingRun(Run):
             "name": self.args.teacher,
             "weights": self.trainer.teacher.contents,
         }
-        record["unknown_share"] = self.data.unknown and self.data.unknown.shares
+        record |= {"unknown_share": self.data.unknown, "lost_by_the_tokenizer": described_losses(self.data.losses)}
         return record
 
     def finish(self, train_metrics: dict, next_command: str) -> dict:

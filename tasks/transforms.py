@@ -172,7 +172,7 @@ def _preference(row: dict) -> dict:
             raise UserError(
                 f"no column prompt, and chosen and rejected have no common beginning that ends in {_ASSISTANT!r}"
             )
-        prompt, chosen, rejected = shared[:end], chosen[end:], rejected[end:]
+        prompt, chosen, rejected = shared[:end], *(text[end:].removeprefix(" ") for text in (chosen, rejected))
     sources = [_turns(one[:-1]) if isinstance(one, list) and one[1:] else _turns(prompt) for one in (chosen, rejected)]
     if sources[0] != sources[1]:
         raise UserError("chosen and rejected are answers to different prompts: their earlier turns differ")
@@ -197,7 +197,7 @@ def _turns(turns: str | list[dict]) -> str:
 
 def _last(answer: str | list[dict]) -> str:
     """The text of an answer, or the content of the last message."""
-    return answer.strip() if isinstance(answer, str) else answer[-1]["content"].strip()
+    return answer.rstrip() if isinstance(answer, str) else answer[-1]["content"].rstrip()
 
 
 # ---------------------------------------------------------------- diacritics
