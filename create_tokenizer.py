@@ -184,8 +184,8 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
 def find_documents(
     args: TokenizerArguments, data_args: PreTrainingDataArguments
 ) -> tuple[str, Iterator[str], Iterator[str]]:
-    """(description of the text for the summary, its documents, at most --max_train_samples of them, held-out documents:
-    of a validation split, and once the others are read those that follow them)."""
+    """(description of the text for the summary, its documents, at most --max_train_samples of them, the first of
+    --validation_file or of the data set's validation split)."""
     held_out: list[Source] = []
     if args.streaming:
         name, config = args.dataset_name, args.dataset_config_name
@@ -203,8 +203,7 @@ def find_documents(
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
     validation = itertools.chain.from_iterable(source.documents() for source in held_out)
-    unread = itertools.islice(itertools.chain(validation, documents), MOST_TEXTS)
-    return text + limit, itertools.islice(documents, args.max_train_samples), unread
+    return text + limit, itertools.islice(documents, args.max_train_samples), itertools.islice(validation, MOST_TEXTS)
 
 
 @exit_on_user_error()
