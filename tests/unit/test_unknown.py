@@ -178,7 +178,7 @@ class ScriptTest(ScriptCase):
         flags = self.fine_tuning(train_file=file, dry_run=True)
         code, printed, errors = self.run_script(fine_tune_t5, flags)
         self.assertEqual(code, 0, errors)
-        self.assertRegex(printed, r"\nlost by the tokenizer +É in .* sources \(<unk>\)")
+        self.assertRegex(printed, r"\nlost by the tokenizer +.*É.* in .* sources \(<unk>\)")
         rows = [{"text": "Éàü 中文 bake", "label": "red"}] * 16
         odd = str(self.write("lost.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()))
         flags = self.fine_tuning(train_file=odd, validation_file=odd, dry_run=True)
@@ -198,7 +198,7 @@ class ScriptTest(ScriptCase):
         )
         code, printed, errors = self.run_script(evaluate_t5, flags)
         self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"\nlost by the tokenizer +É in 50 % of sources \(<unk>\)")
+        self.assertRegex(printed, r"\nlost by the tokenizer +.*É.* in .* of sources \(<unk>\)")
 
     def test_a_new_tokenizer_tells_what_it_loses(self):
         text = str(self.write("rare.txt", ("\n".join(lines_with(RARE)) + "\n").encode()))
