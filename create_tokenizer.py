@@ -17,7 +17,6 @@ checkpoint when it is trained with the new tokenizer (--model_name_or_path and -
 import itertools
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from constants import BUILTIN_CORPUS, NUM_SENTINELS, TASK_RECORD
 from corpora.hub import load_dataset_splits
 from corpora.preview import Seen, described_files, files_read, print_preview
 from corpora.reading import column_texts
+from corpora.round_trip import MOST_TEXTS, Sample, described_losses, round_trip
 from corpora.sources import described, find_corpora, find_sources
 from corpora.tokenizers import (
     LEAST_COVERAGE,
@@ -71,6 +71,7 @@ class TokenizerArguments:
     pad_token: str | None = option(None, "Token that fills rows up, if the files of --from_tokenizer name none.")
     model_name_or_path: str | None = option(None, "Also write this checkpoint, with rows for the new tokens.")
     train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")
+    validation_file: list[str] | None = option(None, "Text not to learn from, of which the losses are shown too.")
     dataset_name: str | None = option(None, "Saved `datasets` folder, Hub name, or the built-in installed_docs.")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
@@ -104,7 +105,15 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     check_folder("--output_dir", args.output_dir)
     if Path(args.output_dir).is_dir() and any(Path(args.output_dir).iterdir()):
         raise UserError(f"--output_dir {args.output_dir} is not empty: name another folder")
-    shared = ("train_file", "dataset_name", "dataset_config_name", "text_column", "max_train_samples", "data_cache_dir")
+    shared = (
+        "train_file",
+        "validation_file",
+        "dataset_name",
+        "dataset_config_name",
+        "text_column",
+        "max_train_samples",
+        "data_cache_dir",
+    )
     data_args = PreTrainingDataArguments(**{name: getattr(args, name) for name in shared})
     check_pre_training_data(data_args)
     return data_args
@@ -121,8 +130,8 @@ def _check_adding(args: TokenizerArguments) -> None:
         )
     refuse(
         args,
-        "train_file dataset_name dataset_config_name text_column streaming max_train_samples vocab_size "
-        "byte_fallback normalization character_coverage max_sentences config_name",
+        "train_file validation_file dataset_name dataset_config_name text_column streaming max_train_samples "
+        "vocab_size byte_fallback normalization character_coverage max_sentences config_name",
         "is for a tokenizer that is trained; --add_tokens changes no other token",
     )
 
@@ -175,9 +184,10 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
 
 def find_documents(
     args: TokenizerArguments, data_args: PreTrainingDataArguments
-) -> tuple[dict[str, str | None], Iterator[str]]:
-    """(rows of the summary about the text, its documents, at most --max_train_samples of them)."""
-    files = None
+) -> tuple[dict[str, str | None], Iterator[str], Iterator[str]]:
+    """(rows of the summary about the text, its documents, at most --max_train_samples of them, the first of
+    --validation_file or of the data set's validation split)."""
+    files, held_out = None, []
     if args.streaming:
         name, config = args.dataset_name, args.dataset_config_name
         rows = iter(load_dataset_splits(name, config, "--dataset_name", streaming=True, needed="train")["train"])
@@ -187,21 +197,15 @@ def find_documents(
         documents = column_texts(itertools.chain([row], rows), args.text_column, args.dataset_name)
         text = f"{args.dataset_name}, streamed"
     else:
-        sources = [find_sources(alone)["train"] for _, alone in find_corpora(data_args).values()]
+        splits = [find_sources(alone) for _, alone in find_corpora(data_args).values()]
+        sources = [of_corpus["train"] for of_corpus in splits]
+        held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
         text, files = described(sources), described_files(files_read({"train": [source.files for source in sources]}))
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
-    return {"text": text + limit, "files": files}, itertools.islice(documents, args.max_train_samples)
-
-
-def described_letters(tokenizer: PreTrainedTokenizerBase, counts: Counter) -> str:
-    """A line with the share and the number of letters that have no token. counts: {letter: how often it occurs}."""
-    letters = list(counts)
-    ids_of_letters = zip(letters, plain_encoder(tokenizer)(letters), strict=True)
-    lost = [letter for letter, ids in ids_of_letters if tokenizer.unk_token_id in ids]
-    share = sum(counts[letter] for letter in lost) / counts.total()
-    hint = "; --byte_fallback keeps them" if lost else ""
-    return f"{100 * share:.2f} % of the letters are <unk> ({len(lost):,} of {len(letters):,} different ones){hint}"
+    validation = itertools.chain.from_iterable(source.documents() for source in held_out)
+    documents = itertools.islice(documents, args.max_train_samples)
+    return {"text": text + limit, "files": files}, documents, itertools.islice(validation, MOST_TEXTS)
 
 
 @exit_on_user_error()
@@ -216,15 +220,17 @@ def main(argv: list[str] | None = None) -> str:
         return args.output_dir
     if args.config_name:
         build_config(args.config_name)  # refuses an unknown name before the training
-    text, documents = find_documents(args, data_args)
+    text, documents, held_out = find_documents(args, data_args)
     start_summary(text | {"tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
-    seen = Seen()
+    seen, sample = Seen(), Sample()
     with made_aside(Path(args.output_dir)) as folder:
         how = args.normalization, args.character_coverage, args.max_sentences
-        letters = train_tokenizer(seen.of(documents), folder, args.vocab_size, args.byte_fallback, *how)
+        train_tokenizer(sample.of(seen.of(documents)), folder, args.vocab_size, args.byte_fallback, *how)
         tokenizer = load_tokenizer(str(folder))
         if args.config_name:
             build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
+    texts, encode = {"training": sample.texts, "held-out": list(held_out)}, plain_encoder(tokenizer)
+    losses = {split: {"documents": round_trip(tokenizer, texts[split], encode)[0]} for split in texts}
     sentinels = find_sentinel_ids(tokenizer).tolist()
     named = {"--train_file": args.train_file, "--dataset_name": args.dataset_name and [args.dataset_name]}
     words = [word for flag, values in named.items() if values for word in (flag, *values)]
@@ -233,7 +239,7 @@ def main(argv: list[str] | None = None) -> str:
     rows = {
         "documents": seen.described(),
         "tokens": f"{len(tokenizer):,}, sentinels {sentinels[0]} to {sentinels[-1]}",
-        "unknown": described_letters(tokenizer, letters),
+        "lost by the tokenizer": described_losses(losses),
         "written to": args.output_dir,
         "next": f"python pre_train_t5.py {shlex.join(words)} ...",
     }

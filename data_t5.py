@@ -26,10 +26,10 @@ from common.reports import human_count
 from corpora.examples import SomeExamples, WeightedExamples, evaluation_shares
 from corpora.own_ids import has_ids, ids_tokenizer
 from corpora.preview import Shown, described_files, described_spread, evenly, files_read, spread
+from corpora.round_trip import Losses
 from corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from corpora.token_files import tokenised
 from corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
-from corpora.unknown import Unknown
 from model_t5 import flops_per_sequence
 from objectives.metrics import corpora_metrics
 from objectives.objective import Objective
@@ -220,16 +220,19 @@ class Text:
         return [*rows[:4], parts, *rows[4:]]
 
     @property
-    def unknown(self) -> Unknown | None:
-        """The share of <unk> among the tokens of each split; None for ready-made ids."""
-        all_files = list(itertools.chain(*self.files.values()))
-        if not any(file.text_bytes for file in all_files):
+    def unknown(self) -> dict[str, float] | None:
+        """{split: share of <unk> among its tokens}; None for ready-made ids."""
+        if self.found.ids:
             return None
-        shares = {
+        return {
             split: sum(file.unknown for file in files) / max(1, sum(len(file.tokens) for file in files))
             for split, files in self.files.items()
         }
-        return Unknown(shares)
+
+    @property
+    def losses(self) -> dict[str, dict[str, Losses]]:
+        """What the tokenizer loses of each split, as `described` of corpora/round_trip.py takes it."""
+        return {split: {"documents": sum((f.losses for f in files), Losses())} for split, files in self.files.items()}
 
     @property
     def tokens_per_example(self) -> float:

@@ -63,6 +63,7 @@ from common.processes import (
 )
 from common.reports import end_summary, plain_json, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
+from corpora.round_trip import described_losses
 from corpora.tokenizers import load_tokenizer, named_tokenizer
 from model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from modeling.frozen import form_of
@@ -74,7 +75,7 @@ from runs.trackers import finish_tracking, log_table, start_tracking
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
-from tasks.tasks import LoadedTask, Task, Tasks, count_unknown
+from tasks.tasks import LoadedTask, Task, Tasks
 from tasks.win_rates import read_others, win_rates
 from trainer_t5 import T5Trainer
 from training.batching import AnswersCollator
@@ -512,7 +513,8 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
     run = Run(args, "evaluation")
     held_out = f"{text.documents['validation']:,} held-out documents, {len(rows):,} rows of {text_args.objective}"
-    run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "unknown": text.unknown})
+    lost = described_losses({"validation": text.losses["validation"]})
+    run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "lost by the tokenizer": lost})
     start_tracking(trainer, vars(evaluation) | vars(text_args) | args.to_dict())
     results = trainer.evaluate()
     finish_tracking(trainer)
@@ -554,14 +556,14 @@ def main(argv: list[str] | None = None) -> dict:
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
     tasks = [job.task for job in jobs]
     summarise = Tasks(tasks).summarise
-    unknown = count_unknown(tasks, lambda task, split: f"{task.name} {split}")
+    losses = {f"{task.name} {split}": lost for task in tasks for split, lost in task.losses().items()}
     plan = {
         "checkpoint": evaluation.model_name_or_path,
         "rows": ", ".join(f"{len(rows):,} {task.name} {s}" for task in tasks for s, rows in task.data.items()),
-        "unknown": unknown,
+        "lost by the tokenizer": described_losses(losses),
         "left out": ", ".join(missing) or None,
     }
-    run.announce(plan, unknown.warning())
+    run.announce(plan)
     results, trainer = {}, None
     for number, job in enumerate(jobs):
         loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None

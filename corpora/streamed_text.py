@@ -99,8 +99,8 @@ def _first_tokens(found: Any, sources: dict[str, Corpus], wanted: int, encode: C
     else:
         known = 0
         corpus.hold_out(wanted, tokens_in)
-    tokens = np.frombuffer(file.getvalue(), writer.dtype)
-    return TokenFile(tokens, **writer.info, known=known, digests=frozenset(digests))
+    info = writer.finish()
+    return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **info, known=known, digests=frozenset(digests))
 
 
 def first_documents(found: Any) -> list[Shown]:

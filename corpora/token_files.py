@@ -12,7 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import UserError
 from common.whole_folders import cached
 from corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
+from corpora.round_trip import Losses, Sample, round_trip
 from corpora.sources import Source
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.word_encoder import corpus_encoder, flat
@@ -56,6 +57,7 @@ class TokenFile:
     digests: frozenset[int] = frozenset()  # of a stream's validation: those of its documents
     lengths: Counter = field(default_factory=Counter)
     places: list[list[int]] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)  # what the tokenizer loses of a sample of the documents
 
     def bytes_per_token(self, eos_id: int | None = None) -> float | None:
         """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
@@ -121,9 +123,9 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
                             trained.add(text)
         writers["validation"].info["known"] = sum(map(held_out_texts.__getitem__, trained))
         for split, writer in writers.items():
-            writer.flush()
+            info = {"dtype": writer.dtype.name} | writer.finish()
             writer.file.close()
-            (folder / f"{split}.json").write_text(json.dumps({"dtype": writer.dtype.name} | writer.info))
+            (folder / f"{split}.json").write_text(json.dumps(info, default=asdict))
         for source in sources.values():
             source.check_unchanged()
 
@@ -231,8 +233,7 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
 class TokenWriter:
     """Writes the tokens of documents, texts or ready-made ids, to a binary file, some megabytes at a time.
 
-    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does. info: the
-    other fields of the `TokenFile`; whole after `flush`.
+    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does.
     """
 
     def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos_id: int | None):
@@ -242,6 +243,7 @@ class TokenWriter:
             documents=0, empty_documents=0, text_bytes=0, unknown=0, lengths=Counter(), places=[]
         )
         self.batch, self.batch_size = [], 0
+        self.sample = Sample()
         self.goes_on = False  # the last document added has not ended yet
         self.last = None  # the id written last
         self.size = self.begin = 0  # tokens written, and those before the document that has not ended yet
@@ -255,6 +257,7 @@ class TokenWriter:
         if isinstance(document, str):
             size = len(document.encode())
             self.info["text_bytes"] += size
+            self.sample.add(document)
         else:
             size = document.ids.nbytes
         self.goes_on = goes_on(document)
@@ -301,6 +304,16 @@ class TokenWriter:
             begin = end
         self.begin, self.ended = begin, self.ended + len(ends)
 
+    def finish(self) -> dict[str, Any]:
+        """Writes what is left; returns the other fields of the `TokenFile`."""
+        self.flush()
+        losses, _ = round_trip(self.tokenizer, self.sample.texts, self._lists_of_ids)
+        return self.info | {"losses": losses}
+
+    def _lists_of_ids(self, texts: list[str]) -> list[np.ndarray]:
+        ids, ends = self.encode(texts)
+        return np.split(ids, ends[:-1])
+
     def _write(self, ids: np.ndarray) -> None:
         self.file.write(ids.astype(self.dtype).tobytes())
         self.size += len(ids)
@@ -321,5 +334,7 @@ def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callab
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
+    losses = Losses(**info.pop("losses"))
     info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
-    return TokenFile(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **info)
+    tokens = np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+    return TokenFile(tokens, losses=losses, **info)

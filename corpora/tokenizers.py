@@ -72,16 +72,14 @@ def train_tokenizer(
     max_sentences: int = 1_000_000,
     max_characters: int = MOST_CHARACTERS,
     is_exact: bool = True,
-) -> Counter:
+) -> None:
     """Trains a SentencePiece unigram model on `documents` and writes it as a T5 tokenizer folder.
 
     vocab_size counts all tokens: <pad> 0, </s> 1, <unk> 2, the pieces, and 100 sentinels at the end (<extra_id_0> last,
     as in T5's own vocabulary). The pieces are learnt from a sample: at most `max_sentences` lines of `max_characters`
     together, drawn evenly, the same each time. `letters_and_bytes` chooses byte_fallback and character_coverage by
     its letters if they are None. Where normalization leaves line breaks as they are, those within a document are a
-    letter too. is_exact: False takes fewer tokens where the text has not enough.
-
-    Returns how often each letter occurs in the sample, spaces left out. UserError if the text is too small.
+    letter too. is_exact: False takes fewer tokens where the text has not enough. UserError if the text is too small.
     """
     import sentencepiece
 
@@ -127,7 +125,6 @@ def train_tokenizer(
         raise UserError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
     save_tokenizer(load_tokenizer(str(output_dir / MODELS[0])), output_dir)
-    return letters
 
 
 def _announce_learning(sample: list[str], vocab_size: int) -> None:

@@ -28,6 +28,8 @@ from common.reports import (
 )
 from common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
 from corpora.preview import LINES, print_preview, recorded
+from corpora.round_trip import described_losses
+from corpora.unknown import refuse_unknown
 from data_t5 import Text
 from model_t5 import count_parameters, dropout_of
 from modeling.families import shape_of
@@ -127,7 +129,7 @@ class TrainingRun(Run):
             "model": described_model(self.trainer.model),
             **self.rows,
             **data.plan(steps),
-            "unknown": data.unknown,
+            "lost by the tokenizer": described_losses(data.losses),
             "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
             f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
             + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
@@ -149,12 +151,11 @@ class TrainingRun(Run):
             "upload": described_upload(args),
         }
         changed = changed_schedule(self.checkpoint, args, steps)
-        self.announce(plan, data.unknown and data.unknown.warning(), *changed)
+        self.announce(plan, *changed)
         preview = data.shown(whole=args.dry_run)
         print_preview(self.trainer.processing_class, preview, None if args.dry_run else LINES)
         self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
-        if data.unknown:
-            data.unknown.refuse_beyond(self.decision.model.most_unknown)
+        refuse_unknown(data.unknown, self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
         check_same_features(self.checkpoint, args.features)
         if args.dry_run:
@@ -217,7 +218,7 @@ class TrainingRun(Run):
         for feature in self.args.features:
             record |= feature.record()
         record["read"] = self.read
-        record["unknown_share"] = self.data.unknown and self.data.unknown.shares
+        record |= {"unknown_share": self.data.unknown, "lost_by_the_tokenizer": described_losses(self.data.losses)}
         return record
 
     def finish(self, train_metrics: dict, next_command: str) -> dict:

@@ -4,6 +4,7 @@ A row goes through three steps: tasks/rows.py gives it the entry's columns, `sou
 tasks/registry.py make T5's texts of them, and the function of `build_tokenize_function` makes token ids.
 """
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -21,15 +22,17 @@ from common.command_line import listed
 from common.errors import UserError
 from common.processes import print_once
 from constants import IGNORE_INDEX
+from corpora.round_trip import Losses, round_trip, sampled
 from corpora.tokenizers import encode_targets
 from data_collator_t5 import find_bos_id
 from modeling.loss import STATISTICS, token_metrics
 from modeling.preferences import Preference, evaluated
-from tasks.metrics.scoring import score_predictions
+from tasks.metrics.scoring import METRICS, score_predictions
 from tasks.registry import as_list, is_desirable, reference_texts, source_text, target_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
+_EXACT = ("exact_match", "squad_exact_match")  # metrics that are 1 for the right text alone
 
 
 def build_tokenize_function(
@@ -64,7 +67,7 @@ def build_tokenize_function(
             texts = [target_text(name, task, row) for row in rows]
             made["labels"] = encode_targets(tokenizer, texts, max_target_length)
             if "rejected" in task:
-                others = [str(as_list(row[task["rejected"]])[0]).strip() for row in rows]
+                others = [str(as_list(row[task["rejected"]])[0]).rstrip() for row in rows]
                 made["rejected"] = encode_targets(tokenizer, others, max_target_length)
             if "desirable" in task:
                 made["desirable"] = [int(is_desirable(task, row)) for row in rows]
@@ -166,6 +169,27 @@ def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict
     return dict(+lost)
 
 
+def losses_of(name: str, task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> dict[str, Losses]:
+    """{"targets": what the tokenizer loses of a sample of them, "sources": the same}, as far as the rows have them.
+
+    Class labels are no targets here: `decode_texts` spells them as the entry does. {} where the entry has a `tokenize`.
+    """
+    if "tokenize" in task:
+        return {}
+    rows, losses = sampled(rows), {}
+    if task["target_type"] != "class" and task["target"] in rows[0]:
+        write = reference_texts if task["target_type"] == "text" else lambda *one: [target_text(*one)]
+        references = [write(name, task, row) for row in rows]
+        losses["targets"], written = round_trip(tokenizer, [text for texts in references for text in texts])
+        equals = next((METRICS[metric] for metric in task["metrics"] if metric in _EXACT), METRICS["exact_match"])
+        written, right = iter(written), []
+        for texts in references:  # a row is answered exactly with any of its references
+            answers = list(itertools.islice(written, len(texts)))
+            right += [max(equals([answer], [texts]) for answer in answers)] if len(answers) == len(texts) else []
+        losses["targets"].answerable = sum(right) / len(right) if right else None
+    return losses | {"sources": round_trip(tokenizer, [source_text(task, row) for row in rows])[0]}
+
+
 def as_rows(columns: dict[str, list]) -> list[dict]:
     """{"a": [1, 2], "b": [3, 4]} -> [{"a": 1, "b": 3}, {"a": 2, "b": 4}]."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -205,10 +229,11 @@ def answer_length(task: dict, labels: torch.Tensor | None) -> int:
 
 
 def decode_texts(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
-    """The texts [N], stripped, of token ids [N, T] padded with -100; class labels as the entry spells them."""
+    """The texts [N] of token ids [N, T] padded with -100, without white space at their ends; class labels as the entry
+    spells them."""
     texts = tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
     names = _labels_as_read_back(task, tokenizer)
-    return [names.get(text.strip(), text.strip()) for text in texts]
+    return [names.get(text.strip(), text.rstrip()) for text in texts]
 
 
 def _labels_as_read_back(task: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

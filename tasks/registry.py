@@ -262,8 +262,8 @@ def source_text(task: dict, row: dict) -> str:
 
 
 def target_text(name: str, task: dict, row: dict) -> str:
-    """The text that T5 should write: a label, a number rounded to the step of `numbers`, or the first reference,
-    stripped. UserError if the value is no number or label of the task."""
+    """The text that T5 should write: a label, a number rounded to the step of `numbers`, or the first reference.
+    UserError if the value is no number or label of the task."""
     value = row[task["target"]]
     if task["target_type"] == "text":
         return reference_texts(name, task, row)[0]
@@ -337,14 +337,14 @@ def found_numbers(values: Iterable[float]) -> dict[str, float]:
 
 
 def reference_texts(name: str, task: dict, row: dict) -> list[str]:
-    """All texts that count as right answers to a row: {"answers.text": ["a", "b "]} -> ["a", "b"]. A number is not
-    rounded: "3.750" -> ["3.75"]."""
+    """All texts that count as right answers to a row, without white space at their ends: {"answers.text": ["a", " b "]}
+    -> ["a", " b"]. A number is not rounded: "3.750" -> ["3.75"]."""
     value = row[task["target"]]
     if task["target_type"] == "number":
         return [str(float(value))]
     if task["target_type"] == "class":
         return [target_text(name, task, row)]
-    return [str(text).strip() for text in as_list(value)]
+    return [str(text).rstrip() for text in as_list(value)]
 
 
 def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:

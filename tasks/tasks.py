@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +31,11 @@ from corpora.blocks import Corpus
 from corpora.examples import row_lengths
 from corpora.files import say_once
 from corpora.preview import UNCUT, Shown, described_files, described_spread, evenly, files_read, spread
+from corpora.round_trip import Losses
 from corpora.streams import StreamDataset, one_by_one
+from corpora.token_files import TOKENS_FORMAT
 from corpora.tokenizers import tokenizer_fingerprint
-from corpora.unknown import Unknown, unknown_in_rows
+from corpora.unknown import unknown_in_rows
 from model_t5 import flops_per_sequence
 from modeling.preferences import Preference
 from tasks import examples, registry
@@ -209,7 +211,8 @@ class LoadedTask(Task):
         columns = [column for column in columns if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
         fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers", "rejected", "desirable")
-        decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, [entry.get(field) for field in fields], values]
+        texts = [*(entry.get(field) for field in fields), TOKENS_FORMAT]
+        decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
         def build(folder: Path) -> None:
@@ -236,6 +239,11 @@ class LoadedTask(Task):
         cache = Path(args.data_cache_dir).expanduser()
         folder = cached(cache, f"task-{self.name}-{split}", key, build, args.overwrite_cache)
         return datasets.load_from_disk(folder / "rows")
+
+    def losses(self) -> dict[str, dict[str, Losses]]:
+        """{split: what the tokenizer loses of its sources and targets}."""
+        losses_of = partial(examples.losses_of, self.name, self.entry, self.tokenizer)
+        return {split: losses_of(rows) for split, rows in self.rows.items()}
 
     def stream(self, args: T5TrainingArguments) -> StreamDataset:
         """The streamed training rows {"input_ids", "attention_mask", "labels"}, cut and with EOS."""
@@ -265,17 +273,6 @@ class LoadedTask(Task):
             try_metrics(self.name, self.entry, *examples.references_of(self.entry, rows))
         compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, rows)
         return examples.EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
-
-
-def count_unknown(tasks: Iterable[LoadedTask], name: Callable[[Task, str], str]) -> Unknown:
-    """The <unk> in the rows of all tasks. name: the function from (task, split) to its name in the plan."""
-    of_tasks = [
-        unknown_in_rows(task.tokenizer, {name(task, split): rows for split, rows in task.data.items()})
-        for task in tasks
-    ]
-    shares = {split: share for unknown in of_tasks for split, share in unknown.shares.items()}
-    rows = {split: count for unknown in of_tasks for split, count in unknown.rows.items()}
-    return Unknown(shares, rows)
 
 
 def _unknown_direction(metric: str) -> str:
@@ -444,7 +441,8 @@ class TaskData:
     """The rows of the tasks, read and tokenised; with --streaming, training rows are read while the model trains.
 
     train: a table of tokenised rows, a Mixture or a stream. validation: a data set, or {name: data set} if there are
-    several. judged: {name: EvaluationTask}, in the same order. unknown: the <unk> in all rows.
+    several. judged: {name: EvaluationTask}, in the same order. unknown: {split: share of <unk> in its rows}. losses:
+    what the tokenizer loses of each split.
     """
 
     tokens_per_example = None  # rows have different lengths
@@ -464,7 +462,8 @@ class TaskData:
                 splits = ["train", *splits]
             read.append((task, task.read(splits, corpus), corpus))
         self.tasks = [LoadedTask(task, rows, tokenizer, corpus) for task, rows, corpus in read]
-        self.unknown = count_unknown(self.tasks, self._name)
+        self.unknown = self._by_name(lambda task: unknown_in_rows(tokenizer, task.data))
+        self.losses = self._by_name(LoadedTask.losses)
         self.empty = self._by_name(
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )

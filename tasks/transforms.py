@@ -202,7 +202,7 @@ def _preference(row: dict) -> dict:
                 f"no column prompt, and chosen and rejected have no common beginning that ends in {_ASSISTANT!r}. Give "
                 "the rows a column prompt, and the answers alone in chosen and rejected"
             )
-        prompt, chosen, rejected = shared[:end], chosen[end:], rejected[end:]
+        prompt, chosen, rejected = shared[:end], *(text[end:].removeprefix(" ") for text in (chosen, rejected))
     if prompt is None and chosen is None:
         raise UserError("no column prompt, nor chosen and rejected")
     source, target = _read_dialogue(prompt, chosen)
@@ -225,7 +225,7 @@ def _read_dialogue(prompt: object, answer: object) -> tuple[str, str | None]:
     each of several, "user: Hi?\\nassistant: Hello.". Turns that both have stand in it once."""
     turns = [] if prompt is None else _turns(prompt)
     if isinstance(answer, str):
-        return _one_text(turns), answer.strip()
+        return _one_text(turns), answer.rstrip()
     following, target = [] if answer is None else _turns(answer), None
     if following and following[-1][0] == "assistant":
         *following, (_, target) = following
@@ -252,11 +252,11 @@ def _content(content: object) -> str:
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise UserError(f"a message has the content {content!r:.60}, and must have a text")
-    return "".join(texts).strip()
+    return "".join(texts).rstrip()
 
 
 def _one_text(turns: Turns) -> str:
-    return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {text}" for role, text in turns)
+    return turns[0][1].strip() if len(turns) == 1 else "\n".join(f"{role}: {text.strip()}" for role, text in turns)
 
 
 # ---------------------------------------------------------------- diacritics

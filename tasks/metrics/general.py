@@ -99,9 +99,9 @@ def mean_of_best(score: Callable[[str, str], float]) -> Callable:
 
 @mean_of_best
 def exact_match(answer: str, reference: str) -> bool:
-    """Share of answers equal to a reference, 0..1: ["a", "b "], [["A"], ["c", "b"]] -> 0.5. Any white space equals one
-    space, which is what T5's tokenizers make of it."""
-    return answer.split() == reference.split()
+    """Share of answers equal to a reference, 0..1: ["a", "b "], [["A"], ["c", "b"]] -> 0.5. White space at the end of a
+    text does not count; within it and before it it does, also where the tokenizer cannot write it."""
+    return answer.rstrip() == reference.rstrip()
 
 
 @functools.cache

@@ -548,7 +548,7 @@ class TargetTextTest(parameterized.TestCase):
             target_text("mine", dict(target="score", target_type="number"), {"score": value})
 
     def test_text(self):
-        self.assertEqual(target_text("mine", dict(target="t", target_type="text"), {"t": " a  b\n"}), "a  b")
+        self.assertEqual(target_text("mine", dict(target="t", target_type="text"), {"t": " a  b\n"}), " a  b")
 
     def test_sources(self):
         self.assertEqual(

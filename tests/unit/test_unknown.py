@@ -30,7 +30,7 @@ from corpora import tokenizers
 from corpora.sources import find_sources, tokenizer_for
 from corpora.token_files import tokenised
 from corpora.tokenizers import letters_and_bytes, load_tokenizer, plain_encoder, train_tokenizer
-from corpora.unknown import Unknown, unknown_in_rows
+from corpora.unknown import refuse_unknown, unknown_in_rows
 
 RARE = 'ZKWJ[]"ôó*'  # once each in 30,000 letters
 MANY = [chr(number) for number in range(0x4E00, 0x4E00 + 400)]
@@ -140,18 +140,14 @@ class CountedTest(TestCase):
         tokenizer = load_tokenizer(str(workspace() / "tokenizer"))
         rows = datasets.Dataset.from_dict({"input_ids": [[5, 2, 1], [6, 1]], "labels": [[7, 1], [2, 2, 1]]})
         found = unknown_in_rows(tokenizer, {"train": rows, "test": rows.select([0]).remove_columns("labels")})
-        self.assertEqual(found.shares, {"train": 0.3, "test": 1 / 3})
-        self.assertEqual(
-            str(found), "30.00 % of train, 33.33 % of test tokens are <unk>; nothing else in 1 rows of train"
-        )
-        self.assertIn("no token for these letters, and a model cannot learn them", found.warning())
-        self.assertIsNone(Unknown({"train": 0.001}).warning())
+        self.assertEqual(found, {"train": 0.3, "test": 1 / 3})
 
     def test_more_than_a_tenth_is_refused_with_the_flag_that_goes_on(self):
-        Unknown({"train": 0.1, "validation": 0.0}).refuse_beyond(0.1)
+        refuse_unknown({"train": 0.1, "validation": 0.0}, 0.1)
+        refuse_unknown(None, 0.1)  # ready-made ids
         with self.assertRaisesRegex(UserError, r"12.3 % of the tokens are <unk>.*--most_unknown 0.13"):
-            Unknown({"train": 0.0, "validation": 0.123}).refuse_beyond(0.1)
-        Unknown({"train": 0.0, "validation": 0.123}).refuse_beyond(0.13)
+            refuse_unknown({"train": 0.0, "validation": 0.123}, 0.1)
+        refuse_unknown({"train": 0.0, "validation": 0.123}, 0.13)
 
 
 class ScriptTest(ScriptCase):
@@ -161,20 +157,20 @@ class ScriptTest(ScriptCase):
             pre_train_t5, self.pre_training(train_file=odd, max_steps=1, warmup_steps=0)
         )
         self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"\nunknown +\d\.\d\d % of train, \d.\d\d % of validation tokens are <unk>\n")
-        self.assertRegex(printed, r"\nwarning: .* no token for these letters")
+        self.assertRegex(
+            printed, r"\nlost by the tokenizer +É in .* documents \(<unk>\).*--add_tokens 'É'.*--byte_fallback"
+        )
         share = json.loads((self.folder / "out" / "run.json").read_text())["unknown_share"]
         self.assertBetween(share["train"], 0.001, 0.1)
         shutil.rmtree(self.folder / "out")
         for flags in (dict(dry_run=True), dict(dry_run=True, streaming=True, max_eval_samples=8)):
             code, printed, errors = self.run_script(pre_train_t5, self.pre_training(**flags))
             self.assertEqual(code, 0, errors)
-            self.assertRegex(printed, r"\nunknown +0.00 % of .*validation tokens are <unk>\n")
-            self.assertNotIn("warning", printed)
+            self.assertRegex(printed, r"\nlost by the tokenizer +nothing, of [\d,]+ texts tried\n")
         flags = self.pre_training(train_file=odd, tokenizer_name=None, vocab_size=600, byte_fallback=True, dry_run=True)
         code, printed, errors = self.run_script(pre_train_t5, flags)
         self.assertEqual(code, 0, errors)
-        self.assertRegex(printed, r"\nunknown +0.00 % of train, 0.00 % of validation tokens are <unk>\n")
+        self.assertRegex(printed, r"\nlost by the tokenizer +nothing, of [\d,]+ texts tried\n")
 
     def test_fine_tuning_and_evaluation(self):
         rows = [{"text": "Bake É da.", "label": "red"}, {"text": "Bake da.", "label": "blue"}] * 8
@@ -182,8 +178,7 @@ class ScriptTest(ScriptCase):
         flags = self.fine_tuning(train_file=file, dry_run=True)
         code, printed, errors = self.run_script(fine_tune_t5, flags)
         self.assertEqual(code, 0, errors)
-        self.assertRegex(printed, r"\nunknown +[\d.]+ % of train, [\d.]+ % of validation tokens are <unk>\n")
-        self.assertRegex(printed, r"\nwarning: .* no token for these letters")
+        self.assertRegex(printed, r"\nlost by the tokenizer +.*É.* in .* sources \(<unk>\)")
         rows = [{"text": "Éàü 中文 bake", "label": "red"}] * 16
         odd = str(self.write("lost.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()))
         flags = self.fine_tuning(train_file=odd, validation_file=odd, dry_run=True)
@@ -203,19 +198,20 @@ class ScriptTest(ScriptCase):
         )
         code, printed, errors = self.run_script(evaluate_t5, flags)
         self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"\nunknown +[\d.]+ % of colour validation tokens are <unk>\n")
-        self.assertRegex(printed, r"\nwarning: .* no token for these letters")
+        self.assertRegex(printed, r"\nlost by the tokenizer +.*É.* in .* of sources \(<unk>\)")
 
     def test_a_new_tokenizer_tells_what_it_loses(self):
         text = str(self.write("rare.txt", ("\n".join(lines_with(RARE)) + "\n").encode()))
         flags = dict(train_file=text, vocab_size=400, output_dir=str(self.folder / "all"))
         code, printed, errors = self.run_script(create_tokenizer, flags)
         self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"\nunknown +0.00 % of the letters are <unk> \(0 of \d+ different ones\)\n")
+        self.assertRegex(printed, r"\nlost by the tokenizer +nothing, of [\d,]+ texts tried\n")
         flags |= dict(character_coverage=0.99, output_dir=str(self.folder / "few"))
         code, printed, errors = self.run_script(create_tokenizer, flags)
         self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"\nunknown +1\.\d\d % of the letters are <unk> \(\d+ of \d+ different ones\); ")
+        self.assertRegex(
+            printed, r"\nlost by the tokenizer +. . . . . . and \d+ more in \d+ % of documents \(<unk>\); "
+        )
 
     @parameterized.parameters(dict(tokenizer_name="{good}/tokenizer"), dict(tokenizer_name=None, input_ids_column="x"))
     def test_bytes_are_of_a_tokenizer_trained_here(self, **flags):

@@ -1,0 +1,230 @@
+"""What a tokenizer loses of a text: texts are encoded, decoded and compared with what stood in the file.
+
+    losses = round_trip(tokenizer, ["- red\\n- blue", "grey"])[0]
+    described_losses({"train": {"targets": losses}})  # "line break in 50 % of targets; kept by create_tokenizer.py ..."
+
+White space at the end of a text does not count.
+"""
+
+import functools
+import itertools
+import math
+import random
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+MOST_TEXTS = 2_000  # texts that are tried
+MOST_CHARACTERS = 2**19  # of all texts together
+LONGEST_TEXT = 2**14  # characters that are tried of a text
+MOST_NAMED = 6  # kinds of losses that are named, and characters of a kind
+
+BREAKS = {"\n": "line break", "\r": "carriage return", "\t": "tab"}
+LEADING, DOUBLE, BETWEEN = "leading space", "double spaces", "space between words"
+WHOLE, PARTS, UPPER, OTHER = "the whole text", "letters in parts (NFD)", "upper case", "other changes"
+UNKNOWN, CHANGED = "<unk>", "changed"  # characters without a token, and those read as others
+_HOW = {UNKNOWN: " (<unk>)", CHANGED: " (read as others)"}
+_RUNS = re.compile(" {2,}")
+
+
+@dataclass
+class Losses:
+    """texts: how many were tried. kinds: {kind of a loss: how many texts have it}; every text that is not read back as
+    it was has one. characters: {kind: {character: texts}}. answerable: share of rows with a target that is read back as
+    it was, as their metric compares texts; None for other texts."""
+
+    texts: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    characters: dict[str, dict[str, int]] = field(default_factory=dict)
+    answerable: float | None = None
+
+    def add(self, found: dict[str, set[str]]) -> None:
+        """Counts what one text loses."""
+        for kind, characters in found.items():
+            self.kinds[kind] = self.kinds.get(kind, 0) + 1
+            counts = self.characters.setdefault(kind, {})
+            counts |= {character: counts.get(character, 0) + 1 for character in characters}
+
+    def __add__(self, other: "Losses") -> "Losses":
+        kinds = self.characters | other.characters
+        pairs = {kind: (self.characters.get(kind, {}), other.characters.get(kind, {})) for kind in kinds}
+        characters = {kind: dict(Counter(one) + Counter(two)) for kind, (one, two) in pairs.items()}
+        return Losses(self.texts + other.texts, dict(Counter(self.kinds) + Counter(other.kinds)), characters)
+
+    def named(self, kind: str) -> str:
+        """The kind itself, or the characters of the two kinds that are visible: "{ } ~ and 3 more"."""
+        if kind not in (UNKNOWN, CHANGED):
+            return kind
+        found = sorted(self.characters[kind], key=self.characters[kind].get, reverse=True)
+        shown = " ".join(f"\u25cc{c}" if unicodedata.category(c)[0] == "M" else c for c in found[:MOST_NAMED])
+        return shown + (f" and {len(found) - MOST_NAMED:,} more" if len(found) > MOST_NAMED else "")
+
+
+class Sample:
+    """At most MOST_TEXTS of the texts that pass by, each with the same chance; the same ones each time."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._passed, self._chooser = 0, random.Random(0)
+
+    def add(self, text: str) -> None:
+        """Offers one text."""
+        self._passed += 1
+        if len(self.texts) < MOST_TEXTS:
+            self.texts.append(text[:LONGEST_TEXT])
+        elif (place := int(self._chooser.random() * self._passed)) < MOST_TEXTS:
+            self.texts[place] = text[:LONGEST_TEXT]
+
+    def of(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yields the texts, and offers each."""
+        for text in texts:
+            self.add(text)
+            yield text
+
+
+def sampled(rows: Sequence) -> list:
+    """At most MOST_TEXTS of the rows, the same ones each time."""
+    return random.Random(0).sample(rows, min(len(rows), MOST_TEXTS))
+
+
+def round_trip(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], encode: Callable | None = None
+) -> tuple[Losses, list[str]]:
+    """(what the tokenizer loses of the first texts that have MOST_CHARACTERS together, these texts as it reads them
+    back).
+
+    encode: texts -> their ids; None: the tokenizer, for which special tokens in a text are no text.
+    """
+    if not texts:
+        return Losses(), []
+    encode = encode or functools.partial(_ids, tokenizer)
+    sizes = itertools.accumulate(min(len(text), LONGEST_TEXT) for text in texts)
+    count = sum(size <= MOST_CHARACTERS for size in sizes)
+    texts = [text[:LONGEST_TEXT].rstrip() for text in texts[:count]]
+    decoded = [text.rstrip() for text in tokenizer.batch_decode(encode(texts), skip_special_tokens=True)]
+    special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True))))
+    losses = Losses(len(texts))
+
+    @functools.cache
+    def is_unknown(character: str) -> bool:
+        return tokenizer.unk_token_id in list(encode([character])[0])
+
+    for text, read in zip(texts, decoded, strict=True):
+        if text != read:
+            losses.add(_lost(text, read, special, is_unknown))
+    return losses, decoded
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _lost(text: str, read: str, special: re.Pattern, is_unknown: Callable[[str], bool]) -> dict[str, set[str]]:
+    """{kind: characters} of what differs between a text and what is read back of it; never empty."""
+    found: dict[str, set[str]] = {} if read.strip() else {WHOLE: set()}
+    if names := {name for name in special.findall(text) if name not in read}:
+        found |= {name: set() for name in names}
+        text = special.sub("", text)
+    missing, more = Counter(text) - Counter(read), Counter(read) - Counter(text)
+    composed = unicodedata.normalize("NFC", text)
+    if composed != text and any(map(unicodedata.combining, missing)):
+        found[PARTS] = set()
+        missing, more = Counter(composed) - Counter(read), Counter(read) - Counter(composed)
+    for character in missing.keys() - {" "}:
+        found.setdefault(_kind(character, more, is_unknown), set()).add(character)
+    inner, inner_read = text.lstrip(" "), read.lstrip(" ")
+    if len(text) - len(inner) > len(read) - len(inner_read):
+        found[LEADING] = set()
+    if Counter(_RUNS.findall(inner)) - Counter(_RUNS.findall(inner_read)):
+        found[DOUBLE] = set()
+    if not found:
+        found["".join(text.split()) == "".join(read.split()) and BETWEEN or OTHER] = set()
+    return found
+
+
+def _kind(character: str, more: Counter, is_unknown: Callable[[str], bool]) -> str:
+    """The kind of a loss that a missing character is. more: the characters that are read and not in the text."""
+    if character in BREAKS:
+        return BREAKS[character]
+    if is_invisible(character):
+        return f"U+{ord(character):04X} {unicodedata.name(character, '').lower()}".strip()
+    lower = character.lower()
+    if lower != character and set(lower) <= more.keys():
+        return UPPER
+    return UNKNOWN if is_unknown(character) else CHANGED
+
+
+def is_invisible(character: str) -> bool:
+    """Whether a character shows nothing by itself: white space, joiners, direction marks, variation selectors."""
+    return unicodedata.category(character)[0] in "CZ" or "VARIATION SELECTOR" in unicodedata.name(character, "")
+
+
+def percent(share: float) -> str:
+    """ "40 %", "0.3 %"."""
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
+
+
+# ---------------------------------------------------------------- for plans
+def described_losses(losses: dict[str, dict[str, Losses]]) -> str | None:
+    """{split: {"targets": Losses, "sources": Losses}} as a row of a plan: "line break in 40 % of targets, { } in 3 % of
+    sources (<unk>); at most 60 % of the targets can be answered exactly; kept by create_tokenizer.py --add_tokens ...".
+
+    Where the splits differ it is "in 40 % of train, 30 % of validation targets". None if no text was tried.
+    """
+    parts, limits, total = [], [], Losses()
+    for what in dict.fromkeys(what for of_split in losses.values() for what in of_split):
+        of_split = {split: one[what] for split, one in losses.items() if what in one and one[what].texts}
+        both = sum(of_split.values(), Losses())
+        total += both
+        kinds = sorted(both.kinds, key=both.kinds.get, reverse=True)
+        for kind in kinds[:MOST_NAMED]:
+            shares = {split: percent(one.kinds.get(kind, 0) / one.texts) for split, one in of_split.items()}
+            parts.append(f"{both.named(kind)} in {_in_splits(shares, '', what)}{_HOW.get(kind, '')}")
+        if len(kinds) > MOST_NAMED:
+            parts.append(f"{len(kinds) - MOST_NAMED} more kinds in {what}")
+        right = {split: one.answerable for split, one in of_split.items() if one.answerable is not None}
+        if min(right.values(), default=1) < 1:
+            shares = {split: f"{math.floor(1000 * share) / 10:g} %" for split, share in right.items()}
+            limits.append(f"at most {_in_splits(shares, 'the ', what)} can be answered exactly")
+    if not parts and not limits:
+        return f"nothing, of {total.texts:,} texts tried" if total.texts else None
+    return "; ".join([", ".join(parts), *limits, *_help(total)])
+
+
+def _in_splits(shares: dict[str, str], article: str, what: str) -> str:
+    """ "40 % of the targets", or "40 % of train, 30 % of validation targets"."""
+    if len(set(shares.values())) == 1:
+        return f"{next(iter(shares.values()))} of {article}{what}"
+    return ", ".join(f"{share} of {split}" for split, share in shares.items()) + f" {what}"
+
+
+def _help(losses: Losses) -> list[str]:
+    """What keeps these characters."""
+    characters = {kind: list(found) for kind, found in losses.characters.items()}
+    hidden = [c for found in characters.values() for c in found if c in BREAKS or is_invisible(c)]
+    unknown = characters.get(UNKNOWN, [])
+    added = [*hidden, *unknown]
+    helps = []
+    if added:
+        shown = " ".join(map(_typed, added[:MOST_NAMED])) + (" ..." if len(added) > MOST_NAMED else "")
+        helps.append(f"create_tokenizer.py --add_tokens {shown}")
+    changed = any(unicodedata.normalize("NFKC", c) != c for c in [*hidden, *characters.get(CHANGED, [])])
+    flags = "--normalization identity " * changed or "--normalization nfkc " * bool(hidden or UPPER in losses.kinds)
+    flags += "--byte_fallback" * bool(unknown)
+    if flags:
+        helps.append(f"a new tokenizer with {flags.strip()}")
+    spaces = "another family (ByT5, T5Gemma)" if {LEADING, DOUBLE, BETWEEN} & losses.kinds.keys() else ""
+    if not helps:
+        return [f"kept by {spaces}"] if spaces else []
+    return [f"kept by {' or '.join(helps)}", *([f"spaces by {spaces}"] if spaces else [])]
+
+
+def _typed(character: str) -> str:
+    """A character as a command line writes it: "{" -> "'{'", a line break -> "'\\n'", U+200C -> "$'\\u200c'"."""
+    if character in "\n\t":
+        return {"\n": "'\\n'", "\t": "'\\t'"}[character]
+    return f"$'\\u{ord(character):04x}'" if is_invisible(character) or character == "'" else f"'{character}'"
