@@ -250,13 +250,13 @@ class LinkTest(TestCase):
         self.run_script(out)
         outside.mkdir()
         for name in ("config.json", "training_args.bin", "trainer_state.json", "run.json", "metrics.jsonl"):
-            (outside / name).write_text("mine")
+            (outside / name).write_text("[]")
             (out / name).unlink()
             (out / name).symlink_to(outside / name)
         *_, error = self.run_script(out, "--resume_from_checkpoint", code=2)
         self.assertRegex(error, "metrics.jsonl is a link, and a run writes into its own folder alone")
         self.run_script(out, "--overwrite_output_dir")
-        self.assertEqual({path.read_text() for path in outside.iterdir()}, {"mine"})
+        self.assertEqual({path.read_text() for path in outside.iterdir()}, {"[]"})
         self.assertEmpty([path for path in out.iterdir() if path.is_symlink()])
         (outside / "events.out.tfevents.1").write_text("mine")
         (out / "tensorboard").symlink_to(outside)
@@ -271,19 +271,20 @@ class SignalAfterTrainingTest(TestCase):
         """The process ended with -15 and no line."""
         out, trainer = self.folder / when.replace(" ", "_"), pre_train_t5.T5Trainer
 
-        def save(self, *_, **__):
-            signal.raise_signal(signal.SIGTERM)
-            self.fail("unreachable")
+        def save(self, output_dir=None, _internal_call=False):
+            if not _internal_call:
+                signal.raise_signal(signal.SIGTERM)
+            save_model(self, output_dir, _internal_call)
 
         def update(self, *args, **kwargs):
             if self.state.global_step == 5:
                 signal.raise_signal(signal.SIGTERM)
             return original(self, *args, **kwargs)
 
-        original = trainer.training_step
+        original, save_model = trainer.training_step, trainer.save_model
         patched = dict(training_step=update) if "step" in when else dict(save_model=save)
         with mock.patch.multiple(trainer, **patched):
-            _, printed, _ = self.run_script(out, "--eval_steps", "4", code=75)
+            _, printed, _ = self.run_script(out, "--eval_strategy", "no", code=75)
         self.assertRegex(printed, "SIGTERM: stopped after the last step, .* command with --resume_from_checkpoint")
         self.run_script(out, "--resume_from_checkpoint")
         self.assertTrue((out / "model.safetensors").is_file())
