@@ -284,7 +284,7 @@ class Text:
         rows["known"] = "; ".join(known) or None
         if self.args.streaming:
             if any(file.digests for file in files):
-                rows["known"] = f"copies of the {documents:,} held-out documents are left out of the stream"
+                rows["known"] = f"copies of the {documents['read']:,} held-out documents are left out of the stream"
             rows["stream"] = self.train.described()
         if found.is_mixed:
             seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(found.names)

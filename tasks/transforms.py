@@ -252,11 +252,11 @@ def _content(content: object) -> str:
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise UserError(f"a message has the content {content!r:.60}, and must have a text")
-    return "".join(texts).rstrip()
+    return "".join(texts).strip()
 
 
 def _one_text(turns: Turns) -> str:
-    return turns[0][1].strip() if len(turns) == 1 else "\n".join(f"{role}: {text.strip()}" for role, text in turns)
+    return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {text}" for role, text in turns)
 
 
 # ---------------------------------------------------------------- diacritics

@@ -423,7 +423,7 @@ def _recorded(path: Path) -> dict:
         return {}
 
 
-def this_job() -> dict[str, str | None]:
+def this_job() -> dict[str, str]:
     """Marks of this process's job that stay the same when SLURM, torchrun or a W&B sweep starts it again. run.json
     keeps them."""
     torchrun = os.environ.get("TORCHELASTIC_RUN_ID")
@@ -431,7 +431,8 @@ def this_job() -> dict[str, str | None]:
         began = psutil.Process(os.getppid()).create_time()
         torchrun = f"process {os.getppid()} on {socket.gethostname()}, since {began:.2f}"
     trial = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
-    return {"slurm": os.environ.get("SLURM_JOB_ID"), "torchrun": torchrun, "wandb": trial}
+    marks = {"slurm": os.environ.get("SLURM_JOB_ID"), "torchrun": torchrun, "wandb": trial}
+    return {kind: mark for kind, mark in marks.items() if mark}
 
 
 def is_restart(folder: Path) -> bool:
@@ -444,7 +445,7 @@ def is_restart(folder: Path) -> bool:
     if not run:
         return bool(restarted)
     own = run.get("job") or {}
-    return any(own.get(kind) == now[kind] for kind in [*restarted, *(["wandb"] if now["wandb"] else [])])
+    return any(own.get(kind) == mark for kind, mark in now.items() if kind in (*restarted, "wandb"))
 
 
 # ---------------------------------------------------------------- the loss that is being averaged

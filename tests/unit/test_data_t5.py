@@ -140,7 +140,7 @@ class ReadTextTest(TestCase):
         self.assertLen(others, 12)
         documents = ["T\n" * (name == "wiki_00") + "one" + " x" * 9]
         self.assertEqual(list(read_documents(path, "text")), documents)
-        corpus = FileCorpus("--train_file", [path])
+        corpus = FileCorpus([path])
         self.assertEqual([text_of(row["text"], "text", "") for _, row in corpus.all_rows()], documents)
 
     def test_wikiextractor_pages(self):
@@ -219,7 +219,7 @@ class ReadRowsTest(TestCase):
         self.assertEqual(read[0], first | {"exact": decimal.Decimal("6.20")})
         self.assertEqual([row["half"] for row in read], [6.2, 0.1, None])
         self.assertEqual([row["list"] for row in read[1:]], [[None], None])
-        corpus = FileCorpus("", [path], read_whole=read_rows)
+        corpus = FileCorpus([path], read_whole=read_rows)
         self.assertEqual([row for _, row in corpus.all_rows()], read)
         datasets.Dataset(table).save_to_disk(self.folder / "saved")
         for streaming in (False, True):
@@ -237,7 +237,7 @@ class ReadRowsTest(TestCase):
             pyarrow.table({"text": column}), path := self.folder / "a.parquet", row_group_size=2
         )
         message = rf"{path}, row group 1, row 2: the column text is not UTF-8 text \(byte 0xef\); convert it first"
-        for read in (lambda: read_rows(path), FileCorpus("--train_file", [path]).all_rows):
+        for read in (lambda: read_rows(path), FileCorpus([path]).all_rows):
             with self.assertRaisesRegex(UserError, message):
                 list(read())
 

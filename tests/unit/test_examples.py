@@ -20,6 +20,7 @@ from arguments.task import TaskArguments, check_task
 from common.errors import UserError
 from constants import DATASET_VALS
 from corpora import installed_docs
+from corpora.preview import UNCUT
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from modeling.loss import STATISTICS
 from tasks import examples, registry, tasks
@@ -632,10 +633,16 @@ class PrepareSplitTest(TestCase):
     def test_kept_between_runs(self):
         first = self.prepare()
 
+        made = examples.build_tokenize_function
+
         def refuse(*_, **__):
             raise AssertionError("tokenised again")
 
-        with mock.patch.object(examples, "build_tokenize_function", lambda *_: refuse):
+        def uncut_alone(name: str, entry: dict, tokenizer: object, longest: int, most: int | None):
+            """The few rows of the preview are tokenised without a cut; no others."""
+            return made(name, entry, tokenizer, longest, most) if longest == UNCUT else refuse
+
+        with mock.patch.object(examples, "build_tokenize_function", uncut_alone):
             again = self.prepare()
             self.assertEqual(again.to_list(), first.to_list())
             self.assertEqual(again._fingerprint, first._fingerprint)

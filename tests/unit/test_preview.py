@@ -29,6 +29,7 @@ from corpora.preview import LINES, Seen, Shown, block, described_files, files_re
 from corpora.token_files import MOST_PLACES, TokenWriter
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from data_collator_t5 import find_sentinel_ids
+from foundry.features import NO_FEATURES
 from tasks.tasks import Task, TaskData, Tasks
 
 SPLITS = ("train", "validation")
@@ -276,7 +277,9 @@ class TasksTest(parameterized.TestCase):
         entry = dict(inputs={"": "a"}, target="b", target_type="text", metrics=["bleu"], files=files)
         entry |= dict(max_source_length=32, max_target_length=8)
         places = dict(span_corruption_file=[str(self.folder / "text.txt")], data_cache_dir=str(self.folder / "cache"))
-        training = SimpleNamespace(seed=0, main_process_first=lambda **_: contextlib.nullcontext(), world_size=1)
+        training = SimpleNamespace(
+            seed=0, features=NO_FEATURES, main_process_first=lambda **_: contextlib.nullcontext(), world_size=1
+        )
         training.predict_with_generate, training.train_batch_size, training.gradient_accumulation_steps = True, 8, 1
         data = TaskData(Tasks([Task(name, entry, TaskArguments(**places), True) for name in "abc"]), BYTES, training)
         rows = data.shown(whole=False)
@@ -350,4 +353,4 @@ class ScriptsTest(parameterized.TestCase):
         tokenizer = load_tokenizer(str(self.folder / "made"))
         ids = tokenizer(sentences(1)[0], add_special_tokens=False)["input_ids"]
         self.assertEqual(lines[0].split(maxsplit=2)[2], tokenizer.decode(ids))
-        self.assertIn("documents   300 (0 empty ones left out) of ", printed)
+        self.assertRegex(printed, r"documents +300 \(0 empty ones left out\) of ")

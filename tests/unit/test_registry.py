@@ -740,7 +740,7 @@ class OwnEntryTest(TestCase):
             "source",
             {"text": "x"},
             plain_entry({"inputs": lambda row: row["txt"]}),
-            r"row 1: inputs \(.*test_registry.py, line \d+, .*<lambda>\): no column 'txt'; available: text",
+            r"row 1: inputs \(OwnEntryTest.<lambda>\): no column 'txt'; available: text",
         ),
         (
             "no_row",
