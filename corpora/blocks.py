@@ -236,11 +236,13 @@ class FileCorpus(Corpus):
         try:
             self._row_of(block, place, line, number)
         except UserError as error:
-            where = "" if f"line {number}" in str(error) else f" in line {number}"
+            text = str(error)
+            if f"line {number}" not in text:
+                text = text.replace(f"{block.path}: ", f"{block.path}, line {number}: ", 1)
             if not self.skip_broken:
-                raise UserError(f"{error}{where} (--skip_broken_rows leaves it out)") from None
+                raise UserError(f"{text} (--skip_broken_rows leaves it out)") from None
             self.skipped += 1
-            print(f"left out, {self.skipped} in this process: {error}{where}", file=sys.stderr, flush=True)
+            print(f"left out, {self.skipped} in this process: {text}", file=sys.stderr, flush=True)
 
     def here(self, before: str = "") -> Place:
         return Place(before, *self.last_read)

@@ -779,7 +779,7 @@ class RunTest(TrainerTest):
         data = dict(tokens_per_example=17, steps_per_epoch=12, documents={"train": 200}, unknown=None) | values
         checkpoint = data.pop("checkpoint", None)
         data |= dict(plan=lambda _: {"text": "made up"}, fingerprints=lambda _: {})
-        data |= dict(flops_per_sequence=lambda _: 1000, shown=lambda **_: [], read={})
+        data |= dict(flops_per_sequence=lambda _: 1000, shown=lambda **_: [], read={}, losses={})
         speed = types.SimpleNamespace(described="plain", attention="eager", forms=None)
         decision = Decision("test", ModelArguments(), TaskArguments(), trainer.args, None, speed, checkpoint)
         run = TrainingRun(decision, trainer, types.SimpleNamespace(**data), {})
