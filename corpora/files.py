@@ -310,7 +310,7 @@ def refuse_pointers(shown: str, files: Iterable[Path]) -> None:
     pointers = []
     for file in files:
         if file.is_file() and file.stat().st_size < 1024:  # more than a pointer may have
-            with file.open("rb") as stream:
+            with contextlib.suppress(OSError), file.open("rb") as stream:  # whoever reads it says what is wrong
                 pointers += [file.name] if stream.read(len(_POINTER)) == _POINTER else []
     if pointers:
         raise UserError(
