@@ -20,14 +20,27 @@ from foundry.features import Adapter, Feature
 
 DTYPES = ("float32", "bfloat16")
 FORM_FLAGS = "load_in_4bit load_in_8bit dtype"
+
+
+def _no_form(is_refused: Callable[[Flags], object], reason: str) -> Rules:
+    """Rules that refuse each of FORM_FLAGS that asks for a form, as --load_in_8bit false does not."""
+    names = FORM_FLAGS.split()
+    return [(name, lambda flags, name=name: flags.get(name) and is_refused(flags), reason) for name in names]
+
+
 _LOAD_IN_4BIT = option(False, "Hold frozen weights in 4 bits (nf4), an eighth of float32.")
 _LOAD_IN_8BIT = option(False, "Hold frozen weights in 8 bits (int8), a quarter of float32.")
 _FORM_RULES = (
-    ("load_in_4bit dtype", lambda flags: flags.load_in_8bit, "--load_in_8bit holds the same weights: leave one out"),
+    (
+        "load_in_4bit",
+        lambda flags: flags.load_in_4bit and flags.load_in_8bit,
+        "--load_in_8bit holds the same weights: leave one out",
+    ),
+    ("dtype", lambda flags: flags.load_in_8bit, "--load_in_8bit holds the same weights: leave one out"),
     ("dtype", lambda flags: flags.load_in_4bit, "--load_in_4bit holds the same weights: leave one out"),
     (
         "load_in_4bit",
-        lambda _: importlib.util.find_spec("bitsandbytes") is None,
+        lambda flags: flags.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None,
         "needs bitsandbytes: pip install -r requirements/quantisation.txt",
     ),
 )
@@ -71,8 +84,7 @@ class LowRank(_Frozen):
     _usual = "lora_rank"
     rules: ClassVar[Rules] = (
         *_FORM_RULES,
-        (
-            FORM_FLAGS,
+        *_no_form(
             lambda flags: not flags.lora_rank,
             "is for weights that are not trained: add --lora_rank 16, or leave it out",
         ),
@@ -153,8 +165,7 @@ class HeldToAnswer(_Frozen):
     _usual = FORM_FLAGS
     rules: ClassVar[Rules] = (
         *_FORM_RULES,
-        (
-            FORM_FLAGS,
+        *_no_form(
             lambda flags: flags.get("backend") == "ctranslate2",
             "is PyTorch's: leave it out with --backend ctranslate2",
         ),

@@ -298,6 +298,20 @@ class FlagsTest(parameterized.TestCase):
         model, _ = get_model(ModelArguments(model_name_or_path=str(self.folder / "base")), Tokenizer(), None, features)
         self.assertEqual(model.peft_config["default"].r, 4)
 
+    @parameterized.parameters(
+        (dict(), None),
+        (dict(lora_rank=4, load_in_4bit=True), None),
+        (dict(dtype="float32"), "--dtype float32: is for weights that are not trained"),
+        (dict(lora_rank=4, load_in_8bit=True, load_in_4bit=True), "--load_in_4bit True: --load_in_8bit holds the same"),
+    )
+    def test_a_form_that_is_given_as_false_asks_for_none(self, flags, message):
+        """A sweep gives --load_in_8bit false beside --load_in_4bit true."""
+        given = frozenset({"load_in_4bit", "load_in_8bit", *flags})
+        args = self.training().replaced(features=Features([LowRank(**flags)]), given=given)
+        expected = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
+        with expected:
+            decide_features(args, ModelArguments(model_name_or_path="somewhere"))
+
     @parameterized.parameters(*(name for name in FAMILIES if "longt5" not in name))  # which has no tokenizer there
     def test_the_planned_model_is_the_one_that_is_built(self, family):
         write_checkpoint(self.folder / "model", family)
