@@ -1,7 +1,7 @@
 """LoRA: two small matrices trained for each frozen one, through peft; saved as peft's folders, merged when loaded.
 
     add_low_rank(model, 16, base)     W x -> W x + 2 B A x in all linear layers but the head; A and B are trained
-    load_low_rank(model, folder)      A and B of a checkpoint into the same model
+    low_rank_state(model, folder)     A and B of a checkpoint, for the same model
     merged(model, folder)             W + 2 B A instead of W: an ordinary model
 
 (Hu et al. 2021, arXiv 2106.09685.) A folder holds adapter_model.safetensors and adapter_config.json, which names the
@@ -99,11 +99,6 @@ def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tens
     if state.keys() != names.keys():
         raise UserError(f"{folder}: its {len(state)} LoRA matrices are not the {len(names)} of this model")
     return {names[name]: tensor for name, tensor in state.items()}
-
-
-def load_low_rank(model: torch.nn.Module, folder: Path) -> None:
-    """Gives the model the matrices of a checkpoint. UserError or RuntimeError if they do not fit."""
-    model.load_state_dict(low_rank_state(model, folder), strict=False)
 
 
 # ---------------------------------------------------------------- a folder of matrices

@@ -20,10 +20,11 @@ from constants import LORA, OPTIMIZERS
 from corpora.tokenizers import load_tokenizer
 from features.lora import LowRank
 from features.lora.folders import base_of
-from features.lora.low_rank import add_low_rank, load_low_rank, low_rank_state
+from features.lora.low_rank import add_low_rank, low_rank_state
 from foundry.features import Features
 from model_t5 import build_config, count_parameters, create_model, get_model, load_model, planned_model
 from training.optimizers import optimizer_class_and_kwargs
+from training.saving import load_weights
 
 IDS = torch.tensor([[5, 6, 7, 8, 1]])
 
@@ -149,7 +150,7 @@ class LowRankTest(parameterized.TestCase):
         model.save_pretrained(self.folder / "lora")
         other = load_model(base)
         add_low_rank(other, 4, base)
-        load_low_rank(other, self.folder / "lora")
+        load_weights(other, self.folder / "lora")
         self.assertTrue(torch.equal(logits_of(other), logits_of(model)))
         fewer = create_model(build_config("tiny", 64, SHAPE | dict(num_layers=2)))
         add_low_rank(fewer, 4, base)
@@ -236,7 +237,7 @@ class LowRankTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained with other base weights"):
             load_model(str(lora))
         with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained with other base weights"):
-            load_low_rank(self.trained(str(base)), lora)
+            load_weights(self.trained(str(base)), lora)
         other = create_model(build_config("tiny", 64, SHAPE | dict(d_ff=64)))
         shutil.rmtree(base)
         other.save_pretrained(base)
