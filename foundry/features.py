@@ -140,7 +140,7 @@ class Features:
 
     def in_form(self, form: str | None) -> "Features":
         """These features with the form of frozen weights that was decided."""
-        return Features([feature.in_form(form) for feature in self.all])
+        return Features([feature.in_form(form) if feature.is_on() else feature for feature in self.all])
 
     def loaded(self, model: "PreTrainedModel", overrides: dict) -> None:
         """Lets them change a checkpoint's model. UserError for an override that none of them understands."""
