@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import frozen, inputs, kernels, mistakes, plan, scripts, step, step_profile, streams, trainers
+from benchmarks import inputs, kernels, mistakes, plan, scripts, step, step_profile, streams, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
@@ -95,7 +95,6 @@ PARTS = {
         kernels.measure_kernels, "every attention kernel against float64, and T5's attention beside FlexAttention"
     ),
     "pre_train": Part(scripts.measure_pre_train, "pre_train_t5.py, its curve beside nanoT5's"),
-    "frozen": Part(frozen.measure_frozen, "LoRA with frozen weights in each form: loss, bytes, seconds of a step"),
     "mistakes": Part(
         mistakes.measure_mistakes,
         "four mistakes of transformers as it comes, beside what is right",

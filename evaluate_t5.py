@@ -37,14 +37,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from arguments.model import DTYPE, FORM_RULES, LOAD_IN_4BIT, LOAD_IN_8BIT, ModelArguments, check_form
+from arguments.model import ModelArguments
 from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
-from arguments.training import FineTuningArguments, T5TrainingArguments
+from arguments.training import FineTuningArguments, T5TrainingArguments, decide_features
 from common.command_line import (
     check_output_dir,
-    check_rules,
     comma_words,
     exit_on_user_error,
     option,
@@ -65,8 +64,8 @@ from common.reports import end_summary, plain_json, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.round_trip import described_losses
 from corpora.tokenizers import load_tokenizer, named_tokenizer
+from foundry.features import Features, features_of
 from model_t5 import fit_vocabulary, is_local_model, load_to_answer
-from modeling.frozen import form_of
 from modeling.generation_settings import set_generation_length
 from modeling.preferences import log_probabilities
 from runs.callbacks import T5ProgressCallback, install_callbacks
@@ -112,9 +111,6 @@ class EvaluationArguments:
     attn_implementation: str | None = option(
         None, "Attention; t5_fused evaluates with sdpa. Not set: transformers'.", choices=ATTENTION_IMPLEMENTATIONS
     )
-    load_in_4bit: bool = LOAD_IN_4BIT
-    load_in_8bit: bool = LOAD_IN_8BIT
-    dtype: str | None = DTYPE
     split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
     against: str | None = option(None, "predictions.jsonl of another checkpoint on the same rows: adds win rates.")
     interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
@@ -151,7 +147,8 @@ class EvaluationRunArguments(T5TrainingArguments):
         self.output_dir = output_dir  # transformers would invent a name
 
 
-DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments]
+FEATURES = features_of("evaluate_t5")
+DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *FEATURES]
 
 
 @dataclass
@@ -179,9 +176,9 @@ def parse_flags(
     """The groups of flags, checked and with an output folder, and a Job for each task."""
     given: set[str] = set()
     fill_in = functools.partial(flags_of_record, given)
-    evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
-    check_rules(evaluation, FORM_RULES)
-    check_form(evaluation, run_args)
+    evaluation, task_args, run_args, *features = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
+    run_args = run_args.replaced(features=Features(features))
+    decide_features(run_args, evaluation, task_args)
     if run_args.push_to_hub:
         raise UserError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if evaluation.interactive:
@@ -327,8 +324,7 @@ def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
 
 def load(evaluation: EvaluationArguments, name: str, args: EvaluationRunArguments) -> PreTrainedModel:
     """The checkpoint in the form of weights that the flags ask for."""
-    form = form_of(evaluation)
-    return load_to_answer(name, evaluation.attn_implementation, form, args.device, bool(args.bf16))
+    return load_to_answer(name, evaluation.attn_implementation, args.features, args.device, bool(args.bf16))
 
 
 def build_trainer(
@@ -482,13 +478,13 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     from data_t5 import FoundText, Text
     from objectives.registry import get_objective
 
-    groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments]
+    groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments, *FEATURES]
     fill_in = functools.partial(flags_of_pre_training, recorded)
-    evaluation, text_args, args = parse_arguments(groups, argv, fill_in=fill_in, about=__doc__)
+    evaluation, text_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=__doc__)
+    args = args.replaced(features=Features(features))
     for flags, names in ((evaluation, "split allow_missing"), (args, "do_predict predict_with_generate push_to_hub")):
         refuse(flags, names, "has no effect on text")
-    check_rules(evaluation, FORM_RULES)
-    check_form(evaluation, args)
+    decide_features(args, evaluation, text_args)
     check_pre_training_data(text_args, evaluates=True)
     text_args.train_file = text_args.train_file or text_args.validation_file
     args.output_dir = args.output_dir or str(Path(evaluation.model_name_or_path) / "eval_text")
@@ -515,7 +511,7 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     held_out = f"{text.documents['validation']:,} held-out documents, {len(rows):,} rows of {text_args.objective}"
     lost = described_losses({"validation": text.losses["validation"]})
     run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "lost by the tokenizer": lost})
-    start_tracking(trainer, vars(evaluation) | vars(text_args) | args.to_dict())
+    start_tracking(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
     results = trainer.evaluate()
     finish_tracking(trainer)
     if is_first_process():
@@ -568,7 +564,8 @@ def main(argv: list[str] | None = None) -> dict:
     for number, job in enumerate(jobs):
         loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
         trainer = build_trainer(job, run_args, evaluation, loaded)
-        start_tracking(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
+        flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
+        start_tracking(trainer, flags)
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers

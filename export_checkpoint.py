@@ -35,11 +35,11 @@ from constants import TASK_RECORD
 from corpora.files import check_file, is_plain_text
 from corpora.reading import read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
+from foundry.features import adapters
 from model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from modeling.families import refuse_lacking
 from modeling.generation_settings import drop_idle_search
 from modeling.loading import load_config
-from modeling.low_rank import WEIGHTS as LOW_RANK
 from publishing.exports import NEEDS, TOLERANCES, Original, beam_search, compare, encode, pytorch_answers, write_format
 from publishing.hub_uploads import described as described_upload
 from publishing.hub_uploads import published, upload
@@ -48,8 +48,9 @@ from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
 
-# Files that load_model reads; it merges LoRA's matrices.
-WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME, LOW_RANK)
+# Files that load_model reads; it merges those of adapters.
+WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
+WEIGHTS += tuple(adapter.weights for adapter in adapters())
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (

@@ -37,7 +37,7 @@ from arguments.training import FineTuningArguments, settle_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.errors import UserError
 from common.processes import prepare_process, print_once, run_script
-from constants import DEMO_CHECKPOINTS, LORA
+from constants import DEMO_CHECKPOINTS
 from corpora.sources import tokenizer_for_pairs
 from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
 from foundry.features import Features, features_of
@@ -77,8 +77,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
         )
     args = args.replaced(**tasks.flags(args))
     model = with_source(model)
-    job = tasks.job(bool(model.model_name_or_path)) + (LORA if model.lora_rank else "")
-    args = settle_training(args, job, data)
+    args = settle_training(args, tasks.job(bool(model.model_name_or_path)), data, model)
     return model, tasks.args, args, tasks
 
 

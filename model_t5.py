@@ -10,7 +10,7 @@ Methods of the model that are replaced:
     its own class. T5Trainer calls it (`set_up_step` in trainer_t5.py). Without labels the forward pass is unchanged.
   - the tanh-GELU, by torch's in one kernel, the gradient of the relative biases, summed in a fixed order, and the type
     of the residual stream, with --bf16_residual (modeling/layers.py).
-  - save_pretrained, with LoRA, to save LoRA's matrices alone (modeling/low_rank.py).
+  - save_pretrained, where a feature trains weights beside the model's, to save these alone.
   - masks, where rows hold several examples: hooks before both stacks (modeling/segment_masks.py).
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary, D d_model, I heads * d_kv, F d_ff.
@@ -20,6 +20,7 @@ import copy
 import hashlib
 import itertools
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoModelForSeq2SeqLM,
-    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -39,17 +39,16 @@ import modeling.attention  # noqa: F401 (registers --attn_implementation t5_fuse
 from common.command_line import check_value, parse_yaml
 from common.errors import UserError
 from common.processes import free_memory, processes_here
-from common.reports import first_line, human_bytes
+from common.reports import human_bytes
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
-from foundry.features import NO_FEATURES, Features
+from foundry.features import NO_FEATURES, Features, adapters
 from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
-from modeling.frozen import bytes_of, form_of, freeze, number_of
+from modeling.forms import bytes_of, number_of
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
 from modeling.loading import NO_MODEL, load_config, load_whole
-from modeling.low_rank import CONFIG, add_low_rank, base_of, merged
 from modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
@@ -149,7 +148,7 @@ def get_model(
     """
     changed = None
     if args.model_name_or_path:
-        model = load_model(args.model_name_or_path, args.attn_implementation, as_saved=form_of(args) != "float32")
+        model = load_model(args.model_name_or_path, args.attn_implementation, features.holds_as_saved())
         features.loaded(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
@@ -161,12 +160,7 @@ def get_model(
             setattr(config, name, getattr(tokenizer, name))
         model = create_model(config, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
-    if args.lora_rank and changed:
-        raise UserError(
-            f"--lora_rank {args.lora_rank}: new tokens ({changed}) would keep the embeddings they begin with, which "
-            "are frozen. Leave the flag out to train all weights, or leave out --tokenizer_name"
-        )
-    _adjust(model, args, dropout)
+    _adjust(model, args, dropout, features, changed)
     return model, changed
 
 
@@ -190,14 +184,17 @@ def planned_model(
         model = create_model(config, args.attn_implementation)
     if args.model_name_or_path:
         features.loaded(model, parse_overrides(args.config_overrides))
-    _adjust(model, args, dropout)
+    _adjust(model, args, dropout, features)
     return model
 
 
-def _adjust(model: PreTrainedModel, args: Any, dropout: float | None) -> None:
-    """Gives a model the LoRA, dropout and frozen weights that the flags ask for; dropout as in `get_model`."""
-    if args.lora_rank:
-        add_low_rank(model, args.lora_rank, args.model_name_or_path)
+def _adjust(
+    model: PreTrainedModel, args: Any, dropout: float | None, features: Features, vocabulary: str | None = None
+) -> None:
+    """Decides what of a model is trained, and with which dropout, as the flags ask; dropout as in `get_model`.
+    vocabulary: as of `Feature.adapt`."""
+    for feature in features:
+        feature.adapt(model, args.model_name_or_path, vocabulary)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
         set_dropout(model, rate)
@@ -211,7 +208,7 @@ def _adjust(model: PreTrainedModel, args: Any, dropout: float | None) -> None:
 
 def train_only(model: PreTrainedModel, pattern: str) -> None:
     """Freezes all weights except those whose names match the regular expression. ValueError if all matching weights are
-    frozen already, as LoRA freezes them."""
+    frozen already."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     try:
         chosen = {name for name in weights if re.search(pattern, name)}
@@ -237,10 +234,12 @@ def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTo
     return f"{tokens['kept']:,} tokens keep their embeddings, {tokens['new']:,} new ones start at their mean"
 
 
-def check_model_source(args: Any, training_args: Any = None, packed: str | None = None) -> None:
+def check_model_source(
+    args: Any, training_args: Any = None, packed: str | None = None, form: str | None = None
+) -> None:
     """UserError, before any text or weight is read, for a model that is unknown or of another architecture, that does
     not support other flags (`check_options`) or fit into memory, or that the run would delete. args: the
-    ModelArguments."""
+    ModelArguments. form: of frozen weights."""
     if args.model_name_or_path:
         config = named_config(args.model_name_or_path)
     elif args.config_name:
@@ -249,20 +248,9 @@ def check_model_source(args: Any, training_args: Any = None, packed: str | None 
         return
     check_options(config, args.attn_implementation, training_args, packed)
     named = "model_name_or_path" if args.model_name_or_path else "config_name"
-    check_room(config, f"--{named} {getattr(args, named)}", form_of(args))
+    check_room(config, f"--{named} {getattr(args, named)}", form or "float32")
     if is_local_model(args.model_name_or_path) and training_args:
         base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
-        if args.lora_rank and folder in (base, *base.parents):
-            raise UserError(
-                f"--output_dir {training_args.output_dir} holds the checkpoint that the matrices of "
-                f"--lora_rank {args.lora_rank} will need: name another folder"
-            )
-        if args.lora_rank and training_args.push_to_hub:
-            raise UserError(
-                f"--push_to_hub with --lora_rank {args.lora_rank} would upload matrices of a checkpoint "
-                f"that only this machine has, {args.model_name_or_path}: name one of the Hub, or upload "
-                "the merged model with export_checkpoint.py --push_to_hub"
-            )
         if training_args.overwrite_output_dir and folder == base.parent and base.name.startswith("checkpoint-"):
             raise UserError(
                 f"--overwrite_output_dir would delete {args.model_name_or_path}, from which the training "
@@ -318,15 +306,18 @@ def load_model(
 ) -> PreTrainedModel:
     """A checkpoint of the T5 family: ours, or any Hub or local folder in the published layout of a family.
 
-    A separate `lm_head.weight` stays separate, and is saved as such. LoRA's matrices are merged into the checkpoint
-    that their folder names, or with merge=False left beside its own. as_saved: the weights have the type of their file,
-    which is mapped into memory, not copied; else float32. UserError naming the flag and the folder if it is no
-    checkpoint.
+    A separate `lm_head.weight` stays separate, and is saved as such. What a folder holds beside a checkpoint that it
+    names (an `Adapter`) is merged into that, or with merge=False left beside its weights. as_saved: the weights have
+    the type of their file, which is mapped into memory, not copied; else float32. UserError naming the flag and the
+    folder if it is no checkpoint.
     """
     config = _in_float32(named_config(name_or_path, flag))
     check_options(config, attn_implementation)
-    if base := base_of(name_or_path):
-        return _load_merged(name_or_path, base, attn_implementation, as_saved, merge, flag)
+    for adapter in adapters():
+        if adapter.root_of(name_or_path) != name_or_path:
+            plain = as_saved and not merge
+            read = partial(load_model, attn_implementation=attn_implementation, as_saved=plain, flag=flag)
+            return adapter.load(name_or_path, read, merge, flag)
     do_not_wait_for_the_hub(name_or_path)
     family = family_of(config)
     if as_saved := as_saved and family.can_load_as_saved:
@@ -339,34 +330,14 @@ def load_model(
 
 
 def load_to_answer(
-    name_or_path: str, attn_implementation: str | None, form: str, device: torch.device, bf16: bool
+    name_or_path: str, attn_implementation: str | None, features: Features, device: torch.device, bf16: bool
 ) -> PreTrainedModel:
-    """`load_model` for evaluation and prediction: in a form other than float32 (modeling/frozen.py) LoRA's matrices are
-    not merged, since the merged model would not fit where the frozen weights do."""
-    if form == "float32":
-        return load_model(name_or_path, attn_implementation)
-    model = load_model(name_or_path, attn_implementation, as_saved=True, merge=False)
-    freeze(model.requires_grad_(False), form, device, bf16)
-    return model
-
-
-def _load_merged(
-    folder: str, base: str, attn_implementation: str | None, as_saved: bool, merge: bool, flag: str
-) -> PreTrainedModel:
-    """The checkpoint `base` with a folder's LoRA matrices merged into it, and the folder's settings of `generate`."""
-    try:
-        model = merged(load_model(base, attn_implementation, as_saved and not merge, flag=flag), folder, merge)
-    except ImportError:
-        raise UserError(
-            f"{flag} {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
-        ) from None
-    except (ValueError, RuntimeError) as error:
-        raise UserError(
-            f"{flag} {folder}: its LoRA matrices belong to {base}, and do not fit what is there ({first_line(error)})"
-        ) from None
-    if (Path(folder) / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-        complete(model)
+    """`load_model` for evaluation and prediction. Where features hold the weights in a form other than float32, an
+    adapter is not merged, since the merged model would not fit where the frozen weights do."""
+    as_saved = features.holds_as_saved()
+    model = load_model(name_or_path, attn_implementation, as_saved, merge=not as_saved)
+    for feature in features:
+        feature.hold(model, device, bf16)
     return model
 
 
@@ -439,6 +410,11 @@ def count_parameters(model: torch.nn.Module, trained_only: bool = False) -> int:
     return sum(number_of(p) for p in model.parameters() if p.requires_grad or not trained_only)
 
 
+def is_adapted(model: torch.nn.Module) -> bool:
+    """Whether a feature has frozen the model, and trains and saves other weights beside its own (`Feature.adapt`)."""
+    return hasattr(model, "read_saved")
+
+
 def flops_per_sequence(config: T5Config, source_length: int, target_length: int) -> int:
     """Floating-point operations of one training sequence, forward and backward, without recomputation.
 
@@ -457,5 +433,6 @@ def flops_per_sequence(config: T5Config, source_length: int, target_length: int)
 
 
 def is_local_model(name_or_path: str | None) -> bool:
-    """True for a folder that holds a model, or LoRA's matrices of one."""
-    return bool(name_or_path) and any((Path(name_or_path) / name).is_file() for name in ("config.json", CONFIG))
+    """True for a folder that holds a model, or what was trained beside one."""
+    names = ("config.json", *(adapter.config for adapter in adapters()))
+    return bool(name_or_path) and any((Path(name_or_path) / name).is_file() for name in names)

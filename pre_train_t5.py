@@ -27,7 +27,6 @@ from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import PreTrainingArguments, check_best_metric, settle_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import prepare_process, run_script
-from constants import LORA
 from corpora.own_ids import has_ids, ids_offset
 from corpora.sources import find_corpora
 from corpora.tokenizers import named_tokenizer
@@ -60,7 +59,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingData
     check_model(model, own_ids=has_ids(text))
     check_pre_training_data(text)
     job = "continued pre-training" if model.model_name_or_path else "pre-training from scratch"
-    args = settle_training(args, job + (LORA if model.lora_rank else ""), text)
+    args = settle_training(args, job, text, model)
     check_best_metric(args.metric_for_best_model, metric_names(text))
     is_accuracy = (args.metric_for_best_model or "loss").endswith("accuracy")
     return model, text, args.replaced(greater_is_better=is_accuracy)

@@ -40,10 +40,9 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from arguments.model import DTYPE, FORM_RULES, LOAD_IN_4BIT, LOAD_IN_8BIT, check_form
 from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import check_folder, check_rules, exit_on_user_error, option, parse_arguments, refuse
+from common.command_line import Flags, check_folder, check_rules, exit_on_user_error, option, parse_arguments
 from common.digests import contents_digest
 from common.errors import UserError
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
@@ -53,8 +52,8 @@ from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
 from corpora.files import check_file
 from corpora.preview import UNCUT, Shown, described_spread, print_preview, spread
 from corpora.tokenizers import load_tokenizer
+from foundry.features import NO_FEATURES, Features, features_of
 from model_t5 import fit_vocabulary, load_to_answer
-from modeling.frozen import form_of
 from modeling.generation_settings import deciding_settings
 from modeling.loss import nats_of
 from modeling.rows_at_a_time import parts, rows_to_score
@@ -100,10 +99,7 @@ class PredictionArguments:
     batch_size: int = option(32, "Inputs per process and batch.", at_least=1)
     max_samples: int | None = option(None, "Answer the first N inputs only.", at_least=1)
     backend: str = option("transformers", "Library that generates.", choices=("transformers", "ctranslate2"))
-    bf16: bool = option(False, "Weights in bfloat16; with the next three flags: autocast to it.")
-    load_in_4bit: bool = LOAD_IN_4BIT
-    load_in_8bit: bool = LOAD_IN_8BIT
-    dtype: str | None = DTYPE
+    bf16: bool = option(False, "Weights in bfloat16; autocast to it where they are held in fewer bytes.")
     attn_implementation: str | None = option(
         None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
     )
@@ -151,6 +147,7 @@ class Plan:
     reader: InputReader
     tokenizer: PreTrainedTokenizerBase
     search: dict
+    features: Features = NO_FEATURES
     lengths: Counter = field(default_factory=Counter)
 
     @property
@@ -159,7 +156,7 @@ class Plan:
         return self.search.get("num_return_sequences", 1)
 
 
-DATACLASSES = [PredictionArguments, SearchArguments]
+DATACLASSES = [PredictionArguments, SearchArguments, *features_of("predict_t5")]
 _RULES = (
     (
         "input_file output_file overwrite_output_file max_samples",
@@ -181,7 +178,8 @@ _RULES = (
 
 def parse_flags(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
-    args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
+    args, search_args, *found = parse_arguments(DATACLASSES, argv, about=__doc__)
+    features = Features(found)
     check_rules(args, _RULES)
     if not args.web:
         check_files(args)
@@ -195,15 +193,13 @@ def parse_flags(argv: list[str] | None) -> Plan:
     tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
     longest = answer_length(entry, class_label_ids(entry, tokenizer))
     search = search_of(search_args, record, longest, str(task_folder(args)))
-    check_rules(args, FORM_RULES)
-    check_form(args, args)
-    if args.backend == "ctranslate2":
-        refuse(args, "load_in_4bit load_in_8bit dtype", "is PyTorch's: leave it out with --backend ctranslate2")
+    features.decide(Flags(args, search_args, *features.all))
     if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
         raise UserError(
             "--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other tokens than transformers"
         )
-    plan = Plan(args, entry, InputReader(entry, args.source_column, record.get("tsv_header")), tokenizer, search)
+    reader = InputReader(entry, args.source_column, record.get("tsv_header"))
+    plan = Plan(args, entry, reader, tokenizer, search, features)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
@@ -269,7 +265,7 @@ def settings_of(plan: Plan) -> dict:
     args, folder = plan.args, Path(plan.args.model_name_or_path)
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
-    settings["form"] = form_of(args)
+    settings["form"] = plan.features.form() or "float32"
     patterns = ("*model*.safetensors", "*model*.bin", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {
@@ -283,11 +279,11 @@ def settings_of(plan: Plan) -> dict:
 # ---------------------------------------------------------------- what generates
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`, which answers by `generate`."""
-    args, form, tokenizer = plan.args, form_of(plan.args), plan.tokenizer
-    model = load_to_answer(args.model_name_or_path, args.attn_implementation, form, device, args.bf16)
+    args, features, tokenizer = plan.args, plan.features, plan.tokenizer
+    model = load_to_answer(args.model_name_or_path, args.attn_implementation, features, device, args.bf16)
     fit_vocabulary(model, len(tokenizer))
-    model = model.to(device, torch.bfloat16 if args.bf16 and form == "float32" else None).eval()
-    mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and form != "float32")
+    model = model.to(device, torch.bfloat16 if args.bf16 and not features.holds_as_saved() else None).eval()
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and features.holds_as_saved())
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 

@@ -13,6 +13,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
+from arguments.model import ModelArguments
 from arguments.sharding import (
     check_deepspeed,
     check_fsdp,
@@ -423,12 +424,14 @@ _STREAMING_RULES = (
 
 
 def settle_training(
-    args: T5TrainingArguments, job: str, data: PreTrainingDataArguments | TaskArguments
+    args: T5TrainingArguments, job: str, data: PreTrainingDataArguments | TaskArguments, model: ModelArguments
 ) -> T5TrainingArguments:
     """A copy of `args` in which flags that are not given have the defaults of `job` (TRAINING_DEFAULTS). UserError for
-    contradictions among them, and between them and the flags of the data."""
+    contradictions among them, and between them and the flags of data and model."""
     settled = args.replaced()
-    decide_features(settled, data)
+    decide_features(settled, data, model)
+    for feature in settled.features:
+        job = feature.job(job)
     check_training(settled, job)
     check_streaming(data, settled)
     return settled
@@ -437,11 +440,7 @@ def settle_training(
 def decide_features(args: T5TrainingArguments, *groups: Any) -> None:
     """Sets the flags that follow from the features that are on. groups: further flags of the run. UserError for flags
     of features that do not go together."""
-    flags = Flags(*groups, *args.groups)
-    for feature in args.features.all:
-        check_rules(flags, feature.rules, args.given)
-    for feature in args.features:
-        args.__dict__.update(feature.decide(flags))
+    args.__dict__.update(args.features.decide(Flags(*groups, *args.groups), args.given))
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
@@ -452,8 +451,6 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
             raise UserError(f"--report_to {name}: its package is not installed: install it, or give --report_to none")
     if wants_fsdp(args):
         check_fsdp(args)
-    if job not in TRAINING_DEFAULTS:
-        raise UserError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
     choose_optimizer(args, TRAINING_DEFAULTS[job].get("optim", DEFAULT_OPTIMIZER))
     if args.learning_rate is None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]

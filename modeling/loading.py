@@ -17,7 +17,7 @@ from common.reports import difference_of_names, first_line, read_json
 from constants import CODE_ENTRIES
 from corpora.files import refuse_pointers
 from corpora.hub import do_not_wait_for_the_hub
-from modeling.low_rank import root_of
+from foundry.features import adapters
 
 NO_MODEL = "not a folder or Hub name with a model"
 _WRAPPED = r"^(?:(?:_orig_mod|module)\.)+"  # what torch.compile and DDP put before the names of a model's tensors
@@ -29,14 +29,15 @@ def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrain
     Code in the same folder, which transformers would offer to run, is never run.
     """
     refuse_pointers(f"{flag} {name_or_path}", Path(name_or_path).glob("*"))
-    place = name_or_path
+    place, holds = name_or_path, ""
     try:
-        place = root_of(place)  # of a folder of LoRA's matrices: the configuration is in their checkpoint
+        for adapter in adapters():  # of a folder of LoRA's matrices, say: the configuration is in their checkpoint
+            place, holds = adapter.root_of(place), adapter.holds
         do_not_wait_for_the_hub(place)
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # odd JSON
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
-        wrong = f"its LoRA matrices belong to {place}, {wrong}" if place != name_or_path else wrong
+        wrong = f"its {holds} belong to {place}, {wrong}" if place != name_or_path else wrong
         raise UserError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
     return _without_code(config, f"{flag} {name_or_path}")
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from arguments.model import DTYPES, ModelArguments, check_form
+from arguments.model import ModelArguments
 from arguments.training import T5TrainingArguments
 from model_t5 import check_model_source, get_model, planned_model
-from modeling.frozen import form_of, freeze
 from runs.memory import check_before_data
 from runs.speed import Batches, Speed, decide_speed, job_of, use_speed
 from training.checkpoints import check_same_flags, prepare_output_dir
@@ -67,21 +66,18 @@ def settle(
     """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
     call this. dropout: the script's default, if no flag gives one. UserError for a run that cannot work on this
     machine."""
-    check_model_source(model, args, batches.packed)
+    form = args.features.form()
+    check_model_source(model, args, batches.packed, form)
     check_same_flags(model, data, *args.groups)
     checkpoint = prepare_output_dir(args)
     planned = planned_model(model, tokenizer, dropout, args.features)
-    form = form_of(model) if model.dtype or form_of(model) != "float32" else None
     job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, form)
     speed = decide_speed(job, args)
-    args = args.replaced(**speed.flags(args))
+    args = args.replaced(**speed.flags(args), features=args.features.in_form(speed.form))
     packed = batches.packed or getattr(args, "packing", None)
     for feature in args.features:
         feature.check(args, planned.config, tokenizer, packed)
-    if speed.form in DTYPES:
-        model = dataclasses.replace(model, dtype=speed.form)
-    check_form(model, args)
-    check_before_data(planned, args, form_of(model))
+    check_before_data(planned, args)
     return Decision(title, model, data, args, tokenizer, speed, checkpoint)
 
 
@@ -95,7 +91,7 @@ def build_model(
         for feature in features:
             feature.check(run.args, config, tokenizer)
     model, vocabulary = get_model(run.model, tokenizer, dropout, features)
-    if (form := form_of(run.model)) != "float32" and not run.args.dry_run:  # a dry run needs no quantised weights
-        freeze(model, form, run.args.device, bool(run.args.bf16))
+    for feature in () if run.args.dry_run else features:  # a dry run needs no quantised weights
+        feature.hold(model, run.args.device, bool(run.args.bf16))
     use_speed(run.speed, model, run.args)
     return model, vocabulary

@@ -31,11 +31,10 @@ from common.errors import UserError
 from common.processes import cores_of_a_process, free_memory, processes_here
 from common.reports import human_bytes
 from constants import HARDWARE_PEAKS
-from model_t5 import build_config, count_parameters
+from model_t5 import build_config, count_parameters, is_adapted
 from modeling.families import Stack, family_of, shape_of
-from modeling.frozen import BLOCK, weight_bytes
+from modeling.forms import BLOCK, weight_bytes
 from modeling.loss import CHUNK
-from modeling.low_rank import has_low_rank
 from training.optimizers import check_muon, check_schedule
 
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp2", "zero3")  # the simplest first
@@ -95,9 +94,9 @@ def activation_bytes(
     the CPU's instructions, at most as much as the layers' largest matrix holds, and PRODUCT_BUFFERS. chunk: target
     tokens whose logits exist at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these
     anew for every product, and only a block that is not recomputed keeps the copies. form: of the frozen weights
-    (modeling/frozen.py); only float32 needs copies. low_rank: shapes of LoRA's matrices; bfloat16 copies of them are
-    kept, and for each row the output [rank] of each layer's first one. logit_copies: float32 tensors of a
-    chunk's logits that features add.
+    (modeling/forms.py); only float32 needs copies. low_rank: shapes of matrices trained beside frozen ones; bfloat16
+    copies of them are kept, and for each row the output [rank] of each layer's first one. logit_copies: float32 tensors
+    of a chunk's logits that features add.
     """
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
@@ -390,11 +389,10 @@ def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
     return optimizer_bytes(args.optim, trained, model.config)
 
 
-def needed_memory(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> float:
+def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of weights, gradients, optimizer states and what features hold, without activations: on one GPU or, on a
-    CPU, of all processes of this machine. form: of the frozen weights; all others are float32, in mixed precision
-    too."""
-    processes = processes_here() if args.use_cpu else 1
+    CPU, of all processes of this machine. All weights but frozen ones are float32, in mixed precision too."""
+    processes, form = processes_here() if args.use_cpu else 1, args.features.form() or "float32"
     weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
     memory = processes * (weights + gradients + _state_bytes(model, args))
     memory = memory / args.world_size if _shards_by_fsdp(args) else memory
@@ -408,7 +406,7 @@ def _shards_by_fsdp(args: T5TrainingArguments) -> bool:
 def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of the model and of the checkpoints at their peak, when one more than is kept is being written."""
     kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
-    saved = 4 * count_parameters(model, trained_only=has_low_rank(model))
+    saved = 4 * count_parameters(model, trained_only=is_adapted(model))
     return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args)))
 
 
@@ -422,12 +420,12 @@ class Needs:
     disk_there: float
 
 
-def needs_of(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> Needs:
-    """What a run of this model needs and what is available. form: of its frozen weights. All processes must call it."""
+def needs_of(model: PreTrainedModel, args: T5TrainingArguments) -> Needs:
+    """What a run of this model needs and what is available. All processes must call it."""
     gpu, folder = find_gpu(args), Path(args.output_dir)
     memory_there = gpu.memory if gpu else free_memory()
     disk_there = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
-    return Needs(needed_memory(model, args, form), memory_there, needed_disk(model, args), disk_there)
+    return Needs(needed_memory(model, args), memory_there, needed_disk(model, args), disk_there)
 
 
 def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, needs: Needs) -> None:
@@ -443,19 +441,18 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ne
         )
     if needs.memory > needs.memory_there and not args.deepspeed and not _shards_by_fsdp(args):
         helps = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
-        if has_low_rank(model):
-            helps = "--load_in_8bit, --load_in_4bit, or a smaller model"
+        helps = next((feature.smaller for feature in args.features if feature.smaller), helps)
         raise UserError(
             f"{human_bytes(needs.memory)} are needed for weights, gradients and optimizer alone, and "
             f"{human_bytes(needs.memory_there)} are available: use {helps}"
         )
 
 
-def check_before_data(model: PreTrainedModel, args: T5TrainingArguments, form: str = "float32") -> None:
+def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None:
     """Calls `check_plan` before the data are prepared, which may take hours; not in a dry run, which first shows its
     plan."""
     if not args.dry_run:
-        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args, form))
+        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args))
 
 
 def disk_free(folder: Path) -> int:

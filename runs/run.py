@@ -31,10 +31,9 @@ from corpora.preview import LINES, print_preview, recorded
 from corpora.round_trip import described_losses
 from corpora.unknown import refuse_unknown
 from data_t5 import Text
-from model_t5 import count_parameters, dropout_of
+from foundry.features import adapters
+from model_t5 import count_parameters, dropout_of, is_adapted
 from modeling.families import shape_of
-from modeling.frozen import form_of
-from modeling.low_rank import CONFIG, has_low_rank
 from runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -122,7 +121,7 @@ class TrainingRun(Run):
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
         warmup = warmup_of(vars(args), steps)
         self._install_callbacks()
-        needs = needs_of(self.trainer.model, args, form_of(self.decision.model))
+        needs = needs_of(self.trainer.model, args)
         limited = args.save_total_limit or args.save_strategy == "no"
         other = other_defaults(args)
         plan = {
@@ -205,8 +204,8 @@ class TrainingRun(Run):
             )
 
     def _flops_per_sequence(self, *args) -> float:
-        """FLOPs of a training step for one sequence; LoRA saves the third of them that makes the weights' gradients."""
-        fraction = 2 / 3 if has_low_rank(self.trainer.model) else 1
+        """FLOPs of a training step for one sequence; a frozen model saves the third of them for its gradients."""
+        fraction = 2 / 3 if is_adapted(self.trainer.model) else 1
         return fraction * self.data.flops_per_sequence(*args)
 
     def _record(self) -> dict:
@@ -281,7 +280,7 @@ class TrainingRun(Run):
         new = {path.name: path for path in aside.iterdir()}
         for name, path in new.items():
             path.replace(self.output_dir / name)
-        for pattern in ("*model*.safetensors*", "config.json", CONFIG):
+        for pattern in ("*model*.safetensors*", "config.json", *(adapter.config for adapter in adapters())):
             for path in self.output_dir.glob(pattern):
                 if path.name not in new:
                     path.unlink()
@@ -298,9 +297,9 @@ def shown_numbers(results: dict) -> dict[str, str]:
 
 
 def described_model(model: PreTrainedModel) -> str:
-    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"; with LoRA "..., of which 98.3k are trained"."""
+    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"; if adapted "..., of which 98.3k are trained"."""
     shape = f"{model.config.model_type}, {shape_of(model.config).described}"
-    trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
+    trained = f", of which {human_count(count_parameters(model, True))} are trained" if is_adapted(model) else ""
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
 
 

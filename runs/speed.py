@@ -20,11 +20,10 @@ from transformers import PreTrainedModel, T5Config
 
 from arguments.training import CUDA_GRAPHS, T5TrainingArguments
 from common.processes import has_amx, lacks_compiler
-from model_t5 import count_parameters, dropout_of, flops_per_sequence, set_attention
+from model_t5 import count_parameters, dropout_of, flops_per_sequence, is_adapted, set_attention
 from modeling.families import family_of, shape_of
-from modeling.frozen import FORMS, weight_bytes
+from modeling.forms import FORMS, weight_bytes
 from modeling.kernels.attention import Case, kernels_of, slow_part, triton_lacks
-from modeling.low_rank import has_low_rank
 from runs.memory import (
     RESERVE,
     Gpu,
@@ -71,7 +70,7 @@ class Job(Batches):
     weights: shapes of the trained tensors. frozen: number of the weights that are not trained. attention: the model's
     implementation so far; attention_is_given: whether --attn_implementation names it. steps: -1 if only epochs are
     known. earlier: the flags that the run which is resumed has recorded; {} if none is. low_rank: whether the trained
-    tensors are LoRA's.
+    tensors are small matrices beside frozen ones.
     form: the form of frozen weights that a flag asks for, or None; frozen_bytes: {form: bytes of the frozen weights}.
     """
 
@@ -91,7 +90,7 @@ class Job(Batches):
 @dataclass(frozen=True)
 class Speed:
     """The settings of a run that follow from flags and machine. activation_checkpointing: always as the flag says.
-    tf32: whether float32 products use TF32. form: the form of the frozen weights beside LoRA's matrices, or None.
+    tf32: whether float32 products use TF32. form: the form of frozen weights, or None.
     forms: the text of `described_forms`, or None. described: the choices and their reasons, for the plan."""
 
     attention: str
@@ -219,13 +218,9 @@ def _residual(_gpu: None, job: Job, _args, _launcher: Launcher, chosen: dict) ->
     return True, "the same loss with three seeds"
 
 
-def _form(gpu: Gpu | None, job: Job, _args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
-    if job.earlier:
-        earlier = job.earlier.get("dtype")
-        return (earlier, RESUMED) if earlier else None
-    if gpu is None or not chosen["bf16"].value or launcher.sharding != "ddp":
-        return None
-    return "bfloat16", "autocast casts them to it anyway: no bit of the results differs"
+def _form(gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
+    where = gpu, chosen["bf16"].value, launcher.sharding, job.earlier
+    return next(filter(None, (feature.choose_form(*where) for feature in args.features)), None)
 
 
 def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dict) -> tuple[str, str]:
@@ -440,7 +435,7 @@ def job_of(
         attention_is_given=attention is not None,
         weights=[tuple(p.shape) for p in planned.parameters() if p.requires_grad],
         frozen=count_parameters(planned) - count_parameters(planned, True),
-        low_rank=has_low_rank(planned),
+        low_rank=is_adapted(planned),
         form=form,
         frozen_bytes={form: weight_bytes(planned, form, trained=False) for form in FORMS},
         earlier=run_of(checkpoint).get("arguments", {}),

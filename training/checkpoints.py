@@ -294,10 +294,6 @@ _SHAPE = (
 # what their loss is.
 _DECISIVE = (
     "optim",
-    "lora_rank",
-    "load_in_4bit",
-    "load_in_8bit",
-    "dtype",
     "train_only",
     "seed",
     "data_seed",

@@ -17,7 +17,7 @@ from common.reports import difference_of_names, write_json
 from common.whole_folders import SAVING, is_disk_full, publish, share
 from constants import TASK_RECORD
 from corpora.tokenizers import use_older_names
-from modeling.low_rank import has_low_rank, low_rank_state
+from model_t5 import is_adapted
 from training.checkpoints import load_loss_state, rotate, save_loss_state
 from training.optimizers import restore_schedule
 from training.resharding import float32_weights, load_state, put_weights, whole_state
@@ -190,8 +190,8 @@ class SavingTrainer(RowOrderTrainer):
         return prepared
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):  # noqa: ARG002
-        """Overrides Trainer to load whole weights or LoRA's matrices into any sharding. If the checkpoint lacks tensors
-        the run ends; Trainer would warn and keep those of the model."""
+        """Overrides Trainer to load whole weights, or what a feature trains beside them, into any sharding. If the
+        checkpoint lacks tensors the run ends; Trainer would warn and keep those of the model."""
         load_weights(self.model, Path(resume_from_checkpoint))
 
     def _load_best_model(self):
@@ -227,10 +227,10 @@ def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Loads the weights or LoRA's matrices in `folder` into the model, on each rank its slices. UserError if any are
-    missing, except those tied to another tensor, which are in no file."""
-    if has_low_rank(model):
-        weights = low_rank_state(model, folder)  # raises an error if they do not fit the model
+    """Loads what `folder` holds of the model's weights, or of those that a feature trains beside them, into the model,
+    on each rank its slices. UserError if any are missing, except those tied to another tensor, which are in no file."""
+    if is_adapted(model):
+        weights = model.read_saved(model, folder)
     else:
         weights = _tensors_of(folder)
         names = dict(model.named_parameters(remove_duplicate=False)).keys()

@@ -23,11 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 from warm_python import warm_python
 
-from model_t5 import build_config, count_parameters, create_model
-from modeling.frozen import FORMS, freeze
-from modeling.layers import checkpoint_blocks_only
+from model_t5 import build_config, create_model
 from modeling.loss import compute_loss_in_forward
-from modeling.low_rank import add_low_rank
 from runs.memory import (
     STRATEGIES,
     activation_bytes,
@@ -152,55 +149,6 @@ class ActivationsTest(parameterized.TestCase):
         log_softmax = 4 * batch * target * config.vocab_size
         head = 2 * config.vocab_size * config.d_model if bf16 else 0  # the blocks' copies are made again
         self.assert_near(formula.stored + head + log_softmax, measured, 0.1)
-
-    @parameterized.product(
-        case=((512, 1024, 2, 24, 16), (512, 1024, 1, 8, 8), (256, 2048, 1, 8, 8), (256, 256, 1, 8, 8)),
-        bf16=(False, True),
-    )
-    def test_peak_of_low_rank_matrices(self, case, bf16):
-        """Wide and narrow: nearly all that a step of other weights would hold are copies of the weights. The plan never
-        promises less than the step takes, though oneDNN packs more on some CPUs than on others."""
-        d_model, d_ff, *lengths = case
-        config = small_config(d_model=d_model, d_ff=d_ff, num_layers=4, num_decoder_layers=4)
-        model = create_model(config, "eager").train()
-        add_low_rank(model, 4, "base")
-        compute_loss_in_forward(model)
-        model.enable_input_require_grads()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        inputs, labels = batch_of(config, *lengths)
-
-        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-        formula = activation_bytes(config, *lengths, "eager", bf16, True, on_cpu=True, frozen=frozen)
-        self.assertBetween(formula.total / peak_of_micro_batch(model, inputs, labels, bf16), 1.0, 2.0)
-
-    @parameterized.product(family=("t5_v1_0", "t5_v1_1", "mt5", *zoo.GEMMA), form=FORMS, checkpointing=(False, True))
-    def test_what_autograd_saves_beside_frozen_weights(self, family, form, checkpointing):
-        """No copy of a frozen weight but in float32, and nothing of a quantised product: the plan is never below what
-        is kept, and not far above it."""
-        values = zoo.config_of(family, 640)
-        sizes = dict(d_model=64, d_kv=16, d_ff=96, num_decoder_layers=2, dropout_rate=0.0)
-        if family in zoo.GEMMA:
-            sizes = dict(hidden_size=64, head_dim=16, num_attention_heads=4, intermediate_size=96)
-            for one in (values["encoder"].get("text_config", values["encoder"]), values["decoder"]):
-                one.update(sizes)
-        else:
-            values |= sizes
-        model = create_model(AutoConfig.for_model(**values), "eager").train()
-        add_low_rank(model, 4, "base")
-        trained = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
-        frozen = count_parameters(model) - count_parameters(model, True)
-        if form != "float32":
-            freeze(model, form)
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            checkpoint_blocks_only(model)
-        inputs, labels = batch_of(SimpleNamespace(vocab_size=640), 2, 24, 16)
-        measured, _ = saved_bytes(model, inputs, labels, True)
-        more = dict(frozen=frozen, form=form, low_rank=trained)
-        formula = activation_bytes(model.config, 2, 24, 16, "eager", True, checkpointing, **more)
-        self.assertGreater(formula.total, measured)
-        kept = formula.stored + formula.weight_copies + formula.loss - 8 * 2 * 16 * 640  # of the loss the log-softmax
-        self.assertBetween(kept / measured, 1.0, 1.3)  # frozen norms keep less
 
     @parameterized.parameters("", "decoder_")
     def test_a_layer_more_is_a_block_more(self, stack):

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+OWN = {("export_checkpoint", "dtype")}  # (script, flag of its own that a feature has for other scripts)
 TINY = "--config_overrides d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1 --report_to none"
 TINY += " --disable_tqdm true --eval_strategy no --save_strategy no --warmup_steps 0 --per_device_train_batch_size 4"
 TINY += " --gradient_accumulation_steps 1 --config_name tiny"
@@ -49,7 +50,7 @@ def main(tree: str, *flags: str) -> None:
         code, printed = ended(importlib.import_module(name).main, words)
         assert code == 0 and "usage" in printed, (name, code, printed[-500:])
         for flag in flags:
-            assert f"--{flag} " not in printed, (name, flag)
+            assert f"--{flag} " not in printed or (name, flag) in OWN, (name, flag)
     print(f"--help of {len(scripts)} scripts, without {' '.join(flags) or 'any flag'}")
     pre_train, fine_tune = (importlib.import_module(name).main for name in ("pre_train_t5", "fine_tune_t5"))
     for flag in flags:

@@ -68,7 +68,7 @@ class DecisionTest(parameterized.TestCase):
     def test_the_planned_model_is_the_one_that_is_built(self, family):
         write_checkpoint(self.folder / "model", family)
         tokenizer = load_tokenizer(str(self.folder / "model"))
-        for flags in ({}, {"lora_rank": 2}, {"train_only": "decoder"}, {"dropout_rate": 0.25}):
+        for flags in ({}, {"train_only": "decoder"}, {"dropout_rate": 0.25}):
             args = ModelArguments(model_name_or_path=str(self.folder / "model"), **flags)
             planned, (model, _) = planned_model(args, tokenizer), get_model(args, tokenizer)
             shapes = [

@@ -27,7 +27,7 @@ from constants import OPTIMIZERS
 from corpora.tokenizers import load_tokenizer
 from model_t5 import count_parameters, load_model
 
-ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
+ROOT, BIN = Path(__file__).resolve().parents[3], Path(sys.executable).parent
 
 
 class LowRankScriptsTest(RowsAndBaseTest):

@@ -1,7 +1,6 @@
 """Frozen weights in fewer bytes: bfloat16, int8 or nf4, in place, after the weights are loaded and LoRA is added.
 
     freeze(model, "nf4", device)     # the matrices of frozen linear layers; the rest of the weights is float32
-    weight_bytes(model, "nf4")       # what all weights take in a form, whatever form they have now
 
 bfloat16 changes no bit of losses and gradients under bfloat16 autocast, which casts these weights for every product
 anyway. int8 has one scale for each row of a matrix, and 127 steps to each side of zero. nf4 has 16 levels and a scale
@@ -16,34 +15,13 @@ int8 and nf4 are both stored in int8 tensors. A cast of the whole model (`model.
 and T5's feed-forward layer does not cast its input to their type.
 """
 
-import math
-from typing import Any
-
 import torch
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from modeling.families import is_tied, output_head
+from modeling.families import output_head
+from modeling.forms import BLOCK, frozen_layers
 from modeling.layers import as_autocast
-
-FORMS = ("float32", "bfloat16", "int8", "nf4")
-BLOCK, BLOCKS = 64, 256  # nf4: weights that share a scale, and scales that share a scale of their own
-
-
-def form_of(args: Any) -> str:
-    """The form that --load_in_4bit, --load_in_8bit or --dtype asks for; "float32" if none is given."""
-    return "nf4" if args.load_in_4bit else "int8" if args.load_in_8bit else args.dtype or "float32"
-
-
-def frozen_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
-    """{name: frozen linear layer}, whose matrix can take another form. LoRA's layers and a tied head are left out."""
-    left_out = output_head(model) if is_tied(model) else None
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    return {
-        name: layer
-        for name, layer in layers.items()
-        if not (layer.weight.requires_grad or layer is left_out or ".lora_" in name)
-    }
 
 
 @torch.no_grad()
@@ -62,30 +40,6 @@ def freeze(model: PreTrainedModel, form: str, device: torch.device | str = "cpu"
         else:
             layer.__class__ = {"int8": _Int8, "nf4": _Nf4}[form]
             layer.hold(matrix.float())
-
-
-def bytes_of(shape: tuple[int, int], form: str) -> int:
-    """Bytes of a matrix of this shape in a form."""
-    numbers, blocks = math.prod(shape), -(-math.prod(shape) // BLOCK)
-    if form == "nf4":
-        return -(-numbers // 2) + blocks + 4 * -(-blocks // BLOCKS)
-    return {"float32": 4 * numbers, "bfloat16": 2 * numbers, "int8": numbers + 4 * shape[0]}[form]
-
-
-def weight_bytes(model: PreTrainedModel, form: str, bf16: bool = True, trained: bool = True) -> int:
-    """Bytes of the model's weights if its frozen layers had this form. trained: whether trained weights count too."""
-    layers, head = list(frozen_layers(model).values()) if form != "float32" else [], output_head(model)
-    matrices = {id(layer.weight) for layer in layers}
-    others = (p for p in model.parameters() if id(p) not in matrices and (trained or not p.requires_grad))
-    of_head = "bfloat16" if bf16 else "float32"
-    held = (bytes_of((m.out_features, m.in_features), of_head if m is head else form) for m in layers)
-    return 4 * sum(map(number_of, others)) + sum(held)
-
-
-def number_of(parameter: torch.nn.Parameter) -> int:
-    """How many weights a parameter holds: in nf4 one int8 number holds two weights."""
-    state = getattr(parameter, "quant_state", None)
-    return parameter.numel() if state is None else state.shape.numel()
 
 
 # ---------------------------------------------------------------- products

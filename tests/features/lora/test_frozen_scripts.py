@@ -23,10 +23,10 @@ import evaluate_t5
 import export_checkpoint
 import pre_train_t5
 import predict_t5
+from features.lora.low_rank import add_low_rank
 from model_t5 import load_model
-from modeling.low_rank import add_low_rank
 
-ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
+ROOT, BIN = Path(__file__).resolve().parents[3], Path(sys.executable).parent
 FLAGS = {"nf4": ["--load_in_4bit"], "int8": ["--load_in_8bit"], "bfloat16": ["--dtype", "bfloat16", "--bf16", "true"]}
 
 

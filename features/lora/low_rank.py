@@ -1,7 +1,7 @@
 """LoRA: two small matrices trained for each frozen one, through peft; saved as peft's folders, merged when loaded.
 
     add_low_rank(model, 16, base)     W x -> W x + 2 B A x in all linear layers but the head; A and B are trained
-    load_low_rank(model, folder)      A and B of a checkpoint into the same model
+    low_rank_state(model, folder)     A and B of a checkpoint, for the same model
     merged(model, folder)             W + 2 B A instead of W: an ordinary model
 
 (Hu et al. 2021, arXiv 2106.09685.) A folder holds adapter_model.safetensors and adapter_config.json, which names the
@@ -9,24 +9,25 @@ checkpoint that the matrices belong to, as peft itself writes and reads them. It
 transformers would look for a whole model there.
 """
 
-import json
 import math
 import re
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from common.errors import UserError
-from common.reports import difference_of_names, read_json, write_json
+from common.reports import difference_of_names, first_line, read_json, write_json
+from features.lora.folders import WEIGHTS, base_of
 from modeling.families import output_head
+from modeling.generation_settings import complete
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _BEFORE = "base_model.model."  # what peft puts before the names of a model's tensors
 _CHECKSUM = "base_checksum.json"  # the checksum of the base weights that the matrices were trained with
 
@@ -50,12 +51,7 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     base = str(Path(base).absolute()) if Path(base).is_dir() else base
     options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM", exclude_modules=others or None)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options), model)
-    model.save_pretrained = partial(_save, model)
-
-
-def has_low_rank(model: torch.nn.Module) -> bool:
-    """Whether `add_low_rank` was called."""
-    return hasattr(model, "peft_config")
+    model.save_pretrained, model.read_saved = partial(_save, model), low_rank_state
 
 
 def _save(model, folder, state_dict: dict | None = None, is_main_process: bool = True, **_) -> None:
@@ -105,43 +101,7 @@ def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tens
     return {names[name]: tensor for name, tensor in state.items()}
 
 
-def load_low_rank(model: torch.nn.Module, folder: Path) -> None:
-    """Gives the model the matrices of a checkpoint. UserError or RuntimeError if they do not fit."""
-    model.load_state_dict(low_rank_state(model, folder), strict=False)
-
-
 # ---------------------------------------------------------------- a folder of matrices
-def base_of(name_or_path: str | Path) -> str | None:
-    """The checkpoint that a folder's LoRA matrices belong to; None if the folder holds no adapter. UserError for other
-    adapters than LoRA, and for one that names no checkpoint."""
-    path = Path(name_or_path) / CONFIG
-    if not path.is_file():
-        return None
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        raise UserError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
-    if kind != "LORA" or not base or not (Path(name_or_path) / WEIGHTS).is_file():
-        raise UserError(
-            f"--model_name_or_path {name_or_path}: the folder holds an adapter ({kind}, made from {base}) that cannot "
-            f"be merged. Give a LoRA adapter with its matrices in {WEIGHTS} and the name of its checkpoint in {CONFIG}"
-        )
-    return base
-
-
-def root_of(name_or_path: str) -> str:
-    """The checkpoint at the end of a chain of folders of LoRA's matrices; a checkpoint itself. UserError for a chain
-    that leads back to one of its folders."""
-    place, seen = name_or_path, []
-    while base := base_of(place):
-        seen.append(Path(place).resolve())
-        if Path(base).resolve() in seen:
-            raise UserError(f"--model_name_or_path {name_or_path}: {place}/{CONFIG} names {base}, its own base")
-        place = base
-    return place
-
-
 def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> PreTrainedModel:
     """The model with a folder's LoRA matrices added to its own; without `merge` they stay beside its own, all frozen.
 
@@ -179,3 +139,23 @@ def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> Pr
         parameter.requires_grad_(True)
     whole.config.tie_word_embeddings = is_tied  # peft asks the encoder's embedding, but T5Gemma's head is the decoder's
     return whole
+
+
+def load_merged(folder: str, read: Callable[[str], PreTrainedModel], merge: bool, flag: str) -> PreTrainedModel:
+    """The checkpoint that a folder names, which `read` reads, with the folder's LoRA matrices merged into it, or beside
+    its own as in `merged`; and the folder's settings of `generate`."""
+    base = base_of(folder)
+    try:
+        model = merged(read(base), folder, merge)
+    except ImportError:
+        raise UserError(
+            f"{flag} {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
+        ) from None
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{flag} {folder}: its LoRA matrices belong to {base}, and do not fit what is there ({first_line(error)})"
+        ) from None
+    if (Path(folder) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+        complete(model)
+    return model

@@ -6,19 +6,25 @@ import shutil
 
 import torch
 from absl.testing import parameterized
-from helpers import SHAPE
+from helpers import SHAPE, run_main
 from peft import AutoPeftModelForSeq2SeqLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
-from zoo import write_checkpoint
+from zoo import FAMILIES, write_checkpoint
 
-from arguments.model import ModelArguments, check_model
-from arguments.training import FineTuningArguments, check_training
+import predict_t5
+from arguments.model import ModelArguments
+from arguments.training import FineTuningArguments, check_training, decide_features
 from common.errors import UserError
 from constants import LORA, OPTIMIZERS
-from model_t5 import build_config, count_parameters, create_model, get_model, load_model
-from modeling.low_rank import add_low_rank, base_of, load_low_rank, low_rank_state
+from corpora.tokenizers import load_tokenizer
+from features.lora import LowRank
+from features.lora.folders import base_of
+from features.lora.low_rank import add_low_rank, low_rank_state
+from foundry.features import Features
+from model_t5 import build_config, count_parameters, create_model, get_model, load_model, planned_model
 from training.optimizers import optimizer_class_and_kwargs
+from training.saving import load_weights
 
 IDS = torch.tensor([[5, 6, 7, 8, 1]])
 
@@ -144,7 +150,7 @@ class LowRankTest(parameterized.TestCase):
         model.save_pretrained(self.folder / "lora")
         other = load_model(base)
         add_low_rank(other, 4, base)
-        load_low_rank(other, self.folder / "lora")
+        load_weights(other, self.folder / "lora")
         self.assertTrue(torch.equal(logits_of(other), logits_of(model)))
         fewer = create_model(build_config("tiny", 64, SHAPE | dict(num_layers=2)))
         add_low_rank(fewer, 4, base)
@@ -231,12 +237,27 @@ class LowRankTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained with other base weights"):
             load_model(str(lora))
         with self.assertRaisesRegex(ValueError, "its LoRA matrices were trained with other base weights"):
-            load_low_rank(self.trained(str(base)), lora)
+            load_weights(self.trained(str(base)), lora)
         other = create_model(build_config("tiny", 64, SHAPE | dict(d_ff=64)))
         shutil.rmtree(base)
         other.save_pretrained(base)
         with self.assertRaisesRegex(ValueError, "lora: its LoRA matrices belong to .*base, and do not fit what"):
             load_model(str(lora))
+
+    @parameterized.parameters(["a"], ["a", "b"], ["a", "b", "c"])
+    def test_an_adapter_that_is_its_own_base(self, *names):
+        folders = [self.folder / name for name in names]
+        for folder, base in zip(folders, [*folders[1:], folders[0]], strict=True):
+            folder.mkdir()
+            config = dict(peft_type="LORA", base_model_name_or_path=str(base))
+            (folder / "adapter_config.json").write_text(json.dumps(config))
+            (folder / "adapter_model.safetensors").write_bytes(b"")
+        (self.folder / "in.txt").write_text("a\n")
+        for load in (load_tokenizer, load_model):
+            with self.assertRaisesRegex(UserError, "adapter_config.json.* names .*, its own base"):
+                load(str(folders[0]))
+        flags = ["--model_name_or_path", folders[0], "--input_file", self.folder / "in.txt", "--use_cpu"]
+        self.assertIn("its own base", run_main(predict_t5.main, *flags, code=2)[2])
 
 
 class FlagsTest(parameterized.TestCase):
@@ -269,10 +290,38 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual((args.optim, args.learning_rate, args.lr_scheduler_type), ("adamw_torch", 1e-3, "constant"))
 
     def test_refusals(self):
-        with self.assertRaisesRegex(ValueError, "--lora_rank: adapts a checkpoint, and none is named"):
-            check_training(self.training(), f"fine-tuning from scratch{LORA}")
-        check_model(ModelArguments(model_name_or_path="somewhere", lora_rank=4))
         create_model(build_config("tiny", 64, SHAPE)).save_pretrained(self.folder / "base")
-        args = ModelArguments(model_name_or_path=str(self.folder / "base"), lora_rank=4)
-        model, _ = get_model(args, Tokenizer())
+        features = Features([LowRank(lora_rank=4)])
+        args = self.training().replaced(features=features)
+        with self.assertRaisesRegex(ValueError, "--lora_rank: adapts a checkpoint, and none is named"):
+            decide_features(args, ModelArguments(config_name="tiny"))
+        decide_features(args, ModelArguments(model_name_or_path="somewhere"))
+        model, _ = get_model(ModelArguments(model_name_or_path=str(self.folder / "base")), Tokenizer(), None, features)
         self.assertEqual(model.peft_config["default"].r, 4)
+
+    @parameterized.parameters(
+        (dict(), None),
+        (dict(lora_rank=4, load_in_4bit=True), None),
+        (dict(dtype="float32"), "--dtype float32: is for weights that are not trained"),
+        (dict(lora_rank=4, load_in_8bit=True, load_in_4bit=True), "--load_in_4bit True: --load_in_8bit holds the same"),
+    )
+    def test_a_form_that_is_given_as_false_asks_for_none(self, flags, message):
+        """A sweep gives --load_in_8bit false beside --load_in_4bit true."""
+        given = frozenset({"load_in_4bit", "load_in_8bit", *flags})
+        args = self.training().replaced(features=Features([LowRank(**flags)]), given=given)
+        expected = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
+        with expected:
+            decide_features(args, ModelArguments(model_name_or_path="somewhere"))
+
+    @parameterized.parameters(*(name for name in FAMILIES if "longt5" not in name))  # which has no tokenizer there
+    def test_the_planned_model_is_the_one_that_is_built(self, family):
+        write_checkpoint(self.folder / "model", family)
+        tokenizer = load_tokenizer(str(self.folder / "model"))
+        args, features = ModelArguments(model_name_or_path=str(self.folder / "model")), Features([LowRank(lora_rank=2)])
+        planned, (model, _) = planned_model(args, tokenizer, None, features), get_model(args, tokenizer, None, features)
+        shapes = [
+            {name: tuple(p.shape) for name, p in each.named_parameters() if p.requires_grad}
+            for each in (planned, model)
+        ]
+        self.assertEqual(*shapes)
+        self.assertEqual({p.device.type for p in planned.parameters()}, {"meta"})

@@ -1,0 +1,209 @@
+"""LoRA: small matrices are trained beside frozen weights, which may be held in fewer bytes, also to answer.
+
+    python fine_tune_t5.py --model_name_or_path google/flan-t5-xl --lora_rank 16 --load_in_8bit --train_file pairs.jsonl
+    python predict_t5.py --model_name_or_path out/fine_tune_t5 --load_in_8bit --input_file new.txt
+
+low_rank.py has the matrices, folders.py the folders that they are saved in, frozen.py the forms of frozen weights.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from common.command_line import Flags, Rules, option, refuse
+from common.errors import UserError
+from constants import LORA
+from features.lora.folders import CONFIG, WEIGHTS, root_of
+from foundry.features import Adapter, Feature
+
+DTYPES = ("float32", "bfloat16")
+FORM_FLAGS = "load_in_4bit load_in_8bit dtype"
+
+
+def _no_form(is_refused: Callable[[Flags], object], reason: str) -> Rules:
+    """Rules that refuse each of FORM_FLAGS that asks for a form, as --load_in_8bit false does not."""
+    names = FORM_FLAGS.split()
+    return [(name, lambda flags, name=name: flags.get(name) and is_refused(flags), reason) for name in names]
+
+
+_LOAD_IN_4BIT = option(False, "Hold frozen weights in 4 bits (nf4), an eighth of float32.")
+_LOAD_IN_8BIT = option(False, "Hold frozen weights in 8 bits (int8), a quarter of float32.")
+_FORM_RULES = (
+    (
+        "load_in_4bit",
+        lambda flags: flags.load_in_4bit and flags.load_in_8bit,
+        "--load_in_8bit holds the same weights: leave one out",
+    ),
+    ("dtype", lambda flags: flags.load_in_8bit, "--load_in_8bit holds the same weights: leave one out"),
+    ("dtype", lambda flags: flags.load_in_4bit, "--load_in_4bit holds the same weights: leave one out"),
+    (
+        "load_in_4bit",
+        lambda flags: flags.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None,
+        "needs bitsandbytes: pip install -r requirements/quantisation.txt",
+    ),
+)
+
+
+class _Frozen(Feature):
+    """What training and answering share."""
+
+    load_in_4bit: bool
+    load_in_8bit: bool
+    dtype: str | None
+
+    def form(self) -> str | None:
+        return "nf4" if self.load_in_4bit else "int8" if self.load_in_8bit else self.dtype
+
+    def hold(self, model: Any, device: Any, bf16: bool) -> None:
+        if (form := self.form()) not in (None, "float32"):
+            from features.lora.frozen import freeze
+
+            freeze(model, form, device, bf16)
+
+    def check_form(self, args: Any) -> None:
+        """UserError if flags exclude the form: sharding excludes every form, and bfloat16 needs --bf16, which must be
+        decided."""
+        from arguments.sharding import wants_fsdp
+
+        sharding = "--deepspeed" if getattr(args, "deepspeed", None) else None
+        if hasattr(args, "fsdp") and wants_fsdp(args):
+            sharding = "--fsdp"
+        if sharding:
+            refuse(self, FORM_FLAGS, f"not with {sharding}, which shards float32 weights: leave one of them out")
+        if self.dtype == "bfloat16" and not args.bf16:
+            refuse(self, "dtype", "such weights are multiplied in bfloat16 only: add --bf16, or leave --dtype out")
+
+
+@dataclass
+class LowRank(_Frozen):
+    """Trains only LoRA's matrices."""
+
+    _argument_group_name = "model and tokenizer"
+    _usual = "lora_rank"
+    rules: ClassVar[Rules] = (
+        *_FORM_RULES,
+        *_no_form(
+            lambda flags: not flags.lora_rank,
+            "is for weights that are not trained: add --lora_rank 16, or leave it out",
+        ),
+        (
+            "lora_rank",
+            lambda flags: flags.model_name_or_path and flags.config_overrides,
+            "its matrices belong to a whole checkpoint, and --config_overrides {config_overrides} leaves layers out: "
+            "train without LoRA",
+        ),
+        (
+            "lora_rank",
+            lambda _: importlib.util.find_spec("peft") is None,
+            "needs peft: pip install -r requirements/lora.txt",
+        ),
+    )
+    decisive: ClassVar = ("lora_rank", "load_in_4bit", "load_in_8bit", "dtype")
+    smaller: ClassVar = "--load_in_8bit, --load_in_4bit, or a smaller model"
+
+    lora_rank: int | None = option(None, "Train only LoRA matrices of this rank. Not set: all weights.", at_least=1)
+    load_in_4bit: bool = _LOAD_IN_4BIT
+    load_in_8bit: bool = _LOAD_IN_8BIT
+    dtype: str | None = option(None, "Type of frozen weights.", choices=DTYPES, auto=True)
+
+    def is_on(self) -> bool:
+        return bool(self.lora_rank)
+
+    def decide(self, flags: Flags) -> dict[str, Any]:
+        """Nothing. UserError without a checkpoint, and for one that the run would delete, or that only this machine
+        has."""
+        if not flags.model_name_or_path:
+            raise UserError("--lora_rank: adapts a checkpoint, and none is named: give --model_name_or_path")
+        base, folder = Path(flags.model_name_or_path).resolve(), Path(flags.output_dir).resolve()
+        if base.is_dir() and folder in (base, *base.parents):
+            raise UserError(
+                f"--output_dir {flags.output_dir} holds the checkpoint that the matrices of "
+                f"--lora_rank {self.lora_rank} will need: name another folder"
+            )
+        if base.is_dir() and flags.push_to_hub:
+            raise UserError(
+                f"--push_to_hub with --lora_rank {self.lora_rank} would upload matrices of a checkpoint "
+                f"that only this machine has, {flags.model_name_or_path}: name one of the Hub, or upload "
+                "the merged model with export_checkpoint.py --push_to_hub"
+            )
+        return {}
+
+    def job(self, job: str) -> str:
+        return job + LORA
+
+    def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
+        self.check_form(args)
+
+    def adapt(self, model: Any, base: str, vocabulary: str | None = None) -> None:
+        from features.lora.low_rank import add_low_rank
+
+        if vocabulary:
+            raise UserError(
+                f"--lora_rank {self.lora_rank}: new tokens ({vocabulary}) would keep the embeddings they begin with, "
+                "which are frozen. Leave the flag out to train all weights, or leave out --tokenizer_name"
+            )
+        add_low_rank(model, self.lora_rank, base)
+
+    def choose_form(self, gpu: Any, bf16: bool, sharding: str, earlier: dict) -> tuple[str, str] | None:
+        if earlier:
+            return (earlier["dtype"], "as in the run that is resumed") if earlier.get("dtype") else None
+        if gpu is None or not bf16 or sharding != "ddp":
+            return None
+        return "bfloat16", "autocast casts them to it anyway: no bit of the results differs"
+
+    def in_form(self, form: str | None) -> Feature:
+        return replace(self, dtype=form) if form in DTYPES else self
+
+
+@dataclass
+class HeldToAnswer(_Frozen):
+    """Answers with weights that are held in fewer bytes."""
+
+    _argument_group_name = "weights in fewer bytes"
+    _usual = FORM_FLAGS
+    rules: ClassVar[Rules] = (
+        *_FORM_RULES,
+        *_no_form(
+            lambda flags: flags.get("backend") == "ctranslate2",
+            "is PyTorch's: leave it out with --backend ctranslate2",
+        ),
+    )
+
+    load_in_4bit: bool = _LOAD_IN_4BIT
+    load_in_8bit: bool = _LOAD_IN_8BIT
+    dtype: str | None = option(None, "Type of the layers' weights. Not set: float32.", choices=DTYPES)
+
+    def is_on(self) -> bool:
+        return self.form() is not None
+
+    def decide(self, flags: Flags) -> dict[str, Any]:
+        self.check_form(flags)
+        return {}
+
+    def hold(self, model: Any, device: Any, bf16: bool) -> None:
+        super().hold(model.requires_grad_(False), device, bf16)
+
+
+class LowRankFolder(Adapter):
+    """A folder of LoRA's matrices."""
+
+    config, weights, holds = CONFIG, WEIGHTS, "LoRA matrices"
+
+    def root_of(self, name_or_path: str) -> str:
+        return root_of(name_or_path)
+
+    def load(self, folder: str, read: Callable, merge: bool, flag: str) -> Any:
+        from features.lora.low_rank import load_merged
+
+        return load_merged(folder, read, merge, flag)
+
+
+ADAPTER = LowRankFolder()
+FEATURE = {
+    "pre_train_t5": LowRank,
+    "fine_tune_t5": LowRank,
+    "evaluate_t5": HeldToAnswer,
+    "predict_t5": HeldToAnswer,
+}
