@@ -523,7 +523,7 @@ class ReadTest(TestCase):
         tasks, _ = self.load(rows, dev, "--max_source_length 4 --max_train_samples 7")
         plan = tasks.plan(1)
         self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
-        self.assertEqual(plan["cut"], "50% of the sources at 4 tokens (validation)")  # new is three bytes and EOS
+        self.assertEqual(plan["cut"], "50 % of the sources at 4 tokens (validation)")  # new is three bytes and EOS
 
     @parameterized.product(name=("x.csv", "x.tsv", "x.csv.gz"), write=(repr, json.dumps))
     def test_lists_in_cells(self, name, write):
@@ -572,7 +572,7 @@ class ReadTest(TestCase):
         known = "3 of 4 validation sources are trained on, 2 of them with source and target swapped"
         self.assertEqual(tasks.plan(1)["known"], known)
 
-    @parameterized.parameters(("c q", "50% without q, 25% without r"), ("q c", "25% without r"))
+    @parameterized.parameters(("c q", "50 % without q, 25 % without r"), ("q c", "25 % without r"))
     def test_the_plan_names_the_columns_that_a_cut_takes_away(self, columns, wanted):
         """ByT5's tokens are bytes, so c alone fills the source; r is empty in the second row."""
         rows = [dict(c="c" * length, q="why", r=r, a="x") for length, r in ((50, "r"), (50, ""), (1, "r"), (1, "r"))]
@@ -582,7 +582,7 @@ class ReadTest(TestCase):
         args = FineTuningArguments(output_dir="out", use_cpu=True, predict_with_generate=False, report_to=[])
         with contextlib.redirect_stdout(io.StringIO()):
             plan = TaskData(tasks, ByT5Tokenizer(), args).plan(1)
-        self.assertEqual(plan["cut"].split(" (")[0], f"50% of the sources at 19 tokens, {wanted}")
+        self.assertEqual(plan["cut"].split(" (")[0], f"50 % of the sources at 19 tokens, {wanted}")
 
     def test_a_label_within_several_lists(self):
         """The layout of Label Studio's JSON export."""

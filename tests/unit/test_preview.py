@@ -133,11 +133,11 @@ class NumbersTest(parameterized.TestCase):
         files = type("Files", (list,), {})(["a", "b"])
         files.left_out = {"empty": ["c", "d", "e", "f\x1b"], "hidden": ["_SUCCESS"], "another suffix": []}
         found = files_read({"train": [files, {"en": ["g"], "de": ["h"]}], "validation": [["i"]], "test": [None]})
-        self.assertEqual(
-            described_files(found),
-            "4 train, 1 validation; left out of train: 4 empty (c, d, e, ...), 1 hidden (_SUCCESS)",
-        )
+        left = "; left out of train: 4 empty (c, d, e, ...), 1 hidden (_SUCCESS)"
+        self.assertEqual(described_files(found), "4 train, 1 validation" + left)
+        self.assertEqual(described_files(found, "validation"), "4 train" + left)
         self.assertIsNone(described_files(files_read({"train": [["a"]], "validation": [["b"]]})))
+        self.assertIsNone(described_files(files_read({"train": [["a", "b"]], "validation": [["b"]]}), "train"))
 
 
 class WriterTest(parameterized.TestCase):
@@ -278,6 +278,7 @@ class TasksTest(parameterized.TestCase):
         places = dict(span_corruption_file=[str(self.folder / "text.txt")], data_cache_dir=str(self.folder / "cache"))
         training = SimpleNamespace(seed=0, main_process_first=lambda **_: contextlib.nullcontext(), world_size=1)
         training.predict_with_generate, training.train_batch_size, training.gradient_accumulation_steps = True, 8, 1
+        training.features = ()
         data = TaskData(Tasks([Task(name, entry, TaskArguments(**places), True) for name in "abc"]), BYTES, training)
         rows = data.shown(whole=False)
         names = [*(f"{name} train source" for name in "abc"), "span_corruption source"]
@@ -337,8 +338,10 @@ class ScriptsTest(parameterized.TestCase):
 
     def test_a_stream_shows_its_first_document_and_the_validation(self):
         printed = self.pre_train(
-            [{"text": line} for line in sentences(300)], "--streaming", "--max_eval_samples", "4", "--dry_run"
+            [{"text": f"{line} {line} {line}"} for line in sentences(300)],
+            *("--streaming", "--max_eval_samples", "4", "--dry_run"),
         )
+        self.assertRegex(printed, r"\nknown +copies of the \d+ held-out documents are left out of the stream\n")
         self.assertIn("first of block 1", printed)
         self.assertIn("validation target", printed)
 
@@ -350,4 +353,4 @@ class ScriptsTest(parameterized.TestCase):
         tokenizer = load_tokenizer(str(self.folder / "made"))
         ids = tokenizer(sentences(1)[0], add_special_tokens=False)["input_ids"]
         self.assertEqual(lines[0].split(maxsplit=2)[2], tokenizer.decode(ids))
-        self.assertIn("documents   300 (0 empty ones left out) of ", printed)
+        self.assertRegex(printed, r"documents +300 \(0 empty ones left out\) of ")
