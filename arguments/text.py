@@ -147,7 +147,7 @@ def check_pre_training_data(args: PreTrainingDataArguments, evaluates: bool = Fa
         refuse(args, "validation_file", "needs --train_file: name the training text too")
     if not args.text_column:
         raise UserError("--text_column '': must be the name of a column, such as text")
-    check_folder("--data_cache_dir", args.data_cache_dir)
+    check_folder("--data_cache_dir", args.data_cache_dir, writes=False)
     trained = corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], args)
     held_out = corpus_files("--validation_file", args.validation_file or [], args)
     for file in sorted({file.resolve() for file in trained} & {file.resolve() for file in held_out}):
