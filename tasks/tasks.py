@@ -531,6 +531,8 @@ class TaskData:
         files = files_read(self._by_name(lambda task: task.files))
         if (corpus := self.tasks[0].corpus) is not None:
             files = files_read({"train": [getattr(corpus, "files", None)]}) | files
+        if self.args.span_corruption_file:
+            files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
         rows, sides = {}, {"input_ids": "sources", "labels": "targets", "rejected": "rejected"}
         for name, data in self._by_name(lambda task: task.data).items():
             lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}

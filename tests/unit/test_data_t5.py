@@ -372,12 +372,10 @@ class FoundFilesTest(TestCase):
         for name in ("a.jsonl", "a.jsonl.zst", "b.txt.xz", "b.txt.gz", "c.txt"):
             self.write(name, '{"text": "x"}\n' if name[0] == "a" else "x\n")
         (self.folder / "link.txt").symlink_to("c.txt")
-        files, left_out, printed = self.found("a.*", "b.*", "link.txt", "c*")
+        files, left_out, _ = self.found("a.*", "b.*", "link.txt", "c*")
         self.assertEqual(files, ["a.jsonl", "b.txt.gz", "link.txt"])
         copies = ["a.jsonl.zst beside a.jsonl", "b.txt.xz beside b.txt.gz"]
-        self.assertEqual(left_out, {"named twice": ["c.txt"], "a second copy": copies})
-        self.assertIn("--train_file: read once (named twice): c.txt\n", printed)
-        self.assertIn(f"--train_file: read once (a second copy): {', '.join(copies)}\n", printed)
+        self.assertEqual(left_out, {"named twice": ["c.txt"], "a second copy": copies})  # which the plan shows
         files, left_out, printed = self.found("c.txt", "c.txt", parallel=True)
         self.assertEqual((files, left_out, printed), (["c.txt", "c.txt"], {}, ""))
 
