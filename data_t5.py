@@ -262,7 +262,7 @@ class Text:
         per_step, scored = round(self.batch * length), len(self.validation or ())
         held_out = f"{scored:,} validation"
         if self.args.streaming:
-            epochs, read, chunks, in_epochs = None, "read for validation ", "a stream", ""
+            epochs, read, chunks, in_epochs = None, "read for validation ", "a stream for", ""
         else:
             epochs, read, chunks = steps / self.steps_per_epoch, "", f"{len(self.train):,}"
             in_epochs = f" ({epochs:.1f} epochs)"

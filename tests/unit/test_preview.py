@@ -283,6 +283,7 @@ class TasksTest(parameterized.TestCase):
         rows = data.shown(whole=False)
         names = [*(f"{name} train source" for name in "abc"), "span_corruption source"]
         self.assertEqual([row[0].name for row in rows[:4]], names)
+        self.assertEqual(data.read["files"]["span_corruption"], {"read": 1, "left_out": {}})
         corrupted = data.train.datasets[-1][0]
         self.assertEqual([part.ids for part in rows[3]], [corrupted["input_ids"], corrupted["labels"]])
         lines = block(BYTES, rows)
