@@ -200,7 +200,10 @@ def find_documents(
         splits = [find_sources(alone) for _, alone in find_corpora(data_args).values()]
         sources = [of_corpus["train"] for of_corpus in splits]
         held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
-        text, files = described(sources), described_files(files_read({"train": [source.files for source in sources]}))
+        text, files = (
+            described(sources),
+            described_files(files_read({"train": [source.files for source in sources]}), "train"),
+        )
         documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
     validation = itertools.chain.from_iterable(source.documents() for source in held_out)

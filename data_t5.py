@@ -166,11 +166,12 @@ class Text:
         return self.found.fingerprints(tokenizer)
 
     @property
-    def described_tokenizer(self) -> str | None:
-        """Where the tokenizer comes from and what it does, for the plan; None for ready-made ids."""
-        joins = not self.args.eos_between_documents
-        found = self.found
-        return None if found.ids else described_tokenizer(found.tokenizer, found.origin, joins_documents=joins)
+    def _described_tokenizer(self) -> str:
+        """For the plan: where the tokenizer comes from and what it does; its size alone for ready-made ids."""
+        found, joins = self.found, not self.args.eos_between_documents
+        if found.ids:
+            return f"{len(found.tokenizer):,} tokens"
+        return described_tokenizer(found.tokenizer, found.origin, joins_documents=joins)
 
     @property
     def documents(self) -> dict[str, int]:
@@ -261,7 +262,7 @@ class Text:
         per_step, scored = round(self.batch * length), len(self.validation or ())
         held_out = f"{scored:,} validation"
         if self.args.streaming:
-            epochs, read, chunks, in_epochs = None, "read for validation ", "a stream", ""
+            epochs, read, chunks, in_epochs = None, "read for validation ", "a stream for", ""
         else:
             epochs, read, chunks = steps / self.steps_per_epoch, "", f"{len(self.train):,}"
             in_epochs = f" ({epochs:.1f} epochs)"
@@ -269,10 +270,10 @@ class Text:
                 held_out = f"{scored:,} of {self.held_out:,} validation"
         rows = {
             "text": described(found.of_split("train")),
-            "files": described_files(numbers["files"]),
+            "files": described_files(numbers["files"], told="train"),
             "documents": f"{documents['read']:,} {read}({documents['empty']:,} empty ones left out) of "
             f"{described_spread(documents)}",
-            "tokenizer": f"{len(found.tokenizer):,} tokens{of_text}",
+            "tokenizer": f"{self._described_tokenizer}{of_text}",
         }
         among = "among the first 1,000 of" if self.args.streaming else "in"
         known = [

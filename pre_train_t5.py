@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> dict:
 
         samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
-    rows = {"tokenizer": text.described_tokenizer, "vocabulary": vocabulary}
+    rows = {"vocabulary": vocabulary}
     # A model of ready-made ids cannot read the text of the built-in task.
     script = "evaluate_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"
     return TrainingRun(run, trainer, text, rows).execute(script)

@@ -218,7 +218,7 @@ def check_task(args: TaskArguments) -> dict:
                     f"--{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and "
                     f".gz, .xz ...){hint}"
                 )
-    check_folder("--data_cache_dir", args.data_cache_dir)
+    check_folder("--data_cache_dir", args.data_cache_dir, writes=False)
     if args.data_dir and not Path(args.data_dir).is_dir():
         raise UserError(f"--data_dir {args.data_dir}: no such folder. Name the one with the task's files")
     if "builtin" in task:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from common.command_line import check_folder, check_rules, option, refuse
 from common.errors import UserError
-from common.processes import cores_here, print_once
+from common.processes import cores_here
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from corpora.own_ids import corpus_files
@@ -147,8 +147,6 @@ def check_pre_training_data(args: PreTrainingDataArguments, evaluates: bool = Fa
         refuse(args, "validation_file", "needs --train_file: name the training text too")
     if not args.text_column:
         raise UserError("--text_column '': must be the name of a column, such as text")
-    check_folder("--data_cache_dir", args.data_cache_dir)
-    trained = corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], args)
-    held_out = corpus_files("--validation_file", args.validation_file or [], args)
-    for file in sorted({file.resolve() for file in trained} & {file.resolve() for file in held_out}):
-        print_once(f"warning: --train_file names {file} too, so this validation text is trained on")
+    check_folder("--data_cache_dir", args.data_cache_dir, writes=False)
+    corpus_files("--train_file", split_weights("--train_file", args.train_file or [])[0], args)
+    corpus_files("--validation_file", args.validation_file or [], args)

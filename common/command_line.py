@@ -605,8 +605,8 @@ def home_path(path: str | Path) -> Path:
         return Path(path)
 
 
-def check_folder(flag: str, path: str) -> None:
-    """UserError unless `path` is a writable folder or can be created. Creates nothing."""
+def check_folder(flag: str, path: str, writes: bool = True) -> None:
+    """UserError unless `path` is a folder or can be created, and may be written if `writes`. Creates nothing."""
     if not path:
         raise UserError(f"{flag}: must name a folder")
     if "://" in path:
@@ -621,8 +621,9 @@ def check_folder(flag: str, path: str) -> None:
     if not existing.is_dir():
         where = "is a file" if existing == wanted else f"{existing} is a file"
         raise UserError(f"{flag} {path}: {where}, not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{flag} {path}: no permission to write in {existing}")
+    if writes and not os.access(existing, os.W_OK | os.X_OK):
+        others = ". Name another folder; HF_HOME and XDG_CACHE_HOME move the other caches" * flag.endswith("cache_dir")
+        raise UserError(f"{flag} {path}: no permission to write in {existing}{others}")
 
 
 def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:

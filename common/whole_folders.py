@@ -20,6 +20,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from common.command_line import check_folder
 from common.digests import file_digests, keep, kept_digests, set_back, stamp
 from common.errors import UserError
 from common.processes import is_first_process, print_once
@@ -207,7 +208,7 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
 
     Its manifest is checked at every use: sizes in all processes, contents in rank 0 alone, and only of files that have
     changed since they were last read. If several processes build it at once, all use the one that was ready first.
-    UserError if the disk is full.
+    A whole one is used wherever it lies. UserError if one must be made, and the cache cannot be written or is full.
     """
     final = cache / f"{name}-{key[:24]}"
     overwrite = overwrite and is_first_process()  # the other processes use what the first one made
@@ -216,6 +217,7 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
         if damage is None:
             return final
         print_once(f"{final} is damaged ({damage}): making it again")
+    check_folder("--data_cache_dir", str(cache))
     cache.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(cache, name)
     with _temporary(name, cache) as aside:

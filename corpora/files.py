@@ -62,7 +62,7 @@ def expand_files(
         for reason, names in named.left_out.items():
             files.leave_out(reason, names)
     if not parallel:
-        files = _each_once(flag, files)
+        files = _each_once(files)
     check_files(flag, files, binary=set(suffixes) - set(TEXT_SUFFIXES) | {".parquet"})
     rows = [file.name for file in files if data_kind(file) == ".jsonl" and data_suffix(file) not in ROW_SUFFIXES]
     if rows and not parallel:
@@ -107,8 +107,8 @@ def _reason_to_leave_out(file: Path, suffixes: tuple[str, ...], is_named: bool) 
     return "empty" if _is_empty(file) else None
 
 
-def _each_once(flag: str, files: FoundFiles) -> FoundFiles:
-    """The files without those that are named a second time, and without a.txt.gz beside a.txt, which a line says."""
+def _each_once(files: FoundFiles) -> FoundFiles:
+    """The files without those that are named a second time, and without a.txt.gz beside a.txt."""
 
     def name(file: Path) -> Path:
         whole = file.parent.resolve() / file.name
@@ -124,9 +124,6 @@ def _each_once(flag: str, files: FoundFiles) -> FoundFiles:
         else:
             once.append(file)
             seen.add(file.resolve())
-    for reason in ("named twice", "a second copy"):
-        if names := once.left_out.get(reason):
-            say_once(f"{flag}: read once ({reason}): {_three(names)}")
     return once
 
 

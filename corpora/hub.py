@@ -6,11 +6,12 @@ from typing import Any
 
 import huggingface_hub
 
+from common.command_line import check_folder
 from common.errors import UserError
 from common.processes import answers, print_once
 from common.reports import first_line, read_json
 from constants import DATASET_VALS
-from corpora.files import SAVED_BY_DATASETS
+from corpora.files import SAVED_BY_DATASETS, say_once
 
 SAVED_SHARDS = 96  # shards into which a saved data set is cut when it is streamed
 
@@ -93,8 +94,17 @@ def classes_of(rows: Any) -> dict[str, list[str]]:
 def do_not_wait_for_the_hub(name: str) -> None:
     """Makes Hugging Face's libraries use only their caches if `name` is no path and the Hub cannot be reached, where
     they would retry for 20 to 50 seconds. They read the environment variable only once, so their constants are set
-    too."""
-    if not Path(name).exists() and not hub_is_reachable():
+    too. A line says if these caches cannot be written, or are not where TRANSFORMERS_CACHE says."""
+    if Path(name).exists():
+        return
+    place = huggingface_hub.constants.HF_HOME
+    if os.environ.get("TRANSFORMERS_CACHE"):
+        say_once(f"TRANSFORMERS_CACHE has no effect: files of the Hub are kept in {place}, which HF_HOME names")
+    try:
+        check_folder("HF_HOME", place)
+    except UserError as error:
+        say_once(f"{error}: new files of the Hub cannot be kept there. Set HF_HOME (or HOME, XDG_CACHE_HOME)")
+    if not hub_is_reachable():
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
         huggingface_hub.constants.HF_HUB_OFFLINE = True
 

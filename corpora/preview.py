@@ -252,17 +252,16 @@ def _lists_of(files: Any) -> Iterator[list[Path]]:
     yield from files.values() if isinstance(files, dict) else [files or []]
 
 
-def described_files(found: dict[str, dict]) -> str | None:
+def described_files(found: dict[str, dict], told: str | None = None) -> str | None:
     """ "40 train, 1 validation; left out of train: 2 empty (a.txt, b.txt), 1 hidden (_SUCCESS)"; None where each split
-    is one file, or none."""
-    if all(files["read"] == 1 and not files["left_out"] for files in found.values()):
-        return None
-    parts = [", ".join(f"{files['read']:,} {split}" for split, files in found.items())]
+    is one file, or none. told: the split whose number another row says."""
+    counts = {split: files["read"] for split, files in found.items() if split != told}
+    parts = [", ".join(f"{count:,} {split}" for split, count in counts.items())] if {*counts.values()} - {1} else []
     for split, files in found.items():
         reasons = (f"{len(names):,} {reason} ({_three(names)})" for reason, names in files["left_out"].items() if names)
         if text := ", ".join(reasons):
             parts.append(f"left out of {split}: {text}")
-    return "; ".join(parts)
+    return "; ".join(parts) or None
 
 
 def _three(names: list[str]) -> str:

@@ -193,6 +193,7 @@ def _csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
                     end = "" if values[-1] or len(values) < len(header) else " (it ends in a comma)"
                     wrong = f"{len(values)} fields{end}, the header has {len(header)}"
                     raise UserError(f"{path}, line {line}{after}: {wrong}")
+                check_no_header(values, header, f"{path}, line {line}{after}")
                 if values:  # [] is an empty line
                     yield begun, dict(zip(header, values, strict=True))
                 begun, line = place, rows.line_num + 1
@@ -214,6 +215,12 @@ def checked_header(names: list[str], path: Path) -> list[str]:
         what = f"two columns are called {twice!r}" if twice else "several columns have no name (commas at its end?)"
         raise UserError(f"{path}, line 1: {what}")
     return names
+
+
+def check_no_header(values: list[str], header: list[str], place: str) -> None:
+    """UserError if a row of several fields is the header again, as in files that were joined."""
+    if len(header) > 1 and values == header:
+        raise UserError(f"{place}: the header again, as in joined files. Delete the line")
 
 
 def first_line(path: Path) -> list[str]:
@@ -251,6 +258,8 @@ def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
             if len(values) != len(names):
                 wanted = f"the header has {len(names)}" if header else f"the lines before have {len(names)}"
                 raise UserError(f"{path}, line {number}: {len(values)} fields, {wanted}")
+            if header:
+                check_no_header(values, names, f"{path}, line {number}")
             with_quotes = [value for value in values if '"' in value]
             in_quotes = sum(map(_is_csv_field, with_quotes))
             quoted, bare = quoted + in_quotes, bare + len(with_quotes) - in_quotes

@@ -6,7 +6,6 @@ tasks/registry.py make T5's texts of them, and the function of `build_tokenize_f
 
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalPrediction
 
-from common.command_line import listed
 from common.errors import UserError
 from common.processes import print_once
 from constants import IGNORE_INDEX
@@ -82,8 +80,7 @@ def without_end_tokens(
     """The rows, whose free-text targets no longer end in the names of EOS or padding: "a b </s>" -> "a b". The
     tokenizer writes EOS itself.
 
-    place: what printed lines begin with, on names that were left out and on special tokens that the rows still hold;
-    None prints nothing.
+    place: what the printed line on names that were left out begins with; None prints nothing.
     """
     ends = tuple(token for token in (tokenizer.eos_token, tokenizer.pad_token) if token)
 
@@ -104,21 +101,7 @@ def without_end_tokens(
         kept.append(row)
     if place and cut:
         print_once(f"{place}: {cut:,} targets end in {' or '.join(ends)}, which is left out: the tokenizer writes it")
-    if place:
-        _print_special_tokens(task, tokenizer, kept, place)
     return kept
-
-
-def _print_special_tokens(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], place: str) -> None:
-    """Prints which names of special tokens the rows' texts hold: the tokenizer makes special tokens of them."""
-    special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True))))
-    found = Counter()
-    for row in rows:
-        values = [row[column] for column in (*task["inputs"].values(), task["target"]) if column in row]
-        found.update({token for value in values for text in as_list(value) for token in special.findall(str(text))})
-    if found:
-        shown = listed(f"{token} ({count:,} rows)" for token, count in found.most_common())
-        print_once(f"{place}: texts hold special tokens, which are read as such and not as text: {shown}")
 
 
 def known_sources(task: dict, rows: dict[str, list[dict]]) -> dict[str, str]:

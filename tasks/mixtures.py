@@ -113,6 +113,7 @@ class CorruptedText:
         shared = ("data_cache_dir", "overwrite_cache", "preprocessing_num_workers")
         text = PreTrainingDataArguments(train_file=args.span_corruption_file, **{n: getattr(args, n) for n in shared})
         source = find_sources(text)["train"]
+        self.files = source.files
         self.collator = T5DataCollator(tokenizer, inputs_length)
         tokens = tokenised(text, {"train": source}, tokenizer)["train"].tokens
         self.chunks = ChunkDataset(tokens, self.collator.tokens_length, seed)

@@ -5,6 +5,7 @@ for item in InputReader(entry).read(Path("inputs.jsonl")):      # Input(row, tex
     answer_file.append([item.row | {"prediction": answer}])
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,12 +17,21 @@ from arguments.own_pairs import OWN, own_entry
 from arguments.task import LENGTHS, find_entry, task_arguments, task_names
 from common.errors import UserError
 from common.reports import plain_json, read_json, write_json
-from corpora.files import data_suffix, is_plain_text, open_text
+from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
 from corpora.reading import first_line, with_spaces
 from corpora.streams import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
-from tasks.rows import checked_value, is_text_corpus, nested_rows, preprocessed, read_records, renamed_columns
+from tasks.rows import (
+    MISSING,
+    checked_value,
+    is_text_corpus,
+    nested_rows,
+    preprocessed,
+    read_records,
+    renamed_columns,
+    value_of,
+)
 from tasks.task_records import check_functions, read_record
 
 PLAIN = dict(  # the entry of a model without task.json
@@ -89,7 +99,7 @@ class InputReader:
     """
 
     def __init__(self, entry: dict, columns: list[str] | None = None, tsv_header: bool | None = None):
-        self.tsv_header = tsv_header
+        self.tsv_header, self.has_columns = tsv_header, bool(columns)
         self.inputs = ["text"] if is_text_corpus(entry) else list(entry["inputs"].values())
         if columns and len(columns) != len(self.inputs):
             raise UserError(
@@ -104,7 +114,7 @@ class InputReader:
 
     def read(self, path: Path) -> Iterator[Input]:
         """Yields the inputs of a file in their order. UserError with the place of an input that cannot be read."""
-        if not is_plain_text(path):
+        if not self._are_texts(path):
             has_header, renamed = None, self.renamed
             if data_suffix(path) == ".tsv" and self.numbers:
                 has_header = set(self.numbers) <= set(first_line(path)) if self.tsv_header is None else self.tsv_header
@@ -124,6 +134,19 @@ class InputReader:
                 line = line.rstrip("\r\n")
                 yield self.made({"source": line}, {self.inputs[0]: with_spaces(line)})
 
+    def _are_texts(self, path: Path) -> bool:
+        """Whether each line of the file is an input: also if it is a JSON object, in a file that no suffix calls JSON,
+        of which the task reads no column, as a model of parallel files may read JSON."""
+        if is_plain_text(path) or data_suffix(path) in ROW_SUFFIXES or len(self.inputs) > 1 or self.has_columns:
+            return is_plain_text(path)
+        row = next(iter(self._rows_within(next(read_records(self.entry, path)), str(path))))
+        with contextlib.suppress(UserError):  # of the entry's `preprocess`: a row of another shape
+            read = as_list(self._prepared(row, self.renamed, str(path)))
+            if not read or value_of(read[0], self.inputs[0]) is not MISSING:
+                return False
+        say_once(f"{path}: each line is an input, since these JSON objects have no column {self.inputs[0]}")
+        return True
+
     def _rows_within(self, record: dict, place: str) -> Iterable[dict]:
         """The rows nested in the record, as the entry's `records` says, or the record itself if it has no such field:
         a file to answer may have single rows instead."""
@@ -136,16 +159,20 @@ class InputReader:
         """Yields the input of a row; several if the entry's `preprocess` makes several rows of it."""
         if taken := {"prediction", "n_best"} & row.keys():
             raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
-        read, advice = row | renamed_columns(row, renamed), "name yours with --source_column"
-        if self.prepares:
-            try:
-                read = preprocessed(self.entry, read, place)
-            except UserError as error:
-                raise UserError(f"{error}; {advice}") from None
+        advice = "name yours with --source_column"
+        try:
+            read = self._prepared(row, renamed, place)
+        except UserError as error:
+            raise UserError(f"{error}; {advice}") from None
         why = f"which the task reads; {advice}"
         for one in as_list(read):
             values = {column: checked_value(one, column, renamed, place, why) for column in self.inputs}
             yield self.made(one if isinstance(read, list) else row, values)
+
+    def _prepared(self, row: dict, renamed: dict, place: str) -> dict | list[dict]:
+        """The row with the names of the task's columns, or what the entry's `preprocess` makes of it."""
+        read = row | renamed_columns(row, renamed)
+        return preprocessed(self.entry, read, place) if self.prepares else read
 
     def made(self, row: dict, values: dict) -> Input:
         """The input of a row. values: {column: its value} for `self.inputs`; if all are blank, the input has no texts.

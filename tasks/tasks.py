@@ -31,7 +31,7 @@ from corpora.blocks import Corpus
 from corpora.examples import row_lengths
 from corpora.files import say_once
 from corpora.preview import UNCUT, Shown, described_files, described_spread, evenly, files_read, spread
-from corpora.round_trip import Losses
+from corpora.round_trip import Losses, percent
 from corpora.streams import StreamDataset, one_by_one
 from corpora.token_files import TOKENS_FORMAT
 from corpora.tokenizers import tokenizer_fingerprint
@@ -531,6 +531,8 @@ class TaskData:
         files = files_read(self._by_name(lambda task: task.files))
         if (corpus := self.tasks[0].corpus) is not None:
             files = files_read({"train": [getattr(corpus, "files", None)]}) | files
+        if self.args.span_corruption_file:
+            files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
         rows, sides = {}, {"input_ids": "sources", "labels": "targets", "rejected": "rejected"}
         for name, data in self._by_name(lambda task: task.data).items():
             lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
@@ -579,7 +581,8 @@ class TaskData:
             "files": described_files(read["files"]),
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
             "lengths": "; ".join(itertools.starmap(_described_lengths, read["rows"].items())),
-            "known": "; ".join(self.known.values()) or None,
+            "known": "; ".join(f"{text}{f' ({name})' * (len(self.tasks) > 1)}" for name, text in self.known.items())
+            or None,
             "empty": ", ".join(empty) or None,
             "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
             "equal": "; ".join(f"{text} ({name})" for name, text in self.equal.items() if text) or None,
@@ -616,7 +619,7 @@ class TaskData:
         return f"{text}; mean log-probabilities of a token, without a reference, gamma {preference.gamma:g}"
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
-        """{split: "12% of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
+        """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
         0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too. The training
         rows of a stream are not known."""
         others = "answers to other prompts" if "desirable" in task.entry else "rejected answers"
@@ -629,12 +632,12 @@ class TaskData:
             for name, (column, most) in sides.items():
                 are_cut = row_lengths(rows, column) >= (most or math.inf)
                 if (share := float(are_cut.mean())) >= 0.005:
-                    cut.setdefault(split, []).append(f"{share:.0%} of the {name} at {most} tokens")
+                    cut.setdefault(split, []).append(f"{percent(share)} of the {name} at {most} tokens")
                     if name == "sources" and "tokenize" not in task.entry:
                         numbers = np.flatnonzero(are_cut)
                         some = [task.rows[split][n] for n in numbers[:: -(-len(numbers) // MEASURED)]]
                         lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
-                        cut[split] += [f"{share * n / len(some):.0%} without {lacks}" for lacks, n in lost.items()]
+                        cut[split] += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
         return {split: ", ".join(texts) for split, texts in cut.items()}
 
     @staticmethod

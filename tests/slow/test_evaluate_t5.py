@@ -145,6 +145,28 @@ def without_timings(results: dict) -> dict:
     return {name: value for name, value in results.items() if not name.endswith(TIMINGS)}
 
 
+class LineBreakTest(absltest.TestCase):
+    def test_an_answer_without_the_line_break_of_its_target_is_wrong(self):
+        """T5's tokenizers read a line break as a space, so the model can learn and write the first target in no way."""
+        folder, model = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp()) / "model"
+        rows = [dict(q="which colors", a="- red\n- blue"), dict(q="which one", a="grey")]
+        train_tokenizer([*sentences(200), *(text for row in rows for text in row.values())], model, vocab_size=400)
+        memory = learn_by_heart(load_tokenizer(str(model)), [(row["q"], row["a"]) for row in rows])
+        memory.save_pretrained(model)
+        flags = f"--source_column q --target_column a --metrics exact_match --model_name_or_path {model} --use_cpu true"
+        flags = [*flags.split(), "--data_cache_dir", folder / "cache", "--disable_tqdm", "true"]
+        wanted = (("line break in 100 % of targets; at most 0 % of the targets", 0.0), ("50 % .*at most 50 %", 0.5))
+        for count, (line, score) in enumerate(wanted, start=1):
+            file = folder / f"{count}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))
+            more = ("--validation_file", file, "--output_dir", folder / f"out{count}")
+            results, printed, _ = run_main(evaluate_t5.main, *flags, *more)
+            self.assertEqual(results["eval_exact_match"], score)
+            self.assertRegex(printed, f"lost by the tokenizer +.*{line}.*--add_tokens '.n'")
+        answers = [row["prediction"] for row in read_lines(folder / "out2/predictions.jsonl")]
+        self.assertEqual(answers, ["- red - blue", "grey"])
+
+
 class EvaluateTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):

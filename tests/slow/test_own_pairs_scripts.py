@@ -131,12 +131,12 @@ class ScriptsTest(parameterized.TestCase):
         ("", None),
         (
             "--max_source_length 12",
-            "cut +25% of the sources at 12 tokens .train.; 25% of the sources at 12 tokens .validation.",
+            "cut +25 % of the sources at 12 tokens .train.; 25 % of the sources at 12 tokens .validation.",
         ),
-        ("--max_source_length 12 --max_target_length 8", "at 12 tokens, 50% of the targets at 8 tokens .train."),
+        ("--max_source_length 12 --max_target_length 8", "at 12 tokens, 50 % of the targets at 8 tokens .train."),
         (
             "--max_source_length 12 --max_target_length 2 --target_type class",
-            "cut +25% of the sources at 12 tokens .train.;",
+            "cut +25 % of the sources at 12 tokens .train.;",
         ),
     )
     def test_the_plan_says_how_many_rows_are_cut(self, flags, wanted):

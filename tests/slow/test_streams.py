@@ -420,6 +420,8 @@ class BlockTest(TestCase):
         ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "line 32: 1 fields, the header has 2"),
         ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "line 32: broken CSV"),
         ("header", "a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
+        ("again", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"text,b\n", "a.csv, line 32: the header again"),
+        ("tsv", "a.tsv", b"text\tb\n" + b"a\tb\n" * 30 + b"text\tb\n", "a.tsv, line 32: the header again"),
     )
     def test_broken_rows_are_named(self, name, content, message):
         (self.folder / name).write_bytes(content)

@@ -33,7 +33,8 @@ from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 
-from arguments.text import PreTrainingDataArguments
+from arguments.task import TaskArguments, check_tasks
+from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from common import digests
 from common.errors import UserError
 from common.whole_folders import cached, write_manifest
@@ -42,7 +43,7 @@ from corpora import hub, installed_docs, token_files
 from corpora.blocks import FileCorpus, HubCorpus, hub_corpora
 from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, expand_files, say_once
-from corpora.hub import load_dataset_splits
+from corpora.hub import do_not_wait_for_the_hub, load_dataset_splits
 from corpora.reading import python_rows, read_documents, read_rows, read_tsv, text_of
 from corpora.sources import find_sources, tokenizer_for
 from corpora.streamed_text import open_corpus
@@ -371,12 +372,10 @@ class FoundFilesTest(TestCase):
         for name in ("a.jsonl", "a.jsonl.zst", "b.txt.xz", "b.txt.gz", "c.txt"):
             self.write(name, '{"text": "x"}\n' if name[0] == "a" else "x\n")
         (self.folder / "link.txt").symlink_to("c.txt")
-        files, left_out, printed = self.found("a.*", "b.*", "link.txt", "c*")
+        files, left_out, _ = self.found("a.*", "b.*", "link.txt", "c*")
         self.assertEqual(files, ["a.jsonl", "b.txt.gz", "link.txt"])
         copies = ["a.jsonl.zst beside a.jsonl", "b.txt.xz beside b.txt.gz"]
-        self.assertEqual(left_out, {"named twice": ["c.txt"], "a second copy": copies})
-        self.assertIn("--train_file: read once (named twice): c.txt\n", printed)
-        self.assertIn(f"--train_file: read once (a second copy): {', '.join(copies)}\n", printed)
+        self.assertEqual(left_out, {"named twice": ["c.txt"], "a second copy": copies})  # which the plan shows
         files, left_out, printed = self.found("c.txt", "c.txt", parallel=True)
         self.assertEqual((files, left_out, printed), (["c.txt", "c.txt"], {}, ""))
 
@@ -556,6 +555,15 @@ class OfflineTest(TestCase):
         ):
             patch.start()
             self.addCleanup(patch.stop)
+
+    def test_a_cache_that_cannot_be_written_and_an_old_variable_are_told(self):
+        say_once.cache_clear()
+        refused = mock.patch.object(os, "access", lambda _, mode: not mode & os.W_OK)
+        old = mock.patch.dict(os.environ, TRANSFORMERS_CACHE="/old")
+        with contextlib.redirect_stdout(io.StringIO()) as printed, refused, old:
+            do_not_wait_for_the_hub("no/such")
+        self.assertRegex(printed.getvalue(), "TRANSFORMERS_CACHE has no effect: files of the Hub are kept in .*HF_HOME")
+        self.assertRegex(printed.getvalue(), r"HF_HOME .*: no permission to write in .*XDG_CACHE_HOME\)\n")
 
     def test_one_clear_error_soon(self):
         start = time.perf_counter()
@@ -1055,6 +1063,19 @@ class CachedTest(TestCase):
         self.assertEqual(file.read_text(), "done", "it was damaged, and is made again")
         (self.folder / digests.DIGESTS).write_text('{"cut')
         self.assertEqual((read(), file.read_text()), (1, "done"))
+
+    def test_a_whole_folder_is_used_where_nothing_can_be_written(self):
+        build = lambda folder: (folder / "x").write_text("done")  # noqa: E731
+        folder = cached(self.folder, "thing", "k", build)
+        (self.folder / digests.DIGESTS).unlink()
+        refused = mock.patch.object(Path, "write_text", side_effect=OSError(errno.EROFS, "Read-only file system"))
+        with mock.patch.object(os, "access", lambda _, mode: not mode & os.W_OK), refused:
+            check_pre_training_data(PreTrainingDataArguments(data_cache_dir=str(self.folder)))
+            check_tasks(TaskArguments(data_cache_dir=str(self.folder)))
+            self.assertEqual(cached(self.folder, "thing", "k", build), folder)
+            message = f"--data_cache_dir {self.folder}: no permission to write in .*HF_HOME and XDG_CACHE_HOME"
+            with self.assertRaisesRegex(UserError, message):
+                cached(self.folder, "thing", "other", build)
 
     def test_a_failed_build_leaves_nothing(self):
         def build(folder):

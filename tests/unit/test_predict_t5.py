@@ -1,7 +1,9 @@
 """predict_t5.py: every input has its line, in order, continued where a run stopped, the same from CTranslate2."""
 
 import atexit
+import contextlib
 import functools
+import io
 import itertools
 import json
 import shutil
@@ -578,6 +580,34 @@ class TaskTest(TestCase):
         path.write_bytes(b"one\rand half\r\ntwo\n")
         reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
         self.assertEqual([item.texts for item in reader.read(path)], [["one\rand half"], ["two"]])
+
+    @parameterized.parameters(
+        ("in.txt", {"a": "old"}, None, True),
+        ("in", {"a": "old"}, None, True),
+        ("in.txt", {"source": "old"}, None, False),
+        ("in.txt", {"source": ""}, None, False),
+        ("in.jsonl", {"a": "old"}, None, False),
+        ("in.txt", {"a": "old"}, ["b"], False),
+    )
+    def test_json_may_be_the_text_that_a_model_of_parallel_files_reads(self, name, row, columns, is_text):
+        files = dict(source_file=["a.txt"], target_file=["b.txt"], validation_split_percentage=5)
+        self.with_record(benchmark="own", dataset_name="pairs", **files)
+        path, line = self.write(name, ""), json.dumps(row)
+        path.write_text(f"{line}\n{line}\n")
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0], columns)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            if is_text:
+                self.assertEqual([item.texts for item in reader.read(path)], [[line]] * 2)
+                self.assertIn(
+                    f"{path}: each line is an input, since these JSON objects have no column", printed.getvalue()
+                )
+            elif "source" in row:
+                self.assertEqual(
+                    [item.texts for item in reader.read(path)], [[row["source"]] * bool(row["source"])] * 2
+                )
+            else:
+                with self.assertRaisesRegex(UserError, f"{name}, row 1.*no column"):
+                    print([item.texts for item in reader.read(path)])
 
     @parameterized.parameters(
         (False, None, ["1", "x", "y"]),

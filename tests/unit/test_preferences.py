@@ -394,8 +394,8 @@ class RecordsTest(parameterized.TestCase):
         tasks, args = self.parsed(flags, rows)
         with contextlib.redirect_stdout(io.StringIO()):
             plan = TaskData(tasks, ByT5Tokenizer(), args).plan(1)
-        share = "50%" if kind == "kto" else "75%"
-        self.assertEqual(plan["cut"], f"50% of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)")
+        share = "50 %" if kind == "kto" else "75 %"
+        self.assertEqual(plan["cut"], f"50 % of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)")
         other = "; 2 of 4 pairs have two equal answers (validation)"
         self.assertEqual(plan["equal"], equal and f"{equal} (train){other}")
 

@@ -134,11 +134,11 @@ class NumbersTest(parameterized.TestCase):
         files = type("Files", (list,), {})(["a", "b"])
         files.left_out = {"empty": ["c", "d", "e", "f\x1b"], "hidden": ["_SUCCESS"], "another suffix": []}
         found = files_read({"train": [files, {"en": ["g"], "de": ["h"]}], "validation": [["i"]], "test": [None]})
-        self.assertEqual(
-            described_files(found),
-            "4 train, 1 validation; left out of train: 4 empty (c, d, e, ...), 1 hidden (_SUCCESS)",
-        )
+        left = "; left out of train: 4 empty (c, d, e, ...), 1 hidden (_SUCCESS)"
+        self.assertEqual(described_files(found), "4 train, 1 validation" + left)
+        self.assertEqual(described_files(found, "validation"), "4 train" + left)
         self.assertIsNone(described_files(files_read({"train": [["a"]], "validation": [["b"]]})))
+        self.assertIsNone(described_files(files_read({"train": [["a", "b"]], "validation": [["b"]]}), "train"))
 
 
 class WriterTest(parameterized.TestCase):
@@ -281,10 +281,12 @@ class TasksTest(parameterized.TestCase):
             seed=0, features=NO_FEATURES, main_process_first=lambda **_: contextlib.nullcontext(), world_size=1
         )
         training.predict_with_generate, training.train_batch_size, training.gradient_accumulation_steps = True, 8, 1
+        training.features = ()
         data = TaskData(Tasks([Task(name, entry, TaskArguments(**places), True) for name in "abc"]), BYTES, training)
         rows = data.shown(whole=False)
         names = [*(f"{name} train source" for name in "abc"), "span_corruption source"]
         self.assertEqual([row[0].name for row in rows[:4]], names)
+        self.assertEqual(data.read["files"]["span_corruption"], {"read": 1, "left_out": {}})
         corrupted = data.train.datasets[-1][0]
         self.assertEqual([part.ids for part in rows[3]], [corrupted["input_ids"], corrupted["labels"]])
         lines = block(BYTES, rows)
@@ -340,8 +342,10 @@ class ScriptsTest(parameterized.TestCase):
 
     def test_a_stream_shows_its_first_document_and_the_validation(self):
         printed = self.pre_train(
-            [{"text": line} for line in sentences(300)], "--streaming", "--max_eval_samples", "4", "--dry_run"
+            [{"text": f"{line} {line} {line}"} for line in sentences(300)],
+            *("--streaming", "--max_eval_samples", "4", "--dry_run"),
         )
+        self.assertRegex(printed, r"\nknown +copies of the \d+ held-out documents are left out of the stream\n")
         self.assertIn("first of block 1", printed)
         self.assertIn("validation target", printed)
 

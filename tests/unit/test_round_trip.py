@@ -239,7 +239,7 @@ class NewTokenizerTest(TestCase):
         chooser, folder = random.Random(0), self.folder / "new"
         folder.mkdir()
         words = "\u0645\u06cc\u200c\u0631\u0648\u0645"
-        texts = [f"{line} {words}" if chooser.random() < 0.25 else line for line in sentences(700)]
+        texts = [f"{line} {words}" if chooser.random() < 0.25 else line for line in sentences(490)]
         (folder / "train.txt").write_text("\n".join(texts) + "\n")
         (folder / "held.txt").write_text("\n".join(f"{line} {{" for line in sentences(50)) + "\n")
         out, share = str(folder / "out"), round(100 * sum(words in text for text in texts) / len(texts))
@@ -248,5 +248,5 @@ class NewTokenizerTest(TestCase):
             create_tokenizer.main([*flags, "--vocab_size", "400", "--output_dir", out])
         rows = printed.getvalue().splitlines()
         (row,) = (line for line in rows if line.startswith("lost by the tokenizer"))
-        self.assertIn(f"U+200C zero width non-joiner in {share} % of training, 0 % of held-out documents", row)
-        self.assertIn("{ in 0 % of training, 100 % of held-out documents (<unk>)", row)
+        self.assertIn(f"U+200C zero width non-joiner in {share} % of training documents, ", row)
+        self.assertIn("{ in 100 % of held-out documents (<unk>)", row)
