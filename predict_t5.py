@@ -5,7 +5,6 @@ r"""Answer the inputs of a file with a fine-tuned checkpoint: one line of answer
     python predict_t5.py --model_name_or_path google/flan-t5-xl --input_file questions.jsonl --bf16 \
         --source_column question --source_prefix "Answer: " --do_sample --top_p 0.9 --num_return_sequences 5
     python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
-    python predict_t5.py --model_name_or_path out/fine_tune_t5 --web     # a page in the browser, on 127.0.0.1
 
 Prefix, columns and lengths are those of the task in the checkpoint's task.json; without this file the model reads each
 text unchanged. An input is a line of a text file, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The
@@ -21,29 +20,24 @@ if __name__ == "__main__":
 
 
 import contextlib
-import copy
-import importlib.util
 import itertools
 import json
-import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 
 from arguments.model import DTYPE, FORM_RULES, LOAD_IN_4BIT, LOAD_IN_8BIT, check_form
 from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import check_folder, check_rules, exit_on_user_error, option, parse_arguments, refuse
+from common.command_line import Flags, check_folder, check_rules, exit_on_user_error, option, parse_arguments, refuse
 from common.digests import contents_digest
 from common.errors import UserError
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
@@ -53,32 +47,16 @@ from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
 from corpora.files import check_file
 from corpora.preview import UNCUT, Shown, described_spread, print_preview, spread
 from corpora.tokenizers import load_tokenizer
-from model_t5 import fit_vocabulary, load_to_answer
+from foundry.features import Features, features_of
 from modeling.frozen import form_of
 from modeling.generation_settings import deciding_settings
-from modeling.loss import nats_of
-from modeling.rows_at_a_time import parts, rows_to_score
 from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_options
-from tasks.examples import answer_length, class_label_ids, decode_texts
+from tasks.answering import Engine, Plan, answer_window, summary, task_folder, tokenised, with_transformers
+from tasks.examples import answer_length, class_label_ids
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
-from tasks.registry import as_list, source_text
 
 GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
-Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
-
-
-class Engine(NamedTuple):
-    """A loaded model of one --backend, as functions.
-
-    write: tokenised sources, a list of B -> (token ids [B * count, T], the best answer to a source first; their
-    log-probabilities, None if count is 1). score: (a tokenised source, the class labels [C, T] of `class_label_ids`) ->
-    C log-probabilities. All are in nats. settings: the search settings that decide the answers.
-    """
-
-    write: Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
-    score: Callable[[list[int], torch.Tensor], list[float]]
-    settings: dict
 
 
 @dataclass
@@ -90,7 +68,6 @@ class PredictionArguments:
     model_name_or_path: str = option(FineTuningArguments.output_dir, "Folder or Hub name of the checkpoint.")
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")
-    web: bool = option(False, "Open a page on this machine to try the model, instead of answering --input_file.")
     output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
     overwrite_output_file: bool = option(False, "Start again instead of resuming --output_file.")
     source_column: list[str] | None = option(None, "Columns of --input_file to read. Not set: the task's.")
@@ -139,52 +116,16 @@ class SearchArguments:
     no_repeat_ngram_size: int | None = option(None, "No sequence of N tokens occurs twice.", at_least=0)
 
 
-@dataclass
-class Plan:
-    """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
-
-    lengths: {tokens of a text, cut at --max_source_length: how many had as many so far}.
-    """
-
-    args: PredictionArguments
-    entry: dict
-    reader: InputReader
-    tokenizer: PreTrainedTokenizerBase
-    search: dict
-    lengths: Counter = field(default_factory=Counter)
-
-    @property
-    def count(self) -> int:
-        """Texts for each input."""
-        return self.search.get("num_return_sequences", 1)
-
-
-DATACLASSES = [PredictionArguments, SearchArguments]
-_RULES = (
-    (
-        "input_file output_file overwrite_output_file max_samples",
-        lambda args: args.web,
-        "is for the inputs of a file, and --web opens a page for yours: leave one of them out",
-    ),
-    (
-        "web",
-        lambda _: importlib.util.find_spec("gradio") is None,
-        "needs gradio: pip install -r requirements/web.txt",
-    ),
-    (
-        "web",
-        lambda _: int(os.environ.get("WORLD_SIZE", "1")) > 1,
-        "one process answers a page: start it with python, without a launcher",
-    ),
-)
+DATACLASSES = [PredictionArguments, SearchArguments, *features_of("predict_t5")]
 
 
 def parse_flags(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
-    args, search_args = parse_arguments(DATACLASSES, argv, about=__doc__)
-    check_rules(args, _RULES)
-    if not args.web:
-        check_files(args)
+    args, search_args, *found = parse_arguments(DATACLASSES, argv, about=__doc__)
+    features = Features(found)
+    features.check_rules(Flags(args, search_args, *features.all))
+    if features.instead() is None:
+        check_files(args, features)
     entry, record = recorded_task(str(task_folder(args)), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
@@ -203,16 +144,18 @@ def parse_flags(argv: list[str] | None) -> Plan:
         raise UserError(
             "--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other tokens than transformers"
         )
-    plan = Plan(args, entry, InputReader(entry, args.source_column, record.get("tsv_header")), tokenizer, search)
+    reader = InputReader(entry, args.source_column, record.get("tsv_header"))
+    plan = Plan(args, entry, reader, tokenizer, search, features)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
 
 
-def check_files(args: PredictionArguments) -> None:
+def check_files(args: PredictionArguments, features: Features) -> None:
     """Completes --output_file. UserError if it or --input_file cannot be used."""
     if args.input_file is None:
-        raise UserError("--input_file: name the file whose lines or rows are to be answered, or give --web")
+        others = "".join(f", or give --{feature.instead}" for feature in features.all if feature.instead)
+        raise UserError(f"--input_file: name the file whose lines or rows are to be answered{others}")
     check_file("--input_file", Path(args.input_file))
     args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
     if Path(args.output_file).absolute() == Path(args.input_file).absolute():
@@ -239,12 +182,6 @@ def search_of(flags: SearchArguments, record: dict, longest: int, folder: str) -
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
     return search
-
-
-def task_folder(args: PredictionArguments) -> Path:
-    """The folder with tokenizer and task.json: the model's, or the one above an engine's."""
-    folder = Path(args.model_name_or_path)
-    return folder.parent if (folder / CTRANSLATE2_TOKENS).is_file() else folder
 
 
 def engine_folder(name: str) -> Path:
@@ -281,57 +218,6 @@ def settings_of(plan: Plan) -> dict:
 
 
 # ---------------------------------------------------------------- what generates
-def with_transformers(plan: Plan, device: torch.device) -> Engine:
-    """The Engine of `--backend transformers`, which answers by `generate`."""
-    args, form, tokenizer = plan.args, form_of(plan.args), plan.tokenizer
-    model = load_to_answer(args.model_name_or_path, args.attn_implementation, form, device, args.bf16)
-    fit_vocabulary(model, len(tokenizer))
-    model = model.to(device, torch.bfloat16 if args.bf16 and form == "float32" else None).eval()
-    mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and form != "float32")
-    model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
-    search = {"do_sample": False, "num_return_sequences": 1} | plan.search
-
-    def padded(sources: list[list[int]]) -> dict[str, torch.Tensor]:
-        return tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
-
-    @torch.no_grad()
-    @mixed
-    def write(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
-        batch = padded(sources)
-        written = model.generate(**batch, **search)
-        scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else None
-        return written.cpu().numpy(), scores
-
-    @torch.no_grad()
-    @mixed
-    def score(source: list[int], texts: torch.Tensor) -> list[float]:
-        start = torch.full((len(texts), 1), model.config.decoder_start_token_id)
-        written = torch.cat([start, texts.clamp(min=0)], dim=1).to(device)  # behind EOS nothing counts
-        return log_probabilities(model, padded([source]), written, len(texts))
-
-    followed = copy.deepcopy(model.generation_config)
-    followed.update(**search)
-    return Engine(write, score, deciding_settings(followed))
-
-
-def log_probabilities(
-    model: PreTrainedModel, batch: dict[str, torch.Tensor], written: torch.Tensor, count: int
-) -> list[float]:
-    """The log-probability in nats of each text, EOS included. written: [B * count, T], beginning with the start token;
-    batch: the B sources."""
-    labels = written[:, 1:].clone()
-    # An instruction-tuned T5Gemma has several EOS tokens. A text ends with the first one; the rest of a row is padding.
-    ends = torch.isin(labels, torch.tensor(as_list(model.generation_config.eos_token_id), device=labels.device)).long()
-    labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
-    repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
-    rows = repeated | {"decoder_input_ids": written[:, :-1], "labels": labels}
-    found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
-    for part in parts(rows, size):
-        wanted = part.pop("labels")
-        found += nats_of(model(**part).logits, wanted).sum(dim=1).neg().tolist()
-    return found
-
-
 def with_ctranslate2(plan: Plan, _: object) -> Engine:
     """The Engine of `--backend ctranslate2`, which searches as transformers does."""
     folder, config = task_folder(plan.args), GenerationConfig()
@@ -360,40 +246,6 @@ ENGINES = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}
 
 
 # ---------------------------------------------------------------- answering
-def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm, first: int) -> list[dict]:
-    """The records of some inputs, returned in every process. Their texts are sorted by length and cut into batches,
-    which the processes take in turn.
-
-    first: the number of the first of these inputs.
-    """
-    state, texts = PartialState(), [text for item in items for text in item.texts]
-    ids = tokenised(texts, plan)
-    plan.lengths.update(map(len, ids))
-    order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
-    size = plan.args.batch_size
-    batches = [order[start : start + size] for start in range(0, len(order), size)]
-    found = []
-    for number in range(state.process_index, len(batches), state.num_processes):
-        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
-        tokens, scores = engine.write([ids[text] for text in batches[number]])
-        texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
-        written = list(zip(texts_written, scores or [None] * len(tokens), strict=True))
-        candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
-        if plan.count > 1 and plan.search.get("do_sample"):  # beams are sorted already
-            candidates = [sorted(drawn, key=lambda one: -one[1]) for drawn in candidates]
-        found += zip(batches[number], candidates, strict=True)
-        progress.update(sum(map(len, batches[number : number + state.num_processes])))
-    by_text = dict(gather_object(found) if state.num_processes > 1 else found)
-    in_order = iter([by_text[number] for number in range(len(texts))])
-    return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
-
-
-def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:
-    """Token ids of the texts, cut at the task's source length, or at `most` tokens."""
-    cut = dict(max_length=most or plan.entry["max_source_length"], truncation=True)
-    return plan.tokenizer(texts, **cut)["input_ids"] if texts else []
-
-
 def first_text(plan: Plan) -> list[list[Shown]]:
     """The first text that the model reads, as it reads it, for the preview; [] if all inputs are empty."""
     texts = itertools.islice(itertools.chain.from_iterable(item.texts for item in read_inputs(plan)), 1)
@@ -402,23 +254,14 @@ def first_text(plan: Plan) -> list[list[Shown]]:
     ]
 
 
-def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
-    """A line of the output: the row, its prediction, and, if there are several texts for an input, all with scores."""
-    record = item.row | {"prediction": item.answer([found[0][0] for found in candidates])}
-    if plan.count > 1:
-        best = candidates[0] if candidates else []
-        record["n_best"] = [{"prediction": text, "log_probability": round(score, 4)} for text, score in best]
-    return record
-
-
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
-    """Runs the script; returns {"inputs": how many there are, "answered": how many of them by this run}. With --web it
-    serves the page until Ctrl-C, and both are 0."""
+    """Runs the script; returns {"inputs": how many there are, "answered": how many of them by this run}. Both are 0 if
+    a feature works in place of the script."""
     plan = parse_flags(argv)
     args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
-    if args.web:
-        show_page(plan, state.device)
+    if (feature := plan.features.instead()) is not None:
+        feature.work(plan, ENGINES[args.backend](plan, state.device))
         return {"inputs": 0, "answered": 0}
     sizes = [len(item.texts) for item in read_inputs(plan)]  # a broken row is found before the long work
     settings, output = settings_of(plan), None
@@ -462,61 +305,6 @@ def main(argv: list[str] | None = None) -> dict:
     end_summary(rows)
     finish_process_group()
     return {"inputs": len(sizes), "answered": answered}
-
-
-def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
-    """The rows of the printed plan. inputs: what is answered. engine: None if nothing is left to be answered."""
-    search = None
-    if engine is not None:
-        kind = [] if "num_beams" in engine.settings or plan.search.get("do_sample") else ["greedy"]
-        search = ", ".join(kind + [f"{name} {value}" for name, value in (engine.settings | plan.search).items()])
-    return {
-        "model": f"{plan.args.model_name_or_path}, {plan.args.backend}",
-        "inputs": inputs,
-        "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
-        "search": search,
-    }
-
-
-# ---------------------------------------------------------------- a page to try it
-def show_page(plan: Plan, device: torch.device) -> None:
-    """Opens the page of --web, and answers its inputs until Ctrl-C."""
-    from publishing.web_page import open_page
-
-    engine, labels = ENGINES[plan.args.backend](plan, device), class_label_ids(plan.entry, plan.tokenizer)
-    rows = summary(plan, f"those of the page: {', '.join(plan.reader.inputs)}", engine)
-    start_summary(rows, title="a page to try the model")
-
-    def answer(row: dict[str, str]) -> dict:
-        item = plan.reader.made({}, row)
-        (record,) = answer_window([item], engine, plan, tqdm(disable=True), first=0)
-        sources = tokenised(item.texts, plan)
-        record["read"] = "\n".join(map(as_read, item.texts, sources))
-        if labels is not None and item.texts:
-            (source,) = sources
-            chances = torch.tensor(engine.score(source, labels)).softmax(dim=0).tolist()
-            record["labels"] = dict(zip(plan.entry["labels"], chances, strict=True))
-        return record
-
-    def as_read(text: str, source: list[int]) -> str:
-        """What the model reads of a text, decoded from its ids, of which the last is EOS."""
-        ends = source[-1:] == [plan.tokenizer.eos_token_id]
-        read, whole = (
-            plan.tokenizer.decode(source[:-1] if ends else source),
-            len(plan.tokenizer(text, verbose=False)["input_ids"]),
-        )
-        return read if whole == len(source) else f"{read} ... (cut: {len(source):,} of {whole:,} tokens)"
-
-    shown = {"n_best": f"all answers, the best first by {order_of(engine, plan)}"} if plan.count > 1 else {}
-    shown |= {} if labels is None else {"labels": "probability of each class"}
-    open_page(Path(plan.args.model_name_or_path).name, rows["model reads"], plan.reader.inputs, shown, answer)
-
-
-def order_of(engine: Engine, plan: Plan) -> str:
-    """By what the texts of an input are sorted. Beam search divides by a power of the length; tokens include EOS."""
-    search = engine.settings | plan.search
-    power = 0 if search.get("do_sample") else search.get("length_penalty", 1.0)
-    return f"log_probability / tokens ** {power:g}" if power else "log_probability"
 
 
 if __name__ == "__main__":

@@ -438,8 +438,7 @@ def decide_features(args: T5TrainingArguments, *groups: Any) -> None:
     """Sets the flags that follow from the features that are on. groups: further flags of the run. UserError for flags
     of features that do not go together."""
     flags = Flags(*groups, *args.groups)
-    for feature in args.features.all:
-        check_rules(flags, feature.rules, args.given)
+    args.features.check_rules(flags, args.given)
     for feature in args.features:
         args.__dict__.update(feature.decide(flags))
 

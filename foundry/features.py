@@ -12,10 +12,10 @@ its methods are what the core calls. The core finds the folders that are there, 
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.command_line import Flags, Rules
+from common.command_line import Flags, Rules, check_rules
 from common.errors import UserError
 from common.reports import PROJECT
 
@@ -30,6 +30,7 @@ class Feature:
 
     rules: ClassVar[Rules] = ()  # checked with all flags of the run (`Flags`), also while the feature is off
     decisive: ClassVar[Sequence[str]] = ()  # flags that a resumed run must keep
+    instead: ClassVar[str] = ""  # the flag with which it works in place of the script (`work`)
     logit_copies: ClassVar[int] = 0  # float32 tensors of a chunk's logits that its loss adds, for the memory plan
 
     def is_on(self) -> bool:
@@ -83,6 +84,9 @@ class Feature:
         """UserError if it is not as it was in the run of the checkpoint, whose run.json is `run`. Called also while the
         feature is off, which may be the difference."""
 
+    def work(self, plan: Any, engine: Any) -> None:
+        """What predict_t5.py does in place of answering a file. plan, engine: of tasks/answering.py."""
+
 
 class Features:
     """The features of a run. Iterates over those that are on; `all` has every one that the script knows."""
@@ -96,6 +100,15 @@ class Features:
     def flags(self) -> dict[str, Any]:
         """{flag: value} of all of them."""
         return {field.name: getattr(each, field.name) for each in self.all for field in dataclasses.fields(each)}
+
+    def check_rules(self, flags: Flags, given: Collection[str] = ()) -> None:
+        """UserError for a flag that does not go with the features, also with those that are off."""
+        for feature in self.all:
+            check_rules(flags, feature.rules, given)
+
+    def instead(self) -> Feature | None:
+        """The one that works in place of the script, None if the script does its own work."""
+        return next((feature for feature in self if feature.instead), None)
 
     def loaded(self, model: "PreTrainedModel", overrides: dict) -> None:
         """Lets them change a checkpoint's model. UserError for an override that none of them understands."""

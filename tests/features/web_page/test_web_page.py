@@ -28,7 +28,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
 import predict_t5
-from publishing import web_page
+from features.web_page import page as web_page
+from features.web_page.answers import order_of
 
 ROOT = Path(constants.__file__).parent
 PAIRS = [("old fox number 7", "very old fox"), ("yes no", "answer 3"), ("", "")]
@@ -155,6 +156,12 @@ class WebPageTest(parameterized.TestCase):
         self.assertNotIn("<img", shown)
         labels = [part["props"].get("label") for part in parts]
         self.assertIn("all answers, the best first by log_probability / tokens ** 1", labels)
+
+    @parameterized.parameters((0.0, "log_probability"), (1.0, "log_probability / tokens ** 1"))
+    def test_the_order_of_beams_is_named(self, power, order):
+        """That of the scores of `generate`: test_beams_come_in_the_order_of_their_scores (test_predict_t5.py)."""
+        plan = mock.Mock(search=dict(num_beams=4, length_penalty=power))
+        self.assertEqual(order_of(mock.Mock(settings={}), plan), order)
 
     @parameterized.parameters("transformers", "ctranslate2")
     def test_probabilities_of_the_classes(self, backend):
