@@ -4,7 +4,6 @@ r"""Answer the inputs of a file with a fine-tuned checkpoint: one line of answer
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --input_file new.csv --source_column body --num_beams 4
     python predict_t5.py --model_name_or_path google/flan-t5-xl --input_file questions.jsonl --bf16 \
         --source_column question --source_prefix "Answer: " --do_sample --top_p 0.9 --num_return_sequences 5
-    python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
 
 Prefix, columns and lengths are those of the task in the checkpoint's task.json; without this file the model reads each
 text unchanged. An input is a line of a text file, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The
@@ -27,7 +26,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -37,24 +35,24 @@ from transformers import GenerationConfig
 from arguments.model import DTYPE, FORM_RULES, LOAD_IN_4BIT, LOAD_IN_8BIT, check_form
 from arguments.own_pairs import column_names, prefix_of
 from arguments.training import FineTuningArguments
-from common.command_line import Flags, check_folder, check_rules, exit_on_user_error, option, parse_arguments, refuse
+from common.command_line import Flags, check_folder, check_rules, exit_on_user_error, option, parse_arguments
 from common.digests import contents_digest
 from common.errors import UserError
 from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
 from common.reports import end_summary, start_summary
 from common.whole_folders import told_if_full
-from constants import ATTENTION_IMPLEMENTATIONS, IGNORE_INDEX, TASK_RECORD
+from constants import ATTENTION_IMPLEMENTATIONS, TASK_RECORD
 from corpora.files import check_file
 from corpora.preview import UNCUT, Shown, described_spread, print_preview, spread
 from corpora.tokenizers import load_tokenizer
 from foundry.features import Features, features_of
 from modeling.frozen import form_of
-from modeling.generation_settings import deciding_settings
-from publishing.exports import CTRANSLATE2_TOKENS, CTranslate2Engine, ctranslate2_options
-from tasks.answering import Engine, Plan, answer_window, summary, task_folder, tokenised, with_transformers
+from tasks.answering import Engine, Plan, answer_window, summary, tokenised, with_transformers
 from tasks.examples import answer_length, class_label_ids
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
 
+FEATURES = features_of("predict_t5")
+BACKENDS = tuple(name for feature in FEATURES for name in feature.backends)
 GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 
@@ -76,7 +74,7 @@ class PredictionArguments:
     max_source_length: int | None = option(None, "Source tokens; longer ones are cut. Not set: the task's.", at_least=2)
     batch_size: int = option(32, "Inputs per process and batch.", at_least=1)
     max_samples: int | None = option(None, "Answer the first N inputs only.", at_least=1)
-    backend: str = option("transformers", "Library that generates.", choices=("transformers", "ctranslate2"))
+    backend: str = option("transformers", "Library that generates.", choices=("transformers", *BACKENDS))
     bf16: bool = option(False, "Weights in bfloat16; with the next three flags: autocast to it.")
     load_in_4bit: bool = LOAD_IN_4BIT
     load_in_8bit: bool = LOAD_IN_8BIT
@@ -116,7 +114,7 @@ class SearchArguments:
     no_repeat_ngram_size: int | None = option(None, "No sequence of N tokens occurs twice.", at_least=0)
 
 
-DATACLASSES = [PredictionArguments, SearchArguments, *features_of("predict_t5")]
+DATACLASSES = [PredictionArguments, SearchArguments, *FEATURES]
 
 
 def parse_flags(argv: list[str] | None) -> Plan:
@@ -126,26 +124,21 @@ def parse_flags(argv: list[str] | None) -> Plan:
     features.check_rules(Flags(args, search_args, *features.all))
     if features.instead() is None:
         check_files(args, features)
-    entry, record = recorded_task(str(task_folder(args)), args.dataset_name)
+    folder = features.model_folder(Path(args.model_name_or_path))
+    entry, record = recorded_task(str(folder), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
     if not record and args.source_column:
         entry = entry | {"inputs": {"" if len(args.source_column) == 1 else name: name for name in args.source_column}}
     if args.max_source_length:
         entry = entry | {"max_source_length": args.max_source_length}
-    tokenizer = load_tokenizer(args.tokenizer_name or str(task_folder(args)), "--model_name_or_path")
+    tokenizer = load_tokenizer(args.tokenizer_name or str(folder), "--model_name_or_path")
     longest = answer_length(entry, class_label_ids(entry, tokenizer))
-    search = search_of(search_args, record, longest, str(task_folder(args)))
+    search = search_of(search_args, record, longest, str(folder))
     check_rules(args, FORM_RULES)
     check_form(args, args)
-    if args.backend == "ctranslate2":
-        refuse(args, "load_in_4bit load_in_8bit dtype", "is PyTorch's: leave it out with --backend ctranslate2")
-    if args.backend == "ctranslate2" and (search.get("do_sample") or args.bf16):
-        raise UserError(
-            "--backend ctranslate2: excludes --bf16, and --do_sample, which would draw other tokens than transformers"
-        )
     reader = InputReader(entry, args.source_column, record.get("tsv_header"))
-    plan = Plan(args, entry, reader, tokenizer, search, features)
+    plan = Plan(args, folder, entry, reader, tokenizer, search, features)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
@@ -184,18 +177,6 @@ def search_of(flags: SearchArguments, record: dict, longest: int, folder: str) -
     return search
 
 
-def engine_folder(name: str) -> Path:
-    """The folder that CTranslate2 loads: the one named, or the only one in an export. UserError if there is none."""
-    places = (CTRANSLATE2_TOKENS, f"*/{CTRANSLATE2_TOKENS}")
-    found = sorted(file.parent for place in places for file in Path(name).glob(place))
-    if len(found) != 1:
-        raise UserError(
-            f"--model_name_or_path {name}: --backend ctranslate2 needs a folder that export_checkpoint.py "
-            f"--formats ctranslate2 wrote; found {', '.join(map(str, found)) or 'none'}"
-        )
-    return found[0]
-
-
 def read_inputs(plan: Plan) -> Iterator[Input]:
     """The inputs to be answered, read from the file each time."""
     return itertools.islice(plan.reader.read(Path(plan.args.input_file)), plan.args.max_samples)
@@ -217,32 +198,10 @@ def settings_of(plan: Plan) -> dict:
     return json.loads(json.dumps(settings))
 
 
-# ---------------------------------------------------------------- what generates
-def with_ctranslate2(plan: Plan, _: object) -> Engine:
-    """The Engine of `--backend ctranslate2`, which searches as transformers does."""
-    folder, config = task_folder(plan.args), GenerationConfig()
-    if (folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
-        config = GenerationConfig.from_pretrained(folder)
-    config.update(**plan.search)
-    options = ctranslate2_options(config, plan.tokenizer.eos_token_id, plan.count)
-    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
-
-    def write(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
-        ids = engine.tokens(sources, options)
-        repeated = [source for source in sources for _ in range(plan.count)]
-        scores = scored(repeated, ids) if plan.count > 1 else None
-        return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T, scores
-
-    def scored(sources: list[list[int]], texts: list[list[int]]) -> list[float]:
-        return list(map(sum, engine.log_probs(sources, texts, plan.tokenizer.eos_token_id)))
-
-    def score(source: list[int], texts: torch.Tensor) -> list[float]:
-        return scored([source] * len(texts), [text[text.ne(IGNORE_INDEX)].tolist() for text in texts])
-
-    return Engine(write, score, deciding_settings(config))
-
-
-ENGINES = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}
+def engine_of(plan: Plan, device: torch.device) -> Engine:
+    """The Engine of --backend."""
+    engines = {name: feature.engine for feature in plan.features for name in feature.backends}
+    return engines.get(plan.args.backend, with_transformers)(plan, device)
 
 
 # ---------------------------------------------------------------- answering
@@ -261,7 +220,7 @@ def main(argv: list[str] | None = None) -> dict:
     plan = parse_flags(argv)
     args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
     if (feature := plan.features.instead()) is not None:
-        feature.work(plan, ENGINES[args.backend](plan, state.device))
+        feature.work(plan, engine_of(plan, state.device))
         return {"inputs": 0, "answered": 0}
     sizes = [len(item.texts) for item in read_inputs(plan)]  # a broken row is found before the long work
     settings, output = settings_of(plan), None
@@ -275,7 +234,7 @@ def main(argv: list[str] | None = None) -> dict:
         with told_if_full(f"--output_file {args.output_file}", GO_ON):
             output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
     (done,) = broadcast_object_list([output and output.done])
-    engine = ENGINES[args.backend](plan, state.device) if done < len(sizes) else None
+    engine = engine_of(plan, state.device) if done < len(sizes) else None
     rows = summary(plan, f"{len(sizes):,} of {args.input_file}", engine)
     rows["inputs"] += f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
     rows |= {"continued": f"{done:,} were answered before" if done else None, "written to": args.output_file}

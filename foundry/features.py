@@ -20,6 +20,9 @@ from common.errors import UserError
 from common.reports import PROJECT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -31,6 +34,8 @@ class Feature:
     rules: ClassVar[Rules] = ()  # checked with all flags of the run (`Flags`), also while the feature is off
     decisive: ClassVar[Sequence[str]] = ()  # flags that a resumed run must keep
     instead: ClassVar[str] = ""  # the flag with which it works in place of the script (`work`)
+    backends: ClassVar[Sequence[str]] = ()  # values of --backend of predict_t5.py whose `engine` it has
+    formats: ClassVar[Sequence[str]] = ()  # values of --formats of export_checkpoint.py that `export` writes
     logit_copies: ClassVar[int] = 0  # float32 tensors of a chunk's logits that its loss adds, for the memory plan
 
     def is_on(self) -> bool:
@@ -84,6 +89,19 @@ class Feature:
         """UserError if it is not as it was in the run of the checkpoint, whose run.json is `run`. Called also while the
         feature is off, which may be the difference."""
 
+    def export(self, kind: str, original: Any, folder: "Path") -> tuple[dict, str]:
+        """Writes one of its `formats` into a new folder and loads it again; returns (its comparison with PyTorch, one
+        line about it). original: of publishing/exports.py. UserError if it differs too much."""
+        raise NotImplementedError
+
+    def model_folder(self, folder: "Path") -> "Path":
+        """The folder with the tokenizer and task.json, if `folder` is one that `export` has written; else `folder`."""
+        return folder
+
+    def engine(self, plan: Any, device: "torch.device") -> Any:
+        """The Engine (tasks/answering.py) of one of its `backends`."""
+        raise NotImplementedError
+
     def work(self, plan: Any, engine: Any) -> None:
         """What predict_t5.py does in place of answering a file. plan, engine: of tasks/answering.py."""
 
@@ -109,6 +127,12 @@ class Features:
     def instead(self) -> Feature | None:
         """The one that works in place of the script, None if the script does its own work."""
         return next((feature for feature in self if feature.instead), None)
+
+    def model_folder(self, folder: "Path") -> "Path":
+        """The folder with the tokenizer and task.json: `folder`, or the one above what a feature has exported."""
+        for feature in self:
+            folder = feature.model_folder(folder)
+        return folder
 
     def loaded(self, model: "PreTrainedModel", overrides: dict) -> None:
         """Lets them change a checkpoint's model. UserError for an override that none of them understands."""

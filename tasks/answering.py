@@ -21,7 +21,6 @@ from modeling.frozen import form_of
 from modeling.generation_settings import deciding_settings
 from modeling.loss import nats_of
 from modeling.rows_at_a_time import parts, rows_to_score
-from publishing.exports import CTRANSLATE2_TOKENS
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import as_list, source_text
@@ -46,10 +45,12 @@ class Engine(NamedTuple):
 class Plan:
     """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
 
-    lengths: {tokens of a text, cut at --max_source_length: how many had as many so far}.
+    folder: has the tokenizer and task.json. lengths: {tokens of a text, cut at --max_source_length: how many had as
+    many so far}.
     """
 
     args: Any  # the flags of predict_t5.py
+    folder: Path
     entry: dict
     reader: InputReader
     tokenizer: PreTrainedTokenizerBase
@@ -61,12 +62,6 @@ class Plan:
     def count(self) -> int:
         """Texts for each input."""
         return self.search.get("num_return_sequences", 1)
-
-
-def task_folder(args: Any) -> Path:
-    """The folder with tokenizer and task.json: the model's, or the one above an engine's."""
-    folder = Path(args.model_name_or_path)
-    return folder.parent if (folder / CTRANSLATE2_TOKENS).is_file() else folder
 
 
 # ---------------------------------------------------------------- what generates

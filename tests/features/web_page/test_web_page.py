@@ -115,7 +115,7 @@ class WebPageTest(parameterized.TestCase):
         run_main(predict_t5.main, "--use_cpu", *files, *flags)
         return [json.loads(line) for line in out.read_text().splitlines()]
 
-    @parameterized.product(backend=("transformers", "ctranslate2"), beams=(1, 3))
+    @parameterized.product(backend=("transformers", *predict_t5.BACKENDS), beams=(1, 3))
     def test_the_answers_are_those_of_predict_t5(self, backend, beams):
         flags = ["--model_name_or_path", self.model(), "--backend", backend, "--max_new_tokens", 6]
         flags += ["--num_beams", beams, "--num_return_sequences", beams]
@@ -163,7 +163,7 @@ class WebPageTest(parameterized.TestCase):
         plan = mock.Mock(search=dict(num_beams=4, length_penalty=power))
         self.assertEqual(order_of(mock.Mock(settings={}), plan), order)
 
-    @parameterized.parameters("transformers", "ctranslate2")
+    @parameterized.parameters("transformers", *predict_t5.BACKENDS)
     def test_probabilities_of_the_classes(self, backend):
         """Those of plain transformers: each label's loss, times its tokens, softmaxed."""
         folder = self.model()
