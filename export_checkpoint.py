@@ -1,8 +1,8 @@
-"""Export any checkpoint as a clean Hugging Face folder with a model card, and for other libraries.
+"""Export any checkpoint as a clean Hugging Face folder, and for other libraries.
 
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --output_dir out/export
     python export_checkpoint.py --model_name_or_path out/pre_train_t5/checkpoint-2000 --dtype bfloat16
-    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
+    python export_checkpoint.py --model_name_or_path google/flan-t5-small --samples_file my_texts.txt
 
 Reads the checkpoints of our runs under any launcher, and LoRA's matrices, which it merges. Each format is loaded again
 and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, and log-probabilities equal
@@ -25,7 +25,6 @@ from arguments.training import PreTrainingArguments
 from common.command_line import (
     Flags,
     check_output_dir,
-    check_repository_name,
     exit_on_user_error,
     option,
     parse_arguments,
@@ -45,9 +44,7 @@ from modeling.generation_settings import drop_idle_search
 from modeling.loading import load_config
 from modeling.low_rank import WEIGHTS as LOW_RANK
 from publishing.exports import Original, compare, described, encode, pytorch_answers
-from publishing.hub_uploads import described as described_upload
-from publishing.hub_uploads import published, upload
-from publishing.model_cards import first_entry, model_card, read_run, task_of
+from publishing.records import first_entry, read_run, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
@@ -88,10 +85,6 @@ class ExportArguments:
     dtype: str = option("float32", "Type of the weights in the Hugging Face folder.", choices=tuple(DTYPES))
     samples_file: str | None = option(None, "File of these texts: lines, or rows with `source` (predictions.jsonl).")
     num_samples: int = option(8, "Texts to compare on.", at_least=1)
-    license: str | None = option(None, "Licence for the model card, such as apache-2.0.")
-    language: list[str] | None = option(None, "Languages for the model card, such as en it.")
-    push_to_hub: str | None = option(None, "Upload the folder to this model repository, such as me/my-t5.")
-    hub_private: bool = option(False, "Make the repository private when it is created.")
 
 
 DATACLASSES = [ExportArguments, *FEATURES]
@@ -102,8 +95,6 @@ def check_flags(args: ExportArguments) -> None:
     if args.samples_file:
         check_file("--samples_file", Path(args.samples_file))
     check_output_dir(args.output_dir, args.overwrite_output_dir, [args.model_name_or_path])
-    if args.push_to_hub:
-        check_repository_name("--push_to_hub", args.push_to_hub)
 
 
 def find_checkpoint(name: str) -> str:
@@ -201,8 +192,11 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     """Runs the script; returns {format: its comparison with PyTorch}."""
     args, *groups = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(groups)
-    features.check_rules(Flags(args, *groups))
+    flags = Flags(args, *groups)
+    features.check_rules(flags)
     check_flags(args)
+    for feature in features:
+        feature.decide(flags)
     checkpoint = find_checkpoint(args.model_name_or_path)
     folders = (Path(checkpoint), Path(checkpoint).parent)
     run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
@@ -224,7 +218,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         f"about {human_bytes(8 * weights)} of the machine's: two models in float32, before and after export"
     )
     plan["compared on"] = f"{len(texts)} texts: {texts_from}"
-    plan["upload"] = args.push_to_hub and described_upload(args.push_to_hub)
+    for feature in features:
+        plan |= feature.plan(args, model)
     start_summary(plan, title="export")
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
         beams = read_record(checkpoint).get("generation_num_beams")
@@ -235,18 +230,12 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
                 print_once(f"{file} is a link, and links are not exported")
             elif file.is_file():
                 shutil.copy(file, folder / file.name)
-        name, language = args.push_to_hub or Path(args.output_dir).name, args.language
-        given = dict(license=args.license, language=language[0] if language and len(language) == 1 else language)
-        card = model_card(name, record, model, found, (folder / "loss.png").is_file(), **given)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-    address = None
-    if args.push_to_hub:
-        try:
-            folder, private = Path(args.output_dir), args.hub_private or None
-            address = upload(folder, published(folder, others), args.push_to_hub, private, "Model and card")
-        except ValueError as error:
-            raise UserError(f"{error}; --overwrite_output_dir lets the same command try again") from None
-    end_summary(rows | {"written to": args.output_dir, "uploaded to": address}, title="exported")
+        for feature in features:
+            feature.complete(folder, Path(args.output_dir), record, model, found)
+    rows["written to"] = args.output_dir
+    for feature in features:
+        rows |= feature.exported(Path(args.output_dir), others)
+    end_summary(rows, title="exported")
     return found
 
 

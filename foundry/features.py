@@ -13,7 +13,7 @@ its methods are what the core calls. The core finds the folders that are there, 
 import dataclasses
 import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from common.command_line import Flags, Rules, check_rules
 from common.errors import UserError
@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
+class Uploads(Protocol):
+    """What T5Trainer and TrainingRun ask of something that uploads, in the first process."""
+
+    def start(self, checkpoint: "Path", step: int) -> None:
+        """Starts to upload a whole checkpoint, in the background."""
+
+    def wait(self) -> None:
+        """Waits until a checkpoint may be deleted."""
+
+    def finish(self, model: "PreTrainedModel") -> str:
+        """Uploads the finished run; returns its address. UserError if that fails."""
+
+
 @dataclasses.dataclass
 class Feature:
     """What the core asks of a feature, each in one place. All methods but `is_on` and `check_resumed` are called only
@@ -33,6 +46,7 @@ class Feature:
 
     rules: ClassVar[Rules] = ()  # checked with all flags of the run (`Flags`), also while the feature is off
     decisive: ClassVar[Sequence[str]] = ()  # flags that a resumed run must keep
+    takes: ClassVar[Sequence[str]] = ()  # flags of transformers that have an effect only with it
     instead: ClassVar[str] = ""  # the flag with which it works in place of the script (`work`)
     backends: ClassVar[Sequence[str]] = ()  # values of --backend of predict_t5.py whose `engine` it has
     formats: ClassVar[Sequence[str]] = ()  # values of --formats of export_checkpoint.py that `export` writes
@@ -89,10 +103,22 @@ class Feature:
         """UserError if it is not as it was in the run of the checkpoint, whose run.json is `run`. Called also while the
         feature is off, which may be the difference."""
 
+    def uploads(self, args: Any) -> "Uploads | None":
+        """What takes the checkpoints and the finished run of T5Trainer elsewhere; None if nothing does."""
+        return None
+
     def export(self, kind: str, original: Any, folder: "Path") -> tuple[dict, str]:
         """Writes one of its `formats` into a new folder and loads it again; returns (its comparison with PyTorch, one
         line about it). original: of publishing/exports.py. UserError if it differs too much."""
         raise NotImplementedError
+
+    def complete(self, folder: "Path", output_dir: "Path", record: dict, model: Any, found: dict[str, dict]) -> None:
+        """Adds files to an export before `folder` becomes `output_dir`. record: of `read_run` (publishing/records.py).
+        found: {format: its comparison}."""
+
+    def exported(self, output_dir: "Path", formats: Sequence[str]) -> dict[str, str | None]:
+        """What follows when an export is complete; returns rows of the end summary."""
+        return {}
 
     def model_folder(self, folder: "Path") -> "Path":
         """The folder with the tokenizer and task.json, if `folder` is one that `export` has written; else `folder`."""
@@ -118,6 +144,10 @@ class Features:
     def flags(self) -> dict[str, Any]:
         """{flag: value} of all of them."""
         return {field.name: getattr(each, field.name) for each in self.all for field in dataclasses.fields(each)}
+
+    def uploads(self, args: Any) -> Uploads | None:
+        """The uploads of a training, None without any."""
+        return next(filter(None, (feature.uploads(args) for feature in self)), None)
 
     def check_rules(self, flags: Flags, given: Collection[str] = ()) -> None:
         """UserError for a flag that does not go with the features, also with those that are off."""

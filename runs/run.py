@@ -148,7 +148,6 @@ class TrainingRun(Run):
             f"{human_bytes(needs.memory_there)} available",
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(needs.disk_there)} free",
-            "upload": described_upload(args),
         }
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, *changed)
@@ -223,7 +222,7 @@ class TrainingRun(Run):
 
     def finish(self, train_metrics: dict, next_command: str) -> dict:
         """Saves the model, evaluates, writes all_results.json, uploads and prints the end summary; returns the results.
-        If an upload fails, SystemExit with exit code 1 and the command that uploads later."""
+        If an upload fails, SystemExit with exit code 1."""
         trainer, results = self.trainer, dict(train_metrics)
         if self.tokens_per_step:
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
@@ -249,10 +248,7 @@ class TrainingRun(Run):
         finish_process_group()
         unlock_output_dir(self.args)
         if failed:
-            raise SystemExit(
-                f"{failed}; later: python export_checkpoint.py --model_name_or_path "
-                f"{self.args.output_dir} --push_to_hub {trainer.uploads.repository}"
-            )
+            raise SystemExit(str(failed))
         return results
 
     def _save_model(self) -> None:
@@ -302,17 +298,6 @@ def described_model(model: PreTrainedModel) -> str:
     shape = f"{model.config.model_type}, {shape_of(model.config).described}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if has_low_rank(model) else ""
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
-
-
-def described_upload(args: T5TrainingArguments) -> str | None:
-    """What `--push_to_hub` will publish, and where; None without it."""
-    if not args.push_to_hub:
-        return None
-    from publishing.hub_uploads import described
-
-    whole = {"checkpoint": "; the newest checkpoint too", "all_checkpoints": "; all checkpoints too"}
-    name = args.hub_model_id or Path(args.output_dir).absolute().name
-    return described(name, args.hub_predictions) + whole.get(args.hub_strategy.value, "")
 
 
 def sharding(trainer: T5Trainer) -> str:

@@ -50,9 +50,6 @@ class EnginesTest(test_export_checkpoint.TestCase):
         self.assertBetween(found["ctranslate2"]["same_beams"], 0, 3)
         shown = f"beam_size=3, length_penalty=0.5, patience={patience}"
         self.assertRegex(printed, rf"3 of 3 texts with PyTorch's tokens, \d with {shown}; log-probabilities")
-        card = (self.out / "README.md").read_text()
-        self.assertIn(f"translate_batch([pieces], {shown})", card)
-        self.assertRegex(card, r"With this search, \d of 3 texts are the same as with transformers' beam search")
 
     def test_patience_is_what_brings_beams_together(self):
         model, tokenizer = load_model(str(workspace() / "whole")).eval(), load_tokenizer(str(workspace() / "whole"))
