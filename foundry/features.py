@@ -107,6 +107,17 @@ class Feature:
         """What takes the checkpoints and the finished run of T5Trainer elsewhere; None if nothing does."""
         return None
 
+    def starts(self, trainer: Any, config: dict, checkpoint: str | None = None) -> None:
+        """What a run does when its checks have passed. config: flags and more, by name. checkpoint: the one that it
+        resumes from. UserError if it cannot begin."""
+
+    def table(self, trainer: Any, name: str, columns: list[str], rows: list[list]) -> None:
+        """Shows a table of numbers and texts, at the run's current step."""
+
+    def finished(self, trainer: Any) -> dict[str, str | None]:
+        """What follows the last evaluation; returns rows of the end summary."""
+        return {}
+
     def export(self, kind: str, original: Any, folder: "Path") -> tuple[dict, str]:
         """Writes one of its `formats` into a new folder and loads it again; returns (its comparison with PyTorch, one
         line about it). original: of publishing/exports.py. UserError if it differs too much."""
@@ -144,6 +155,20 @@ class Features:
     def flags(self) -> dict[str, Any]:
         """{flag: value} of all of them."""
         return {field.name: getattr(each, field.name) for each in self.all for field in dataclasses.fields(each)}
+
+    def starts(self, trainer: Any, config: dict, checkpoint: str | None = None) -> None:
+        """The run begins, for all of them."""
+        for feature in self:
+            feature.starts(trainer, config, checkpoint)
+
+    def table(self, trainer: Any, name: str, columns: list[str], rows: list[list]) -> None:
+        """Shows a table wherever they can."""
+        for feature in self:
+            feature.table(trainer, name, columns, rows)
+
+    def finished(self, trainer: Any) -> dict[str, str | None]:
+        """The run's evaluations are made, for all of them; returns rows of the end summary."""
+        return {row: text for feature in self for row, text in feature.finished(trainer).items()}
 
     def uploads(self, args: Any) -> Uploads | None:
         """The uploads of a training, None without any."""

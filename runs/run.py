@@ -46,7 +46,6 @@ from runs.callbacks import (
 )
 from runs.decision import Decision
 from runs.memory import check_plan, device_peak_flops, needs_of
-from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.checkpoints import (
     changed_schedule,
@@ -174,7 +173,7 @@ class TrainingRun(Run):
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
         shown.pop("read", None)  # the user's own text stays here
-        start_tracking(self.trainer, shown, self.checkpoint)
+        args.features.starts(self.trainer, shown, self.checkpoint)
         for path in old:
             remove(path, quietly=path.name == SAVING)
         if is_first_process():
@@ -229,7 +228,7 @@ class TrainingRun(Run):
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
             results |= _evaluated(trainer)
-        tracked = finish_tracking(trainer)
+        tracked = self.args.features.finished(trainer)
         failed = uploaded = None
         if is_first_process():
             self.write_results(results)
@@ -243,7 +242,7 @@ class TrainingRun(Run):
             since = f" since {Path(self.checkpoint).name}" if self.checkpoint else ""
             rows["training took"] = human_time(train_metrics["train_runtime"]) + since
             rows["written to"] = f"{self.output_dir}: the model, {files}"
-            rows |= {"tracked": "; ".join(tracked) or None, "uploaded to": uploaded, "next": next_command}
+            rows |= tracked | {"uploaded to": uploaded, "next": next_command}
             end_summary(rows)
         finish_process_group()
         unlock_output_dir(self.args)
