@@ -111,7 +111,7 @@ class TrainingRun(Run):
             return self.finish(trained.metrics, command)
 
     def start(self) -> None:
-        """Installs our callbacks, prints the plan, checks memory and disk, starts the trackers and writes run.json.
+        """Installs our callbacks, prints the plan, checks memory and disk, tells the features and writes run.json.
 
         Unless the run resumes, the files of an earlier one are deleted once all checks have passed. `--dry_run` ends
         the process after the plan; under `--precompile` the two steps that follow write no file. UserError for too
