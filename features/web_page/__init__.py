@@ -2,7 +2,7 @@
 
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --web     # on 127.0.0.1
 
-page.py serves the page, answers.py fills it.
+page.py serves the page, show.py fills it.
 """
 
 import importlib.util
@@ -44,7 +44,7 @@ class WebPage(Feature):
         return self.web
 
     def work(self, plan: Any, engine: Any) -> None:
-        from features.web_page.answers import show_page
+        from features.web_page.show import show_page
 
         show_page(plan, engine)
 
