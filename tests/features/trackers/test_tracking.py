@@ -30,7 +30,7 @@ from common.reports import metrics_key, read_metrics, tracked_name
 from features.trackers import trackers
 from features.trackers.trackers import WandbTracker, start_tracking
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ALL = ("wandb", "tensorboard", "trackio")
 # Ends itself without any farewell, as a node does that loses power, when everything of step 6 has been logged.
 KILLED = """
