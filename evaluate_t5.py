@@ -70,7 +70,6 @@ from modeling.generation_settings import set_generation_length
 from modeling.preferences import log_probabilities
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
-from runs.trackers import finish_tracking, log_table, start_tracking
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
@@ -142,6 +141,7 @@ class EvaluationRunArguments(T5TrainingArguments):
     report_to: list[str] = option(["none"], "Trackers: wandb, tensorboard, trackio, none.")
 
     def __post_init__(self):
+        self.features = Features([kind() for kind in features_of("evaluate_t5")])  # they have no flags here
         output_dir = self.output_dir
         super().__post_init__()
         self.output_dir = output_dir  # transformers would invent a name
@@ -392,7 +392,7 @@ def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
     rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
-    log_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
+    trainer.args.features.table(trainer, f"predictions/{task.name}_{split}", columns, rows)
     if submits:
         write_submission(folder, task, split, [answer["prediction"] for answer in answers])
     return records
@@ -511,9 +511,9 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     held_out = f"{text.documents['validation']:,} held-out documents, {len(rows):,} rows of {text_args.objective}"
     lost = described_losses({"validation": text.losses["validation"]})
     run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "lost by the tokenizer": lost})
-    start_tracking(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
+    args.features.starts(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
     results = trainer.evaluate()
-    finish_tracking(trainer)
+    args.features.finished(trainer)
     if is_first_process():
         run.write_results(results)
         end_summary(shown_numbers(results) | {"written to": f"{args.output_dir}: all_results.json"})
@@ -565,14 +565,14 @@ def main(argv: list[str] | None = None) -> dict:
         loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
         trainer = build_trainer(job, run_args, evaluation, loaded)
         flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
-        start_tracking(trainer, flags)
+        run_args.features.starts(trainer, flags)
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers
             if is_first_process():
                 records = write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
                 results |= compared(job, split, records, evaluation.against)
-        finish_tracking(trainer)
+        run_args.features.finished(trainer)
     if summarise and not run_args.do_predict and not evaluation.split:
         results |= summarise(results)
     if is_first_process():

@@ -1,20 +1,16 @@
-"""Export any checkpoint as a clean Hugging Face folder with a model card, and for CTranslate2 or as an encoder.
+"""Export any checkpoint as a clean Hugging Face folder, and for other libraries.
 
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --output_dir out/export
     python export_checkpoint.py --model_name_or_path out/pre_train_t5/checkpoint-2000 --dtype bfloat16
-    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8
-    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats encoder sentence_transformers
-    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
+    python export_checkpoint.py --model_name_or_path google/flan-t5-small --samples_file my_texts.txt
 
 Reads the checkpoints of our runs under any launcher, and LoRA's matrices, which it merges. Each format is loaded again
 and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, and log-probabilities equal
-within a tolerance, which is printed. CTranslate2 ends a beam search by another rule: if the checkpoint generates with
-beams, the number of equal texts is printed too. The folder appears when it is complete. A model of 1M parameters takes
-20 s of one core in all formats. For ONNX, Optimum reads the exported folder:
+within a tolerance, which is printed. The folder appears when it is complete. A model of 1M parameters takes 20 s of one
+core in all formats. For ONNX, Optimum reads the exported folder:
 `optimum-cli export onnx --model out/export onnx`.
 """
 
-import importlib.util
 import itertools
 import shutil
 from dataclasses import dataclass
@@ -26,24 +22,28 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGH
 
 from arguments.task import task_arguments, task_names
 from arguments.training import PreTrainingArguments
-from common.command_line import check_output_dir, check_repository_name, exit_on_user_error, option, parse_arguments
+from common.command_line import (
+    Flags,
+    check_output_dir,
+    exit_on_user_error,
+    option,
+    parse_arguments,
+)
 from common.errors import UserError
 from common.processes import print_once, run_script
-from common.reports import end_summary, human_bytes, human_count, lines_until, read_json, start_summary
+from common.reports import end_summary, human_bytes, human_count, lines_until, read_json, start_summary, write_json
 from common.whole_folders import made_aside, newest_whole_checkpoint
 from constants import TASK_RECORD
 from corpora.files import check_file, is_plain_text
 from corpora.reading import read_rows, read_text_documents
 from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
-from foundry.features import adapters
+from foundry.features import Features, adapters, features_of
 from model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from modeling.families import refuse_lacking
 from modeling.generation_settings import drop_idle_search
 from modeling.loading import load_config
-from publishing.exports import NEEDS, TOLERANCES, Original, beam_search, compare, encode, pytorch_answers, write_format
-from publishing.hub_uploads import described as described_upload
-from publishing.hub_uploads import published, upload
-from publishing.model_cards import first_entry, model_card, read_run, shown_search, task_of
+from publishing.exports import Original, compare, described, encode, pytorch_answers
+from publishing.records import first_entry, read_run, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
@@ -51,6 +51,8 @@ from tasks.task_records import read_record
 # Files that load_model reads; it merges those of adapters.
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 WEIGHTS += tuple(adapter.weights for adapter in adapters())
+FEATURES = features_of("export_checkpoint")
+FORMATS = tuple(kind for feature in FEATURES for kind in feature.formats)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (
@@ -76,28 +78,23 @@ class ExportArguments:
     output_dir: str = option("out/export", "Folder to write. Must be empty or overwritten.")
     overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is complete.")
     formats: list[str] = option(
-        ["huggingface"], "Formats to write; the others into folders inside huggingface's.", choices=tuple(TOLERANCES)
+        ["huggingface"],
+        "Formats to write; the others into folders inside huggingface's.",
+        choices=("huggingface", *FORMATS),
     )
     dtype: str = option("float32", "Type of the weights in the Hugging Face folder.", choices=tuple(DTYPES))
     samples_file: str | None = option(None, "File of these texts: lines, or rows with `source` (predictions.jsonl).")
     num_samples: int = option(8, "Texts to compare on.", at_least=1)
-    license: str | None = option(None, "Licence for the model card, such as apache-2.0.")
-    language: list[str] | None = option(None, "Languages for the model card, such as en it.")
-    push_to_hub: str | None = option(None, "Upload the folder to this model repository, such as me/my-t5.")
-    hub_private: bool = option(False, "Make the repository private when it is created.")
+
+
+DATACLASSES = [ExportArguments, *FEATURES]
 
 
 def check_flags(args: ExportArguments) -> None:
     """UserError for what cannot work, before any weight is read."""
-    for kind in args.formats:
-        missing = [package for package in NEEDS.get(kind, ()) if importlib.util.find_spec(package) is None]
-        if missing:
-            raise UserError(f"--formats {kind}: needs {' and '.join(missing)}: pip install -r requirements/export.txt")
     if args.samples_file:
         check_file("--samples_file", Path(args.samples_file))
     check_output_dir(args.output_dir, args.overwrite_output_dir, [args.model_name_or_path])
-    if args.push_to_hub:
-        check_repository_name("--push_to_hub", args.push_to_hub)
 
 
 def find_checkpoint(name: str) -> str:
@@ -170,38 +167,36 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     return again
 
 
-def export(args: ExportArguments, folder: Path, original: Original, texts: list[str]) -> dict[str, dict]:
-    """{format: its comparison}, after writing all formats into `folder`. UserError if one differs from PyTorch."""
+def export(
+    args: ExportArguments, features: Features, folder: Path, original: Original, texts: list[str]
+) -> tuple[dict[str, dict], dict[str, str]]:
+    """({format: its comparison}, {format: one line about it}), after writing all formats into `folder`. UserError if
+    one differs from PyTorch."""
     again = write_hugging_face(original, folder, DTYPES[args.dtype])
     if encode(load_tokenizer(str(folder)), texts) != original.sources:
         raise UserError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
     wanted = original.answers = pytorch_answers(original.model, original.sources)  # with weights as rounded to --dtype
-    found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted))}
+    found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted), 0.0)}
+    lines = {"huggingface": described(found["huggingface"])}
     del again
-    for kind in [kind for kind in TOLERANCES if kind in args.formats and kind != "huggingface"]:
-        print_once(f"writing and comparing {kind}")
-        found[kind] = write_format(kind, original, folder / kind)
-    return found
-
-
-def described(result: dict) -> str:
-    """One line about a format's comparison with PyTorch."""
-    within = f"within {result['largest_difference']:.2g} (allowed {result['tolerance']:g})"
-    if "loaded_by" in result:
-        return f"{within} of PyTorch's in {result['texts']} texts, loaded by {' and '.join(result['loaded_by'])}"
-    line = f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
-    if result["near_ties"]:
-        line += f", {result['near_ties']} with others after a near tie"
-    if "search" in result:
-        line += f", {result['same_beams']} with {shown_search(result['search'])}"
-    return f"{line}; log-probabilities {within}"
+    for feature in features:
+        for kind in [kind for kind in feature.formats if kind in args.formats]:
+            print_once(f"writing and comparing {kind}")
+            found[kind], lines[kind] = feature.export(kind, original, folder / kind)
+            write_json(folder / kind / "comparison.json", found[kind])
+    return found, lines
 
 
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict[str, dict]:
     """Runs the script; returns {format: its comparison with PyTorch}."""
-    (args,) = parse_arguments([ExportArguments], argv, about=__doc__)
+    args, *groups = parse_arguments(DATACLASSES, argv, about=__doc__)
+    features = Features(groups)
+    flags = Flags(args, *groups)
+    features.check_rules(flags)
     check_flags(args)
+    for feature in features:
+        feature.decide(flags)
     checkpoint = find_checkpoint(args.model_name_or_path)
     folders = (Path(checkpoint), Path(checkpoint).parent)
     run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
@@ -223,30 +218,24 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         f"about {human_bytes(8 * weights)} of the machine's: two models in float32, before and after export"
     )
     plan["compared on"] = f"{len(texts)} texts: {texts_from}"
-    plan["upload"] = args.push_to_hub and described_upload(args.push_to_hub)
+    for feature in features:
+        plan |= feature.plan(args, model)
     start_summary(plan, title="export")
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
-        search = beam_search(model, read_record(checkpoint).get("generation_num_beams"))
-        original = Original(model, tokenizer, encode(tokenizer, texts), search=search)
-        found = export(args, folder, original, texts)
+        beams = read_record(checkpoint).get("generation_num_beams")
+        original = Original(model, tokenizer, encode(tokenizer, texts), num_beams=beams)
+        found, rows = export(args, features, folder, original, texts)
         for file in (Path(checkpoint) / TASK_RECORD, run / "loss.png"):  # task.json: evaluate_t5.py repeats numbers
             if file.is_symlink():  # of a downloaded run: it may lead to any file of this machine
                 print_once(f"{file} is a link, and links are not exported")
             elif file.is_file():
                 shutil.copy(file, folder / file.name)
-        name, language = args.push_to_hub or Path(args.output_dir).name, args.language
-        given = dict(license=args.license, language=language[0] if language and len(language) == 1 else language)
-        card = model_card(name, record, model, found, (folder / "loss.png").is_file(), **given)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-    rows = {kind: described(result) for kind, result in found.items()}
-    address = None
-    if args.push_to_hub:
-        try:
-            folder, private = Path(args.output_dir), args.hub_private or None
-            address = upload(folder, published(folder, others), args.push_to_hub, private, "Model and card")
-        except ValueError as error:
-            raise UserError(f"{error}; --overwrite_output_dir lets the same command try again") from None
-    end_summary(rows | {"written to": args.output_dir, "uploaded to": address}, title="exported")
+        for feature in features:
+            feature.complete(folder, Path(args.output_dir), record, model, found)
+    rows["written to"] = args.output_dir
+    for feature in features:
+        rows |= feature.exported(Path(args.output_dir), others)
+    end_summary(rows, title="exported")
     return found
 
 

@@ -38,7 +38,6 @@ from objectives.registry import get_objective, lengths_of, packed_flag
 from runs.decision import Decision, build_model, settle
 from runs.run import TrainingRun
 from runs.speed import Batches
-from runs.trackers import log_table
 from trainer_t5 import T5Trainer
 from training.checkpoints import check_resumed
 
@@ -114,7 +113,7 @@ def main(argv: list[str] | None = None) -> dict:
         from runs.samples import SamplesCallback
 
         samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)
-        trainer.add_callback(SamplesCallback(*samples, show=partial(log_table, trainer)))
+        trainer.add_callback(SamplesCallback(*samples, show=partial(run.args.features.table, trainer)))
     rows = {"vocabulary": vocabulary}
     # A model of ready-made ids cannot read the text of the built-in task.
     script = "evaluate_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"

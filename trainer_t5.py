@@ -124,12 +124,9 @@ class T5Trainer(FiniteTrainer):
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
+        self.uploads = args.features.uploads(args)
         if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
             args = args.replaced(push_to_hub=False)
-            if args.process_index == 0 and not args.dry_run:
-                from publishing.hub_uploads import RunUploads
-
-                self.uploads = RunUploads(args)
         if args.ddp_find_unused_parameters is None:  # T5 has none, and DDP would search for them at every step
             args = args.replaced(ddp_find_unused_parameters=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:

@@ -5,7 +5,6 @@ import os
 import sys
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from common.command_line import (
     Flags,
     check_limits,
-    check_repository_name,
     check_rules,
     check_value,
     did_you_mean,
@@ -164,7 +162,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         None, "wandb, tensorboard, trackio or none. Not set: wandb, if installed.", choices=TRACKERS
     )
     project: str = option("t5_foundry", "Project of the run at W&B (unless WANDB_PROJECT is set) and trackio.")
-    hub_predictions: bool = option(False, "With --push_to_hub: also upload held-out texts, of samples and predictions.")
     dataloader_num_workers: int | None = option(
         None, "Processes that load data: up to 8 on a GPU, else 0.", at_least=0, at_most=MOST_PROCESSES, auto=True
     )
@@ -336,9 +333,10 @@ _RULES = (
         lambda args: "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None,
         "needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python",
     ),
-    *(
-        (name, lambda args: not args.push_to_hub, "nothing is uploaded without --push_to_hub: give both")
-        for name in ("hub_model_id", "hub_predictions")
+    (
+        "push_to_hub",
+        lambda args: not any("push_to_hub" in feature.takes for feature in args.features.all),
+        "nothing that is installed uploads: leave it out",
     ),
     ("assume_gpu", lambda args: not args.dry_run, "only plans for another machine: add --dry_run"),
     (
@@ -466,8 +464,6 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         raise UserError(f"--max_steps {args.max_steps}: must be at least 1, or -1 to count epochs instead")
     if args.max_steps > 0:
         check_warmup(args, args.max_steps)
-    if args.push_to_hub:
-        check_repository_name("--hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     if args.torch_compile:
         _check_compiler(args)
     if args.precompile:

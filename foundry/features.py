@@ -13,14 +13,30 @@ its methods are what the core calls. The core finds the folders that are there, 
 import dataclasses
 import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from common.command_line import Flags, Rules, check_rules
 from common.errors import UserError
 from common.reports import PROJECT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Uploads(Protocol):
+    """What T5Trainer and TrainingRun ask of something that uploads, in the first process."""
+
+    def start(self, checkpoint: "Path", step: int) -> None:
+        """Starts to upload a whole checkpoint, in the background."""
+
+    def wait(self) -> None:
+        """Waits until a checkpoint may be deleted."""
+
+    def finish(self, model: "PreTrainedModel") -> str:
+        """Uploads the finished run; returns its address. UserError if that fails."""
 
 
 @dataclasses.dataclass
@@ -31,6 +47,10 @@ class Feature:
     rules: ClassVar[Rules] = ()  # checked with all flags of the run (`Flags`), also while the feature is off
     decisive: ClassVar[Sequence[str]] = ()  # flags that a resumed run must keep
     smaller: ClassVar[str | None] = None  # what makes a run smaller with it, if its weights are too much for the memory
+    takes: ClassVar[Sequence[str]] = ()  # flags of transformers that have an effect only with it
+    instead: ClassVar[str] = ""  # the flag with which it works in place of the script (`work`)
+    backends: ClassVar[Sequence[str]] = ()  # values of --backend of predict_t5.py whose `engine` it has
+    formats: ClassVar[Sequence[str]] = ()  # values of --formats of export_checkpoint.py that `export` writes
     logit_copies: ClassVar[int] = 0  # float32 tensors of a chunk's logits that its loss adds, for the memory plan
 
     def is_on(self) -> bool:
@@ -110,6 +130,45 @@ class Feature:
         """UserError if it is not as it was in the run of the checkpoint, whose run.json is `run`. Called also while the
         feature is off, which may be the difference."""
 
+    def uploads(self, args: Any) -> "Uploads | None":
+        """What takes the checkpoints and the finished run of T5Trainer elsewhere; None if nothing does."""
+        return None
+
+    def starts(self, trainer: Any, config: dict, checkpoint: str | None = None) -> None:
+        """What a run does when its checks have passed. config: flags and more, by name. checkpoint: the one that it
+        resumes from. UserError if it cannot begin."""
+
+    def table(self, trainer: Any, name: str, columns: list[str], rows: list[list]) -> None:
+        """Shows a table of numbers and texts, at the run's current step."""
+
+    def finished(self, trainer: Any) -> dict[str, str | None]:
+        """What follows the last evaluation; returns rows of the end summary."""
+        return {}
+
+    def export(self, kind: str, original: Any, folder: "Path") -> tuple[dict, str]:
+        """Writes one of its `formats` into a new folder and loads it again; returns (its comparison with PyTorch, one
+        line about it). original: of publishing/exports.py. UserError if it differs too much."""
+        raise NotImplementedError
+
+    def complete(self, folder: "Path", output_dir: "Path", record: dict, model: Any, found: dict[str, dict]) -> None:
+        """Adds files to an export before `folder` becomes `output_dir`. record: of `read_run` (publishing/records.py).
+        found: {format: its comparison}."""
+
+    def exported(self, output_dir: "Path", formats: Sequence[str]) -> dict[str, str | None]:
+        """What follows when an export is complete; returns rows of the end summary."""
+        return {}
+
+    def model_folder(self, folder: "Path") -> "Path":
+        """The folder with the tokenizer and task.json, if `folder` is one that `export` has written; else `folder`."""
+        return folder
+
+    def engine(self, plan: Any, device: "torch.device") -> Any:
+        """The Engine (tasks/answering.py) of one of its `backends`."""
+        raise NotImplementedError
+
+    def work(self, plan: Any, engine: Any) -> None:
+        """What predict_t5.py does in place of answering a file. plan, engine: of tasks/answering.py."""
+
 
 class Features:
     """The features of a run. Iterates over those that are on; `all` has every one that the script knows."""
@@ -126,8 +185,7 @@ class Features:
 
     def decide(self, flags: Flags, given: Collection[str] = ()) -> dict[str, Any]:
         """{training flag: value} that follows from them. UserError for flags that do not go together."""
-        for feature in self.all:
-            check_rules(flags, feature.rules, given)
+        self.check_rules(flags, given)
         return {name: value for feature in self for name, value in feature.decide(flags).items()}
 
     def form(self) -> str | None:
@@ -141,6 +199,39 @@ class Features:
     def in_form(self, form: str | None) -> "Features":
         """These features with the form of frozen weights that was decided."""
         return Features([feature.in_form(form) if feature.is_on() else feature for feature in self.all])
+
+    def starts(self, trainer: Any, config: dict, checkpoint: str | None = None) -> None:
+        """The run begins, for all of them."""
+        for feature in self:
+            feature.starts(trainer, config, checkpoint)
+
+    def table(self, trainer: Any, name: str, columns: list[str], rows: list[list]) -> None:
+        """Shows a table wherever they can."""
+        for feature in self:
+            feature.table(trainer, name, columns, rows)
+
+    def finished(self, trainer: Any) -> dict[str, str | None]:
+        """The run's evaluations are made, for all of them; returns rows of the end summary."""
+        return {row: text for feature in self for row, text in feature.finished(trainer).items()}
+
+    def uploads(self, args: Any) -> Uploads | None:
+        """The uploads of a training, None without any."""
+        return next(filter(None, (feature.uploads(args) for feature in self)), None)
+
+    def check_rules(self, flags: Flags, given: Collection[str] = ()) -> None:
+        """UserError for a flag that does not go with the features, also with those that are off."""
+        for feature in self.all:
+            check_rules(flags, feature.rules, given)
+
+    def instead(self) -> Feature | None:
+        """The one that works in place of the script, None if the script does its own work."""
+        return next((feature for feature in self if feature.instead), None)
+
+    def model_folder(self, folder: "Path") -> "Path":
+        """The folder with the tokenizer and task.json: `folder`, or the one above what a feature has exported."""
+        for feature in self:
+            folder = feature.model_folder(folder)
+        return folder
 
     def loaded(self, model: "PreTrainedModel", overrides: dict) -> None:
         """Lets them change a checkpoint's model. UserError for an override that none of them understands."""

@@ -45,7 +45,6 @@ from runs.callbacks import (
 )
 from runs.decision import Decision
 from runs.memory import check_plan, device_peak_flops, needs_of
-from runs.trackers import finish_tracking, start_tracking
 from trainer_t5 import T5Trainer
 from training.checkpoints import (
     changed_schedule,
@@ -111,7 +110,7 @@ class TrainingRun(Run):
             return self.finish(trained.metrics, command)
 
     def start(self) -> None:
-        """Installs our callbacks, prints the plan, checks memory and disk, starts the trackers and writes run.json.
+        """Installs our callbacks, prints the plan, checks memory and disk, tells the features and writes run.json.
 
         Unless the run resumes, the files of an earlier one are deleted once all checks have passed. `--dry_run` ends
         the process after the plan; under `--precompile` the two steps that follow write no file. UserError for too
@@ -147,7 +146,6 @@ class TrainingRun(Run):
             f"{human_bytes(needs.memory_there)} available",
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(needs.disk_there)} free",
-            "upload": described_upload(args),
         }
         changed = changed_schedule(self.checkpoint, args, steps)
         self.announce(plan, *changed)
@@ -174,7 +172,7 @@ class TrainingRun(Run):
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
         shown.pop("read", None)  # the user's own text stays here
-        start_tracking(self.trainer, shown, self.checkpoint)
+        args.features.starts(self.trainer, shown, self.checkpoint)
         for path in old:
             remove(path, quietly=path.name == SAVING)
         if is_first_process():
@@ -222,14 +220,14 @@ class TrainingRun(Run):
 
     def finish(self, train_metrics: dict, next_command: str) -> dict:
         """Saves the model, evaluates, writes all_results.json, uploads and prints the end summary; returns the results.
-        If an upload fails, SystemExit with exit code 1 and the command that uploads later."""
+        If an upload fails, SystemExit with exit code 1."""
         trainer, results = self.trainer, dict(train_metrics)
         if self.tokens_per_step:
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
             results |= _evaluated(trainer)
-        tracked = finish_tracking(trainer)
+        tracked = self.args.features.finished(trainer)
         failed = uploaded = None
         if is_first_process():
             self.write_results(results)
@@ -243,15 +241,12 @@ class TrainingRun(Run):
             since = f" since {Path(self.checkpoint).name}" if self.checkpoint else ""
             rows["training took"] = human_time(train_metrics["train_runtime"]) + since
             rows["written to"] = f"{self.output_dir}: the model, {files}"
-            rows |= {"tracked": "; ".join(tracked) or None, "uploaded to": uploaded, "next": next_command}
+            rows |= tracked | {"uploaded to": uploaded, "next": next_command}
             end_summary(rows)
         finish_process_group()
         unlock_output_dir(self.args)
         if failed:
-            raise SystemExit(
-                f"{failed}; later: python export_checkpoint.py --model_name_or_path "
-                f"{self.args.output_dir} --push_to_hub {trainer.uploads.repository}"
-            )
+            raise SystemExit(str(failed))
         return results
 
     def _save_model(self) -> None:
@@ -301,17 +296,6 @@ def described_model(model: PreTrainedModel) -> str:
     shape = f"{model.config.model_type}, {shape_of(model.config).described}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if is_adapted(model) else ""
     return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
-
-
-def described_upload(args: T5TrainingArguments) -> str | None:
-    """What `--push_to_hub` will publish, and where; None without it."""
-    if not args.push_to_hub:
-        return None
-    from publishing.hub_uploads import described
-
-    whole = {"checkpoint": "; the newest checkpoint too", "all_checkpoints": "; all checkpoints too"}
-    name = args.hub_model_id or Path(args.output_dir).absolute().name
-    return described(name, args.hub_predictions) + whole.get(args.hub_strategy.value, "")
 
 
 def sharding(trainer: T5Trainer) -> str:

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from absl.testing import parameterized
+from transformers import Seq2SeqTrainingArguments
 from warm_python import start_server
 
 import constants
@@ -37,9 +38,10 @@ def libraries_python() -> str:
 
 @functools.cache
 def flags_of(name: str) -> set[str]:
-    """The flags of a feature, in whichever script."""
+    """The flags of a feature, in whichever script, but for those that transformers has too, such as push_to_hub."""
     kinds = importlib.import_module(f"features.{name}").FEATURE.values()
-    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    theirs = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)} - theirs
 
 
 def named(tree: ast.AST) -> set[str]:

@@ -24,7 +24,7 @@ from training.resharding import float32_weights, load_state, put_weights, whole_
 from training.row_order import RowOrderTrainer
 
 if TYPE_CHECKING:
-    from publishing.hub_uploads import RunUploads
+    from foundry.features import Uploads
     from training.preferences import PreferenceCallback
 
 
@@ -38,7 +38,7 @@ class SavingTrainer(RowOrderTrainer):
     _is_saving = False  # whether a checkpoint is being written into _saving/
     _put_off: Exception | None = None  # the error of a full disk, kept until all ranks have written
     _resumed_from: str | None = None  # the checkpoint from which this training resumed
-    uploads: "RunUploads | None" = None  # uploads to the Hub, in the one process that makes them
+    uploads: "Uploads | None" = None  # in the one process that makes them
     task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
     preferences: "PreferenceCallback | None" = None  # set if the run learns preferences
 

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 import fine_tune_t5
 import pre_train_t5
 from common.whole_folders import checkpoints_of, damage
-from runs import trackers
 from training import saving
 from training.preemption import EvaluationStopped, with_own_workers
 
@@ -213,27 +212,6 @@ run_script(lambda: fine_tune_t5.main(sys.argv[2:]))
             self.assertEqual(torture.processes_of(log), [])
 
 
-class OverwriteTest(TestCase):
-    def test_nothing_is_deleted_before_the_trackers_are_there(self):
-        out = self.folder / "tracked"
-        self.run_script(out, "--report_to", "tensorboard")
-        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-
-        def no_start(*_):
-            raise RuntimeError("no such server")
-
-        with mock.patch.dict(trackers.TRACKERS, tensorboard=no_start):
-            *_, error = self.run_script(out, "--report_to", "tensorboard", "--overwrite_output_dir", code=2)
-        self.assertIn("--report_to tensorboard: RuntimeError: no such server", error)
-        after = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
-        self.assertEqual(before, after)
-        self.run_script(out, "--report_to", "tensorboard", "--overwrite_output_dir", "--max_steps", "4")
-        self.assertEqual(self.steps_saved(out), [2, 4])
-        events = list((out / "tensorboard").rglob("*.tfevents.*"))
-        self.assertNotEmpty(events)
-        self.assertEmpty(set(events) & set(before))
-
-
 class LinkTest(TestCase):
     def test_a_linked_folder_is_written_through_and_made(self):
         """It was refused as a file."""
@@ -353,14 +331,11 @@ class FullDiskTest(TestCase):
 
     def test_what_lies_beside_the_model(self):
         out = self.folder / "beside"
-        places = [
-            mock.patch(f"runs.{name}", side_effect=FULL)
-            for name in ("samples.write_aside", "run.write_json", "trackers.write_json")
-        ]
-        with places[0], places[1], places[2]:
-            state, _, error = self.run_script(out, "--report_to", "tensorboard")
+        places = [mock.patch(f"runs.{name}", side_effect=FULL) for name in ("samples.write_aside", "run.write_json")]
+        with places[0], places[1]:
+            state, _, error = self.run_script(out)
         self.assertEqual(state["global_step"], 6)
-        for name in ("samples.md", "run.json", "trackers.json", "all_results.json"):
+        for name in ("samples.md", "run.json", "all_results.json"):
             self.assertIn(f"{out / name} was not written: No space left on device", error)
 
 

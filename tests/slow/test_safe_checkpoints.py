@@ -40,7 +40,6 @@ from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, load_model
 from modeling.loading import load_config
 from runs.callbacks import MetricsFileCallback
-from runs.trackers import TensorBoardTracker
 from search.sweep_files import read_sweep
 from tasks.task_records import read_record, recorded_flags
 from training.checkpoints import check_saved_state, prepare_output_dir
@@ -347,12 +346,6 @@ class NamesTest(TestCase):
         (self.folder / "_.yaml").write_text(json.dumps(sweep))
         with self.assertRaisesRegex(UserError, "name: .* must have a letter"):
             read_sweep(str(self.folder / "_.yaml"))
-
-    def test_a_run_name_leads_nowhere_else(self):
-        args = SimpleNamespace(output_dir=str(self.folder / "out"))
-        with mock.patch.dict(os.environ, TENSORBOARD_LOGGING_DIR=str(self.folder / "a" / "logs")):
-            TensorBoardTracker(args, "1234", "../../x", {}, None).finish({})
-        self.assertEqual([path.name for path in (self.folder / "a" / "logs").iterdir()], [".._.._x-1234"])
 
 
 class PermissionsTest(TestCase):

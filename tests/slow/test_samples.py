@@ -243,8 +243,6 @@ class RunTest(TestCase):
             ["--validation_split_count", "3", "--validation_split_percentage", "3"],
             "--validation_split_percentage 3.0: excludes --validation_split_count: give one of them",
         ),
-        (["--hub_model_id", "me/x"], "--hub_model_id me/x: nothing is uploaded without --push_to_hub"),
-        (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c: "),
     )
     def test_refused(self, flags, message):
         _, _, error = self.train("--max_steps", 1, *flags, code=2)

@@ -28,7 +28,6 @@ from arguments.task import TaskArguments
 from common.whole_folders import MANIFEST
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model
-from publishing.hub_uploads import published
 from tasks.task_records import recorded_flags, task_record
 from tasks.tasks import Tasks
 
@@ -335,7 +334,6 @@ class RepeatTest(TestCase):
         self.fine_tune("topic", "--max_source_length", "5")
         files = json.loads((self.out / "checkpoint-40" / MANIFEST).read_text())["files"]
         self.assertIn("task.json", files)
-        self.assertNotIn("task.json", published(self.out))
         exported, record = self.folder / "export", (self.out / "task.json").read_text()
         run(
             export_checkpoint.main,

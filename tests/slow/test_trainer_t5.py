@@ -51,11 +51,9 @@ from modeling import rows_at_a_time
 from modeling.loss import STATISTICS, token_metrics
 from objectives.metrics import language_model_metrics
 from objectives.spans import SpanCorruption
-from runs import trackers
 from runs.decision import Decision
 from runs.memory import device_peak_flops
 from runs.run import TrainingRun
-from runs.trackers import wandb_settings
 from trainer_t5 import T5Trainer
 from training.optimizers import learning_rate_factor
 from training.saving import load_weights
@@ -940,79 +938,6 @@ class RunTest(TrainerTest):
         ):
             with mock.patch("torch.cuda.get_device_name", return_value=name):
                 self.assertEqual(device_peak_flops(torch.device("cuda"), bf16), expected)
-
-
-class TrackingTest(TrainerTest):
-    def set_up(self, answers=True, login=False, **environment):
-        """(settings, lines printed) of wandb_settings on a machine like this."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        args = types.SimpleNamespace(output_dir=str(self.folder / "run"), project="t5_foundry")
-        with (
-            mock.patch.dict(os.environ, clean | environment, clear=True),
-            mock.patch.object(trackers, "answers", return_value=answers) as asked,
-            mock.patch.object(trackers, "get_netrc_auth", return_value=("user", "key") if login else None),
-        ):
-            before = dict(os.environ)
-            settings, printed = quietly(wandb_settings, args)
-            self.assertEqual(os.environ, before)  # the next run of this process would take them for the user's
-            self.asked = [call.args[0] for call in asked.call_args_list]
-            return settings, printed.splitlines()
-
-    def test_without_login_it_is_offline_and_one_line_says_so(self):
-        settings, lines = self.set_up()
-        self.assertEqual(settings["mode"], "offline")
-        self.assertEqual(settings["project"], "t5_foundry")
-        self.assertEqual(settings["dir"], str(self.folder / "run"))
-        self.assertTrue((self.folder / "run").is_dir())
-        self.assertLen(lines, 1)
-        self.assertRegex(
-            lines[0], r"W&B: not logged in, tracking offline; later: wandb sync .*/run/wandb/offline-run-\*"
-        )
-        self.assertEmpty(self.asked)
-
-    def test_with_login_it_is_online_where_the_server_answers(self):
-        key = dict(WANDB_API_KEY="0" * 40)
-        for how in (dict(login=True), key):
-            settings, lines = self.set_up(**how)
-            self.assertIsNone(settings["mode"])
-            self.assertEmpty(lines)
-        settings, lines = self.set_up(answers=False, WANDB_BASE_URL="https://wandb.example", **key)
-        self.assertEqual(settings["mode"], "offline")
-        self.assertLen(lines, 1)
-        self.assertIn("https://wandb.example does not answer", lines[0])
-        self.assertEqual(self.asked, ["https://wandb.example"])
-
-    def test_what_the_user_chose_stays(self):
-        settings, lines = self.set_up(WANDB_MODE="disabled", WANDB_PROJECT="mine", WANDB_DIR=str(self.folder))
-        expected = dict(mode="disabled", project="mine", dir=str(self.folder))
-        self.assertEqual((settings, lines), (expected, []))
-
-    def test_a_folder_that_cannot_be_written(self):
-        (self.folder / "file").touch()
-        settings, lines = self.set_up(WANDB_DIR=str(self.folder / "file" / "below"), WANDB_MODE="offline")
-        self.assertEqual(settings["dir"], str(self.folder / "run"))
-        self.assertRegex(lines[0], "W&B: WANDB_DIR .*below: .*file is a file, not a folder; its files go to .*/run")
-
-    def test_wandb_itself_then_runs_offline(self):
-        """Also a second run of the process, after one that failed: its project, folder and values are its own."""
-        script = "; ".join(
-            [
-                "import types; from runs.trackers import WandbTracker",
-                "args = [types.SimpleNamespace(output_dir=x, project=x) for x in ('run', 'next')]",
-                "first, second = (WandbTracker(a, a.project, 'n', {}, None) for a in args)",
-                "second.log({'loss': 1.0}, 1)",
-                "run = second.run; print(run.settings.mode, run.project, run.dir)",
-                "second.finish({})",
-            ]
-        )
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        environment |= {"PYTHONPATH": str(ROOT), "HOME": str(self.folder)}
-        done = subprocess.run(
-            [warm_python(), "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120
-        )
-        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-        self.assertIn("tracking offline", done.stdout)
-        self.assertRegex(done.stdout, r"\noffline next .*next/wandb/offline-run-.*-next/files\n")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ from common.processes import print_once
 from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
 from corpora.sources import builtin_corpus
-from publishing.model_cards import _example, first_entry, hub_task
 from runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
 
@@ -305,25 +304,3 @@ class PictureTest(parameterized.TestCase):
     def test_metrics_that_are_shown_in_any_case(self):
         runs = [{"lines": self.lines(), "results": {}}]
         self.assertEqual(plot_runs.choose_metrics("loss,eval_loss,f1", runs), ["eval_f1"])
-
-
-class CardTest(parameterized.TestCase):
-    @parameterized.parameters(
-        (("glue", "cola"), DATASET_VALS["glue"]["cola"], "text-classification"),
-        (("summarization", "xsum"), DATASET_VALS["summarization"]["xsum"], "summarization"),
-        (("translation", "wmt16_en_ro"), DATASET_VALS["translation"]["wmt16_en_ro"], "translation"),
-        (("own", "pairs"), {}, "text-generation"),
-        (None, {}, "text-generation"),
-    )
-    def test_tasks_that_the_hub_has(self, task, entry, expected):
-        self.assertEqual(hub_task(task, entry), expected)
-
-    @parameterized.parameters(
-        ("glue", "rte", "rte sentence1: ... sentence2: ..."),
-        ("summarization", "cnn_dailymail", "summarize: ..."),
-        ("question_answering", "squad", "question: ... context: ..."),
-        ("glue", "cola,rte", "cola sentence: ..."),
-    )
-    def test_a_card_shows_what_the_model_reads(self, benchmark, name, expected):
-        entry = first_entry((benchmark, name), {})
-        self.assertEqual(_example((benchmark, name), entry, "<extra_id_{}>", {}), expected)

@@ -1,14 +1,11 @@
-"""predict_t5.py: every input has its line, in order, continued where a run stopped, the same from CTranslate2."""
+"""predict_t5.py: every input has its line, in order, continued where a run stopped."""
 
 import atexit
 import contextlib
 import functools
-import io
-import itertools
 import json
 import shutil
 import tempfile
-from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -22,8 +19,10 @@ from arguments.own_pairs import SHAPES
 from common.errors import UserError
 from constants import DATASET_VALS
 from corpora.tokenizers import load_tokenizer
+from foundry.features import features_of
 from model_t5 import load_model
-from publishing.exports import CTranslate2Engine, Original, pytorch_tokens, write_ctranslate2
+from publishing.exports import Answers, Original
+from tasks.answering import log_probabilities
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
@@ -33,7 +32,7 @@ FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
 
 @functools.cache
 def workspace() -> Path:
-    """`model`: a tiny one of random weights; `export`: the same for CTranslate2."""
+    """`model`: a tiny one of random weights; `export`: the same with the folders of other backends."""
     folder = Path(tempfile.mkdtemp(prefix="t5_foundry_predict_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_tiny_model(folder / "model", [*LINES, *(f"answer {n} yes no șarpe" for n in range(99))], 156)
@@ -44,7 +43,10 @@ def workspace() -> Path:
     model.save_pretrained(folder / "model")
     shutil.copytree(folder / "model", folder / "export")
     tokenizer, model = load_tokenizer(str(folder / "model")), load_model(str(folder / "model"))
-    write_ctranslate2(Original(model, tokenizer, []), folder / "export" / "ctranslate2", None)
+    original = Original(model, tokenizer, [], Answers([], []))
+    for feature in (kind() for kind in features_of("export_checkpoint")):
+        for kind in {*feature.formats} & {*predict_t5.BACKENDS}:
+            feature.export(kind, original, folder / "export" / kind)
     return folder
 
 
@@ -80,6 +82,23 @@ class TestCase(parameterized.TestCase):
         )
         rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
         return result, rows, printed + error
+
+    def with_settings(self, **rules) -> Path:
+        """The export, with these settings in its generation_config.json."""
+        export = shutil.copytree(workspace() / "export", self.folder / "rules", dirs_exist_ok=True)
+        ids = dict(decoder_start_token_id=0, eos_token_id=1, pad_token_id=0)
+        (export / "generation_config.json").write_text(json.dumps(ids | rules))
+        return export
+
+    def check_settings(self, backend: str) -> str:
+        """The plan names the settings of generation_config.json; returns what was printed."""
+        path, more = self.write("in.txt", "\n".join(LINES)), ("--overwrite_output_file", "true")
+        export = self.with_settings(num_beams=4, no_repeat_ngram_size=2, top_k=5)
+        flags = ("--model_name_or_path", export, "--backend", backend, *more)
+        printed = self.predict(path, *flags)[-1]
+        self.assertRegex(printed, "search +num_beams 4, no_repeat_ngram_size 2, max_new_tokens 6\n")
+        self.assertRegex(self.predict(path, *flags, "--num_beams", "1")[-1], "search +greedy, no_repeat_ngram_size")
+        return printed
 
 
 class PredictTest(TestCase):
@@ -221,7 +240,7 @@ class PredictTest(TestCase):
         _, rows, _ = self.predict(path, "--do_sample", "true")
         self.assertEqual(rows, wanted)
 
-    @parameterized.parameters("transformers", "ctranslate2")
+    @parameterized.parameters("transformers", *predict_t5.BACKENDS)
     def test_n_best_has_log_probabilities(self, backend):
         self.model = workspace() / "export"
         path = self.write("in.txt", "\n".join(LINES[:6]))
@@ -240,8 +259,8 @@ class PredictTest(TestCase):
                 loss = model(**batch, labels=labels).loss
                 self.assertAlmostEqual(best["log_probability"], -loss.item() * labels.numel(), places=2)
 
-    @parameterized.parameters((0.0, "log_probability"), (1.0, "log_probability / tokens ** 1"))
-    def test_beams_come_in_the_order_that_is_named(self, power, order):
+    @parameterized.parameters(0.0, 1.0)
+    def test_beams_come_in_the_order_of_their_scores(self, power):
         path = self.write("in.txt", "\n".join(LINES[:8]))
         flags = ["--num_beams", "4", "--num_return_sequences", "4", "--length_penalty", power]
         tokenizer, model = AutoTokenizer.from_pretrained(self.model), load_model(str(self.model))
@@ -257,8 +276,6 @@ class PredictTest(TestCase):
             counts = [text.index(1) + 1 if 1 in text else len(text) for text in ids]  # EOS counts
             scores = [one["log_probability"] / count**power for one, count in zip(row["n_best"], counts, strict=True)]
             self.assertSequenceAlmostEqual(scores, sorted(scores, reverse=True), places=3)
-        plan = mock.Mock(search=dict(num_beams=4, length_penalty=power))
-        self.assertEqual(predict_t5.order_of(mock.Mock(settings={}), plan), order)
 
     def test_a_penalty_for_the_beams_of_the_checkpoint(self):
         path = self.write("in.txt", "\n".join(LINES))
@@ -284,109 +301,23 @@ class PredictTest(TestCase):
         batch = tokenizer(LINES[:1], return_tensors="pt")
         with torch.no_grad():
             scores = [
-                predict_t5.log_probabilities(model, batch, torch.tensor([[0, *ids]]), 1)[0]
+                log_probabilities(model, batch, torch.tensor([[0, *ids]]), 1)[0]
                 for ids in ([5, 9], [5, 9, 0, 0], [5, 1], [5, 1, 1, 0], [5, 6])
             ]
         self.assertAlmostEqual(scores[0], scores[1], delta=1e-4, msg="longer rows may round otherwise")
         self.assertAlmostEqual(scores[2], scores[3], delta=1e-4)
         self.assertNotAlmostEqual(scores[0], scores[4], places=3)
 
-    def test_ctranslate2_gives_the_same(self):
-        path = self.write("in.txt", "\n".join(LINES))
-        _, wanted, _ = self.predict(path)
-        more = ("--backend", "ctranslate2", "--overwrite_output_file", "true", "--model_name_or_path")
-        for folder in (workspace() / "export", workspace() / "export" / "ctranslate2"):
-            self.assertEqual(self.predict(path, *more, folder)[1], wanted)
-        export = shutil.copytree(workspace() / "export", self.folder / "export")
-        own = GenerationConfig.from_pretrained(export)
-        own.update(num_beams=3, length_penalty=2.0, early_stopping=True)
-        own.save_pretrained(export)
-        searched = self.predict(path, *more[2:], export)[1]
-        self.assertNotEqual(searched, wanted)
-        self.assertEqual(self.predict(path, *more, export)[1], searched, "the checkpoint's own beams")
-        others = [wanted, searched]
-        for rule in (dict(repetition_penalty=3.0), dict(no_repeat_ngram_size=2)):
-            GenerationConfig(decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, **rule).save_pretrained(export)
-            searched = self.predict(path, *more[2:], export)[1]
-            self.assertNotIn(searched, others)
-            others.append(searched)
-            self.assertEqual(self.predict(path, *more, export)[1], searched, f"the checkpoint's own {rule}")
-        _, _, error = self.predict(path, *more, workspace() / "model", code=2)
-        self.assertIn("needs a folder that export_checkpoint.py --formats ctranslate2 wrote", error)
-
-    def with_settings(self, **rules) -> Path:
-        """The export, with these settings in its generation_config.json."""
-        export = shutil.copytree(workspace() / "export", self.folder / "rules", dirs_exist_ok=True)
-        ids = dict(decoder_start_token_id=0, eos_token_id=1, pad_token_id=0)
-        (export / "generation_config.json").write_text(json.dumps(ids | rules))
-        return export
-
-    def test_ctranslate2_forbids_the_tokens_that_transformers_forbids(self):
-        path = self.write("in.txt", "\n".join(LINES))
-        tokenizer, model = load_tokenizer(str(self.model)), load_model(str(self.model)).eval()
-        answers = pytorch_tokens(model, tokenizer(LINES)["input_ids"])
-        counted = Counter(pair for tokens in answers for pair in itertools.pairwise(tokens))
-        pairs = [list(pair) for pair, _ in counted.most_common(3)]
-        single = Counter(token for tokens in answers for token in tokens).most_common(1)[0][0]
-        more, seen = ("--overwrite_output_file", "true", "--model_name_or_path"), [plain_answers(LINES)]
-        for rules in (dict(suppress_tokens=[single]), dict(bad_words_ids=[*pairs, [single], [1]])):
-            export = self.with_settings(**rules)
-            wanted = plain_answers(LINES, **rules)
-            self.assertNotIn(wanted, seen)
-            seen.append(wanted)
-            for backend in ("transformers", "ctranslate2"):
-                _, rows, printed = self.predict(path, "--backend", backend, *more, export)
-                self.assertEqual([row["prediction"] for row in rows], wanted, (backend, rules))
-                self.assertRegex(printed, f"search +greedy, {next(iter(rules))} ")
-
-    @parameterized.parameters(
-        dict(begin_suppress_tokens=[5]),
-        dict(forced_bos_token_id=5),
-        dict(forced_eos_token_id=1),
-        dict(encoder_no_repeat_ngram_size=2),
-        dict(sequence_bias=[[[5], 2.0]]),
-        dict(eos_token_id=[1, 5]),
-    )
-    def test_settings_that_ctranslate2_lacks_are_refused(self, **rules):
-        path, export = self.write("in.txt", "\n".join(LINES)), self.with_settings(**rules)
-        _, rows, error = self.predict(path, "--model_name_or_path", export, "--backend", "ctranslate2", code=2)
-        ((name, value),) = rules.items()
-        self.assertIn(f"--backend ctranslate2: has nothing like {name} {value} of generation_config.json", error)
-        self.assertEmpty(rows)
-
     def test_the_plan_shows_the_settings_of_the_file(self):
-        path, more = self.write("in.txt", "\n".join(LINES)), ("--overwrite_output_file", "true")
-        export = self.with_settings(num_beams=4, no_repeat_ngram_size=2, top_k=5)
-        for backend, note in (("transformers", False), ("ctranslate2", True)):
-            flags = ("--model_name_or_path", export, "--backend", backend, *more)
-            printed = self.predict(path, *flags)[-1]
-            self.assertRegex(printed, "search +num_beams 4, no_repeat_ngram_size 2, max_new_tokens 6\n")
-            self.assertEqual("CTranslate2 applies no_repeat_ngram_size before" in printed, note)
-            self.assertRegex(self.predict(path, *flags, "--num_beams", "1")[-1], "search +greedy, no_repeat_ngram_size")
-        printed = self.predict(path, "--model_name_or_path", export, "--do_sample", "--num_beams", "1", *more)[-1]
+        self.check_settings("transformers")
+        path, export = (
+            self.write("in.txt", "\n".join(LINES)),
+            self.with_settings(num_beams=4, no_repeat_ngram_size=2, top_k=5),
+        )
+        printed = self.predict(
+            path, "--model_name_or_path", export, "--do_sample", "--num_beams", "1", "--overwrite_output_file", "true"
+        )[-1]
         self.assertRegex(printed, "search +no_repeat_ngram_size 2, top_k 5, .*do_sample True")
-
-    @parameterized.parameters(0, 4)
-    def test_ctranslate2_ends_where_transformers_does(self, least):
-        """At once, which CTranslate2's own default forbids, or behind the least length of generation_config.json."""
-        export = shutil.copytree(self.model, self.folder / "export")
-        tokenizer, model = load_tokenizer(str(export)), load_model(str(export)).eval()
-        with torch.no_grad():
-            model.lm_head.weight.zero_()
-            model.lm_head.weight[1, 0], model.lm_head.weight[5, 0], model.lm_head.weight[6, 1] = 9, -9, 1e-3
-        model.generation_config.min_length = least
-        model.save_pretrained(export)
-        original = Original(model, tokenizer, [tokenizer(line)["input_ids"] for line in LINES])
-        write_ctranslate2(original, export / "ctranslate2", None)
-        wanted = pytorch_tokens(model, original.sources)
-        self.assertIn([1], wanted)
-        found = CTranslate2Engine(export / "ctranslate2").tokens(original.sources, dict(beam_size=1))
-        self.assertEqual(found, wanted)
-        path, more = self.write("in.txt", "\n".join(LINES)), ("--model_name_or_path", export)
-        answers = self.predict(path, *more)[1]
-        more = ("--backend", "ctranslate2", "--overwrite_output_file", "true", *more)
-        self.assertEqual(self.predict(path, *more)[1], answers)
-        self.assertEqual("" in [row["prediction"] for row in answers], least == 0)
 
 
 class TaskTest(TestCase):
@@ -680,7 +611,6 @@ class TaskTest(TestCase):
         (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: must be at most 6"),
         (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "length_penalty"),
         (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),
-        (dict(), "in.txt", "x\n", ["--backend", "ctranslate2", "--do_sample"], "excludes --bf16, and --do_sample"),
     )
     def test_mistakes(self, record, name, text, flags, message):
         if record:

@@ -4,42 +4,25 @@ The card leaves out what these files lack, and shortens local paths to file name
 Markdown code, so that it cannot become a link, a table or HTML.
 """
 
-import contextlib
 import json
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
-from arguments.own_pairs import OWN, own_entry
-from arguments.task import find_entry, task_arguments, task_names
+from arguments.task import task_names
 from common.command_line import comma_words
-from common.reports import human_count, human_time, read_json, read_metrics
+from common.reports import human_count, human_time
 from constants import BUILTIN_CORPUS, OBJECTIVES
 from corpora.files import split_weights
 from modeling.families import family_of, is_tied, shape_of
 from objectives.denoisers import Denoiser, denoisers_of
+from publishing.exports import shown_search
+from publishing.records import first_entry, task_of
 from tasks.registry import as_list, source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _NO_RESULT = ("_runtime", "_per_second", "_time", "_samples")
-
-
-def read_run(folder: Path) -> dict[str, dict | list]:
-    """{"run": run.json, "results": all_results.json, "metrics": lines of metrics.jsonl} of a run's folder; a value is
-    empty if its file is missing or damaged."""
-    record = {"run": {}, "results": {}, "metrics": []}
-    readers = {"run": read_json, "results": read_json, "metrics": read_metrics}
-    for key, name in {"run": "run.json", "results": "all_results.json", "metrics": "metrics.jsonl"}.items():
-        with contextlib.suppress(OSError, ValueError):
-            record[key] = readers[key](folder / name)
-    return record
-
-
-def task_of(run: dict) -> tuple[str, str] | None:
-    """(benchmark, task) of a fine-tuning run's record, None for pre-training."""
-    arguments = run.get("arguments", {})
-    return (arguments["benchmark"], arguments["dataset_name"]) if arguments.get("benchmark") else None
 
 
 def model_card(
@@ -107,16 +90,6 @@ def _numbers(results: dict, metrics: list[dict]) -> dict[str, float]:
         for key, value in (results or (evaluations or [{}])[-1]).items()
         if key.startswith("eval_") and isinstance(value, (int, float)) and not key.endswith(_NO_RESULT)
     }
-
-
-def first_entry(task: tuple[str, str], arguments: dict) -> dict:
-    """The entry of a task, or of a mixture's first task; {} if DATASET_VALS no longer has it."""
-    name = task_names(*task)[0]
-    if name == OWN:
-        return own_entry(task_arguments(arguments))
-    with contextlib.suppress(ValueError):
-        return find_entry(task[0], name)
-    return {}
 
 
 def _front_matter(
@@ -192,8 +165,3 @@ def _code(value: object) -> str:
 def _python_text(text: str) -> str:
     """The text as a Python string, without backticks, which could end the Markdown block that it stands in."""
     return json.dumps(text, ensure_ascii=False).replace("`", "\\u0060")
-
-
-def shown_search(search: dict) -> str:
-    """Arguments as in a Python call: {"beam_size": 4, "patience": 2} -> "beam_size=4, patience=2"."""
-    return ", ".join(f"{name}={value}" for name, value in search.items())

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
@@ -40,13 +40,13 @@ UPLOAD_ERRORS = (HTTPError, OSError, ValueError)
 class RunUploads:
     """The uploads of a run: of its checkpoints, in the background, and of its folder at the end.
 
-    repository: full name of the model repository, created if needed. UserError if the Hub refuses.
+    texts: whether held-out texts are uploaded too. repository: full name of the model repository, created if needed.
+    UserError if the Hub refuses.
     """
 
-    def __init__(self, args: "T5TrainingArguments"):
-        self.args, self._running = args, []
-        name = args.hub_model_id or Path(args.output_dir).absolute().name
-        self.repository = create_repository(name, args.hub_private_repo, args.hub_token, "--hub_model_id")
+    def __init__(self, args: "T5TrainingArguments", texts: bool):
+        self.args, self.texts, self._running = args, texts, []
+        self.repository = create_repository(name_of(args), args.hub_private_repo, args.hub_token, "--hub_model_id")
 
     def start(self, checkpoint: Path, step: int) -> None:
         """Starts to upload a checkpoint's model, without training state; nothing under `--hub_strategy end`. Under
@@ -69,16 +69,32 @@ class RunUploads:
         self._running = []
 
     def finish(self, model: "PreTrainedModel") -> str:
-        """Uploads the finished run's folder with its model card; returns the repository's address. UserError if that
-        fails."""
-        from publishing.model_cards import model_card, read_run  # imports all of tasks/
+        """Uploads the finished run's folder with its model card; returns the repository's address. UserError, with the
+        command that uploads later, if that fails."""
+        from features.hub.model_cards import model_card  # imports all of tasks/
+        from publishing.records import read_run
 
         self.wait()
         folder = Path(self.args.output_dir)
         card = model_card(self.repository, read_run(folder), model, has_curve=(folder / "loss.png").is_file())
         (folder / "README.md").write_text(card, encoding="utf-8")
-        files, private = published(folder, texts=self.args.hub_predictions), self.args.hub_private_repo
-        return upload(folder, files, self.repository, private, "End of training", self.args.hub_token)
+        files, private = published(folder, texts=self.texts), self.args.hub_private_repo
+        try:
+            return upload(folder, files, self.repository, private, "End of training", self.args.hub_token)
+        except UserError as error:
+            again = f"--model_name_or_path {self.args.output_dir} --push_to_hub {self.repository}"
+            raise UserError(f"{error}; later: python export_checkpoint.py {again}") from None
+
+
+def name_of(args: Any) -> str:
+    """The repository that the training flags name."""
+    return args.hub_model_id or Path(args.output_dir).absolute().name
+
+
+def described_run(args: Any, texts: bool) -> str:
+    """What `--push_to_hub` of a training will publish, and where."""
+    whole = {"checkpoint": "; the newest checkpoint too", "all_checkpoints": "; all checkpoints too"}
+    return described(name_of(args), texts) + whole.get(args.hub_strategy.value, "")
 
 
 def described(name: str, texts: bool = False) -> str:

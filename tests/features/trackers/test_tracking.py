@@ -27,20 +27,20 @@ from warm_python import warm_python
 from arguments.training import T5TrainingArguments
 from common.errors import UserError
 from common.reports import metrics_key, read_metrics, tracked_name
-from runs import trackers
-from runs.trackers import WandbTracker, start_tracking
+from features.trackers import trackers
+from features.trackers.trackers import WandbTracker, start_tracking
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ALL = ("wandb", "tensorboard", "trackio")
 # Ends itself without any farewell, as a node does that loses power, when everything of step 6 has been logged.
 KILLED = """
-import os, signal, sys, pre_train_t5, runs.trackers
+import os, signal, sys, pre_train_t5, features.trackers.trackers
 from runs.callbacks import LossCurveCallback
 def die(self, args, state, control, **_):
     if state.global_step == 6:
         os.kill(os.getpid(), signal.SIGKILL)
 LossCurveCallback.on_step_begin = die
-runs.trackers.HELD = 1e9  # however slow this machine is
+features.trackers.trackers.HELD = 1e9  # however slow this machine is
 pre_train_t5.main(sys.argv[1:])
 """
 TRACKIO = """

@@ -28,7 +28,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
 import predict_t5
-from publishing import web_page
+from features.web_page import page as web_page
+from features.web_page.show import order_of
 
 ROOT = Path(constants.__file__).parent
 PAIRS = [("old fox number 7", "very old fox"), ("yes no", "answer 3"), ("", "")]
@@ -114,7 +115,7 @@ class WebPageTest(parameterized.TestCase):
         run_main(predict_t5.main, "--use_cpu", *files, *flags)
         return [json.loads(line) for line in out.read_text().splitlines()]
 
-    @parameterized.product(backend=("transformers", "ctranslate2"), beams=(1, 3))
+    @parameterized.product(backend=("transformers", *predict_t5.BACKENDS), beams=(1, 3))
     def test_the_answers_are_those_of_predict_t5(self, backend, beams):
         flags = ["--model_name_or_path", self.model(), "--backend", backend, "--max_new_tokens", 6]
         flags += ["--num_beams", beams, "--num_return_sequences", beams]
@@ -156,7 +157,13 @@ class WebPageTest(parameterized.TestCase):
         labels = [part["props"].get("label") for part in parts]
         self.assertIn("all answers, the best first by log_probability / tokens ** 1", labels)
 
-    @parameterized.parameters("transformers", "ctranslate2")
+    @parameterized.parameters((0.0, "log_probability"), (1.0, "log_probability / tokens ** 1"))
+    def test_the_order_of_beams_is_named(self, power, order):
+        """That of the scores of `generate`: test_beams_come_in_the_order_of_their_scores (test_predict_t5.py)."""
+        plan = mock.Mock(search=dict(num_beams=4, length_penalty=power))
+        self.assertEqual(order_of(mock.Mock(settings={}), plan), order)
+
+    @parameterized.parameters("transformers", *predict_t5.BACKENDS)
     def test_probabilities_of_the_classes(self, backend):
         """Those of plain transformers: each label's loss, times its tokens, softmaxed."""
         folder = self.model()

@@ -9,8 +9,9 @@ from helpers import SHAPE, sentences, write_tiny_model
 from transformers import AutoModelForTextEncoding, MT5Config, UMT5Config
 
 from corpora.tokenizers import load_tokenizer
+from features.encoder.encoder import compare_encoder, export
 from model_t5 import create_model, load_model
-from publishing.exports import Original, compare_encoder, encode, write_format
+from publishing.exports import Original, encode
 
 TEXTS = sentences(4, seed=1)
 
@@ -29,7 +30,7 @@ class EncoderTest(parameterized.TestCase):
     def test_transformers_loads_it(self, config, name):
         model, tokenizer = self.model_and_tokenizer(config)
         original = Original(model, tokenizer, encode(tokenizer, TEXTS))
-        found = write_format("encoder", original, self.folder / "encoder")
+        found, _ = export("encoder", original, self.folder / "encoder")
         self.assertEqual(found["texts"], 4)
         self.assertLess(found["largest_difference"], 1e-5)
         encoder = AutoModelForTextEncoding.from_pretrained(self.folder / "encoder").eval()
@@ -44,7 +45,7 @@ class EncoderTest(parameterized.TestCase):
     def test_sentence_transformers_loads_it(self):
         model, tokenizer = self.model_and_tokenizer()
         folder = self.folder / "sentence_transformers"
-        found = write_format("sentence_transformers", Original(model, tokenizer, encode(tokenizer, TEXTS)), folder)
+        found, _ = export("sentence_transformers", Original(model, tokenizer, encode(tokenizer, TEXTS)), folder)
         kinds = [module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())]
         self.assertEqual(kinds, ["Transformer", "Pooling"])
         self.assertTrue(json.loads((folder / "1_Pooling/config.json").read_text())["pooling_mode_mean_tokens"])
@@ -60,7 +61,7 @@ class EncoderTest(parameterized.TestCase):
     def test_another_encoder_is_not_kept(self):
         model, tokenizer = self.model_and_tokenizer()
         original = Original(model, tokenizer, encode(tokenizer, TEXTS))
-        write_format("encoder", original, self.folder / "encoder")
+        export("encoder", original, self.folder / "encoder")
         with torch.no_grad():
             model.encoder.final_layer_norm.weight.add_(0.5)
         with self.assertRaisesRegex(ValueError, "encoder: the encoder's output is up to .* off, 1e-05 are allowed"):

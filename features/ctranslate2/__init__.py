@@ -1,0 +1,75 @@
+"""CTranslate2: export for this engine, in float32 or int8, and answers by it.
+
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8
+    python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
+
+engine.py has both. CTranslate2 ends a beam search by another rule: if the checkpoint generates with beams, the export
+prints the number of equal texts too.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from common.command_line import Rules
+from foundry.features import Feature
+
+FORMATS = ("ctranslate2", "ctranslate2_int8")
+BACKEND = "ctranslate2"
+TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
+
+
+@dataclass
+class Export(Feature):
+    """Writes the model for CTranslate2."""
+
+    formats: ClassVar = FORMATS
+    rules: ClassVar[Rules] = (
+        (
+            "formats",
+            lambda flags: {*flags.formats} & {*FORMATS} and importlib.util.find_spec("ctranslate2") is None,
+            "needs ctranslate2: pip install -r requirements/export.txt",
+        ),
+    )
+
+    def is_on(self) -> bool:
+        return True
+
+    def export(self, kind: str, original: Any, folder: Path) -> tuple[dict, str]:
+        from features.ctranslate2.engine import export
+
+        return export(kind, original, folder)
+
+
+@dataclass
+class Backend(Feature):
+    """Answers with what `Export` wrote."""
+
+    backends: ClassVar = (BACKEND,)
+    rules: ClassVar[Rules] = (
+        (
+            "load_in_4bit load_in_8bit dtype",
+            lambda flags: flags.backend == BACKEND,
+            "is PyTorch's: leave it out with --backend ctranslate2",
+        ),
+        (
+            "backend",
+            lambda flags: flags.backend == BACKEND and (flags.do_sample or flags.bf16),
+            "excludes --bf16, and --do_sample, which would draw other tokens than transformers",
+        ),
+    )
+
+    def is_on(self) -> bool:
+        return True
+
+    def model_folder(self, folder: Path) -> Path:
+        return folder.parent if (folder / TOKENS).is_file() else folder
+
+    def engine(self, plan: Any, device: Any) -> Any:
+        from features.ctranslate2.engine import with_ctranslate2
+
+        return with_ctranslate2(plan, device)
+
+
+FEATURE = {"export_checkpoint": Export, "predict_t5": Backend}

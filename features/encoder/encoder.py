@@ -1,0 +1,71 @@
+"""Writes the encoder alone, and compares it with the model's own on real texts."""
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import torch
+from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+from common.reports import write_json
+from corpora.tokenizers import save_tokenizer
+from publishing.exports import LONGEST_SOURCE, Original, described_within, within
+
+# Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
+# the activation in eight operations, which round differently from our single one.
+TOLERANCE = 1e-5
+
+
+def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
+    """Writes "encoder" or "sentence_transformers" into `folder` and loads it again; returns (its comparison with
+    PyTorch, one line about it)."""
+    write_encoder(original, folder, pooled=kind == "sentence_transformers")
+    result = compare_encoder(kind, original, folder)
+    loaded_by = " and ".join(result["loaded_by"])
+    return result, f"{described_within(result)} of PyTorch's in {result['texts']} texts, loaded by {loaded_by}"
+
+
+def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
+    """Writes the encoder, as the class that transformers has for it (T5EncoderModel), and the tokenizer. pooled: also
+    the files of sentence-transformers, which older versions of it read too; a text's embedding is the mean of its
+    token states."""
+    model = original.model
+    with torch.device("meta"):
+        encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
+    encoder.shared, encoder.encoder = model.shared, model.encoder
+    encoder.save_pretrained(folder)
+    save_tokenizer(original.tokenizer, folder)
+    if not pooled:
+        return
+    pooling = {"word_embedding_dimension": model.config.d_model, "pooling_mode_cls_token": False}
+    pooling |= {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate({"": "Transformer", "1_Pooling": "Pooling"}.items())
+    ]
+    (folder / "1_Pooling").mkdir()
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": LONGEST_SOURCE, "do_lower_case": False})
+    write_json(folder / "modules.json", modules)
+
+
+@torch.no_grad()
+def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
+    """{"texts", "largest_difference", "tolerance", "loaded_by"}: the encoder in a folder beside the model's own. If
+    sentence-transformers is installed, it loads the folder written for it. UserError for a difference beyond the
+    tolerance."""
+    model, sources, loaded_by = original.model, original.sources, ["transformers"]
+    encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)].from_pretrained(folder).eval()
+    batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
+    wanted = [model.encoder(**batch).last_hidden_state for batch in batches]
+    pairs = [(hidden, encoder(**batch).last_hidden_state) for hidden, batch in zip(wanted, batches, strict=True)]
+    if kind == "sentence_transformers" and importlib.util.find_spec(kind):
+        from sentence_transformers import SentenceTransformer
+
+        embedder = SentenceTransformer(str(folder), device="cpu")
+        embeddings = [embedder(batch)["sentence_embedding"] for batch in batches]
+        pairs += [(hidden.mean(1), embedding) for hidden, embedding in zip(wanted, embeddings, strict=True)]
+        loaded_by.append("sentence-transformers")
+    largest = max(float((one - other).abs().max()) for one, other in pairs)
+    found = within(kind, largest, TOLERANCE, f"the encoder's output is up to {largest:.3g} off")
+    return dict(texts=len(sources)) | found | dict(loaded_by=loaded_by)

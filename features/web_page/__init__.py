@@ -1,0 +1,52 @@
+"""A page in the browser on which to try a model.
+
+    python predict_t5.py --model_name_or_path out/fine_tune_t5 --web     # on 127.0.0.1
+
+page.py serves the page, show.py fills it.
+"""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from common.command_line import Rules, option
+from foundry.features import Feature
+
+
+@dataclass
+class WebPage(Feature):
+    """Shows the answers to what is typed, in place of answering a file."""
+
+    _argument_group_name = "prediction"
+    instead: ClassVar = "web"
+    rules: ClassVar[Rules] = (
+        (
+            "input_file output_file overwrite_output_file max_samples",
+            lambda flags: flags.web,
+            "is for the inputs of a file, and --web opens a page for yours: leave one of them out",
+        ),
+        (
+            "web",
+            lambda _: importlib.util.find_spec("gradio") is None,
+            "needs gradio: pip install -r requirements/web.txt",
+        ),
+        (
+            "web",
+            lambda _: int(os.environ.get("WORLD_SIZE", "1")) > 1,
+            "one process answers a page: start it with python, without a launcher",
+        ),
+    )
+
+    web: bool = option(False, "Open a page on this machine to try the model, instead of answering --input_file.")
+
+    def is_on(self) -> bool:
+        return self.web
+
+    def work(self, plan: Any, engine: Any) -> None:
+        from features.web_page.show import show_page
+
+        show_page(plan, engine)
+
+
+FEATURE = {"predict_t5": WebPage}

@@ -1,0 +1,173 @@
+"""Answers inputs with a model: a Plan says how, an Engine generates, and `answer_window` makes the records."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, set_seed
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from constants import IGNORE_INDEX
+from foundry.features import NO_FEATURES, Features
+from model_t5 import fit_vocabulary, load_to_answer
+from modeling.generation_settings import deciding_settings
+from modeling.loss import nats_of
+from modeling.rows_at_a_time import parts, rows_to_score
+from tasks.examples import decode_texts
+from tasks.predictions import Input, InputReader
+from tasks.registry import as_list, source_text
+
+Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
+
+
+class Engine(NamedTuple):
+    """A loaded model of one --backend, as functions.
+
+    write: tokenised sources, a list of B -> (token ids [B * count, T], the best answer to a source first; their
+    log-probabilities, None if count is 1). score: (a tokenised source, the class labels [C, T] of `class_label_ids`) ->
+    C log-probabilities. All are in nats. settings: the search settings that decide the answers.
+    """
+
+    write: Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
+    score: Callable[[list[int], torch.Tensor], list[float]]
+    settings: dict
+
+
+@dataclass
+class Plan:
+    """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
+
+    folder: has the tokenizer and task.json. lengths: {tokens of a text, cut at --max_source_length: how many had as
+    many so far}.
+    """
+
+    args: Any  # the flags of predict_t5.py
+    folder: Path
+    entry: dict
+    reader: InputReader
+    tokenizer: PreTrainedTokenizerBase
+    search: dict
+    features: Features = NO_FEATURES
+    lengths: Counter = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        """Texts for each input."""
+        return self.search.get("num_return_sequences", 1)
+
+
+# ---------------------------------------------------------------- what generates
+def with_transformers(plan: Plan, device: torch.device) -> Engine:
+    """The Engine of `--backend transformers`, which answers by `generate`."""
+    args, features, tokenizer = plan.args, plan.features, plan.tokenizer
+    model = load_to_answer(args.model_name_or_path, args.attn_implementation, features, device, args.bf16)
+    fit_vocabulary(model, len(tokenizer))
+    model = model.to(device, torch.bfloat16 if args.bf16 and not features.holds_as_saved() else None).eval()
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and features.holds_as_saved())
+    model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
+    search = {"do_sample": False, "num_return_sequences": 1} | plan.search
+
+    def padded(sources: list[list[int]]) -> dict[str, torch.Tensor]:
+        return tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
+
+    @torch.no_grad()
+    @mixed
+    def write(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
+        batch = padded(sources)
+        written = model.generate(**batch, **search)
+        scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else None
+        return written.cpu().numpy(), scores
+
+    @torch.no_grad()
+    @mixed
+    def score(source: list[int], texts: torch.Tensor) -> list[float]:
+        start = torch.full((len(texts), 1), model.config.decoder_start_token_id)
+        written = torch.cat([start, texts.clamp(min=0)], dim=1).to(device)  # behind EOS nothing counts
+        return log_probabilities(model, padded([source]), written, len(texts))
+
+    followed = copy.deepcopy(model.generation_config)
+    followed.update(**search)
+    return Engine(write, score, deciding_settings(followed))
+
+
+def log_probabilities(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], written: torch.Tensor, count: int
+) -> list[float]:
+    """The log-probability in nats of each text, EOS included. written: [B * count, T], beginning with the start token;
+    batch: the B sources."""
+    labels = written[:, 1:].clone()
+    # An instruction-tuned T5Gemma has several EOS tokens. A text ends with the first one; the rest of a row is padding.
+    ends = torch.isin(labels, torch.tensor(as_list(model.generation_config.eos_token_id), device=labels.device)).long()
+    labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
+    repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
+    rows = repeated | {"decoder_input_ids": written[:, :-1], "labels": labels}
+    found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
+    for part in parts(rows, size):
+        wanted = part.pop("labels")
+        found += nats_of(model(**part).logits, wanted).sum(dim=1).neg().tolist()
+    return found
+
+
+# ---------------------------------------------------------------- answering
+def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm, first: int) -> list[dict]:
+    """The records of some inputs, returned in every process. Their texts are sorted by length and cut into batches,
+    which the processes take in turn.
+
+    first: the number of the first of these inputs.
+    """
+    state, texts = PartialState(), [text for item in items for text in item.texts]
+    ids = tokenised(texts, plan)
+    plan.lengths.update(map(len, ids))
+    order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
+    size = plan.args.batch_size
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    found = []
+    for number in range(state.process_index, len(batches), state.num_processes):
+        set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
+        tokens, scores = engine.write([ids[text] for text in batches[number]])
+        texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
+        written = list(zip(texts_written, scores or [None] * len(tokens), strict=True))
+        candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
+        if plan.count > 1 and plan.search.get("do_sample"):  # beams are sorted already
+            candidates = [sorted(drawn, key=lambda one: -one[1]) for drawn in candidates]
+        found += zip(batches[number], candidates, strict=True)
+        progress.update(sum(map(len, batches[number : number + state.num_processes])))
+    by_text = dict(gather_object(found) if state.num_processes > 1 else found)
+    in_order = iter([by_text[number] for number in range(len(texts))])
+    return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
+
+
+def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:
+    """Token ids of the texts, cut at the task's source length, or at `most` tokens."""
+    cut = dict(max_length=most or plan.entry["max_source_length"], truncation=True)
+    return plan.tokenizer(texts, **cut)["input_ids"] if texts else []
+
+
+def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
+    """A line of the output: the row, its prediction, and, if there are several texts for an input, all with scores."""
+    record = item.row | {"prediction": item.answer([found[0][0] for found in candidates])}
+    if plan.count > 1:
+        best = candidates[0] if candidates else []
+        record["n_best"] = [{"prediction": text, "log_probability": round(score, 4)} for text, score in best]
+    return record
+
+
+def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
+    """The rows of the printed plan. inputs: what is answered. engine: None if nothing is left to be answered."""
+    search = None
+    if engine is not None:
+        kind = [] if "num_beams" in engine.settings or plan.search.get("do_sample") else ["greedy"]
+        search = ", ".join(kind + [f"{name} {value}" for name, value in (engine.settings | plan.search).items()])
+    return {
+        "model": f"{plan.args.model_name_or_path}, {plan.args.backend}",
+        "inputs": inputs,
+        "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
+        "search": search,
+    }
