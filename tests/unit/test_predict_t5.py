@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import io
 import json
 import shutil
 import tempfile
