@@ -65,10 +65,10 @@ from common.reports import end_summary, plain_json, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.round_trip import described_losses
 from corpora.tokenizers import load_tokenizer, named_tokenizer
+from foundry.features import features_of_tasks
 from model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from modeling.frozen import form_of
 from modeling.generation_settings import set_generation_length
-from modeling.preferences import log_probabilities
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
 from runs.trackers import finish_tracking, log_table, start_tracking
@@ -78,7 +78,7 @@ from tasks.task_records import check_functions, recorded_fields, recorded_flags,
 from tasks.tasks import LoadedTask, Task, Tasks
 from tasks.win_rates import read_others, win_rates
 from trainer_t5 import T5Trainer
-from training.batching import AnswersCollator
+from training.batching import padding_collator
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 # Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
@@ -343,7 +343,7 @@ def build_trainer(
     trainer = T5Trainer(
         model=model,
         args=args,
-        data_collator=AnswersCollator(tokenizer, model=model, pad_to_multiple_of=8),
+        data_collator=padding_collator(tokenizer, model),
         processing_class=tokenizer,
         class_label_ids=judged.class_label_ids,
     )
@@ -352,18 +352,17 @@ def build_trainer(
 
 
 def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[dict], dict]:
-    """(answers, numbers). answers: for each row its "prediction", "" if it is no label, and for a preference pair the
-    log-probabilities of both answers. numbers: metrics, whose names begin with eval_ or, with --do_predict, with task
-    and split; without labels only counts."""
+    """(answers, numbers). answers: for each row its "prediction", "" if it is no label, and what features add. numbers:
+    metrics, whose names begin with eval_ or, with --do_predict, with task and split; without labels only counts."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names
     prefix = f"{task.name}_{split}" if trainer.args.do_predict else job.prefix(split)
     trainer.compute_metrics = task.judge(split, generated).compute_metrics if scored else None
     output = trainer.predict(task.data[split], metric_key_prefix=prefix)
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
-    is_pair = scored and "rejected" in task.data[split].column_names and "desirable" not in task.entry
-    known = log_probabilities(output.predictions[1]) if is_pair else {}
-    columns = {"prediction": answers} | known
+    columns = {"prediction": answers}
+    for feature in features_of_tasks() if scored else ():
+        columns |= feature.answered(task.entry, output.predictions[1])
     found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
