@@ -41,7 +41,7 @@ from arguments.model import DTYPE, FORM_RULES, LOAD_IN_4BIT, LOAD_IN_8BIT, Model
 from arguments.own_pairs import OWN, names_own_pairs
 from arguments.task import TaskArguments, check_task, check_tasks, split_task
 from arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
-from arguments.training import FineTuningArguments, T5TrainingArguments
+from arguments.training import FineTuningArguments, T5TrainingArguments, decide_features
 from common.command_line import (
     check_output_dir,
     check_rules,
@@ -65,7 +65,7 @@ from common.reports import end_summary, plain_json, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.round_trip import described_losses
 from corpora.tokenizers import load_tokenizer, named_tokenizer
-from foundry.features import features_of_tasks
+from foundry.features import Features, features_of, features_of_tasks
 from model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from modeling.frozen import form_of
 from modeling.generation_settings import set_generation_length
@@ -76,7 +76,6 @@ from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
 from tasks.tasks import LoadedTask, Task, Tasks
-from tasks.win_rates import read_others, win_rates
 from trainer_t5 import T5Trainer
 from training.batching import padding_collator
 
@@ -116,7 +115,6 @@ class EvaluationArguments:
     load_in_8bit: bool = LOAD_IN_8BIT
     dtype: str | None = DTYPE
     split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
-    against: str | None = option(None, "predictions.jsonl of another checkpoint on the same rows: adds win rates.")
     interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
     allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
 
@@ -151,7 +149,7 @@ class EvaluationRunArguments(T5TrainingArguments):
         self.output_dir = output_dir  # transformers would invent a name
 
 
-DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments]
+DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *features_of("evaluate_t5")]
 
 
 @dataclass
@@ -179,7 +177,8 @@ def parse_flags(
     """The groups of flags, checked and with an output folder, and a Job for each task."""
     given: set[str] = set()
     fill_in = functools.partial(flags_of_record, given)
-    evaluation, task_args, run_args = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
+    evaluation, task_args, run_args, *features = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
+    run_args = run_args.replaced(features=Features(features))
     check_rules(evaluation, FORM_RULES)
     check_form(evaluation, run_args)
     if run_args.push_to_hub:
@@ -194,8 +193,7 @@ def parse_flags(
             f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
             "of your own"
         )
-    if evaluation.against and not (Path(evaluation.against).is_file() and not run_args.do_predict):
-        raise UserError(f"--against {evaluation.against}: must be a predictions.jsonl, and not with --do_predict")
+    decide_features(run_args, evaluation, task_args)
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
@@ -401,12 +399,6 @@ def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5
     return records
 
 
-def compared(job: LoadedJob, split: str, records: list[dict], against: str | None) -> dict[str, float]:
-    """The win rates of a split's answers against another checkpoint's in the file `against`; {} if that is None."""
-    rates = win_rates(job.task.entry, records, read_others(against, records)) if against else {}
-    return {f"{job.prefix(split)}_{name}": rate for name, rate in rates.items()}
-
-
 def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[str]) -> None:
     """Adds the split to submission.zip: rte, ["not_entailment", ""] -> RTE.tsv, "index\\tprediction\\n0\\tnot_..." ...
 
@@ -567,13 +559,16 @@ def main(argv: list[str] | None = None) -> dict:
     for number, job in enumerate(jobs):
         loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
         trainer = build_trainer(job, run_args, evaluation, loaded)
-        start_tracking(trainer, vars(evaluation) | vars(job.task.args) | run_args.to_dict())
+        flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
+        start_tracking(trainer, flags)
         for split in job.splits:
             answers, numbers = predict_split(job, trainer, split)
             results |= numbers
             if is_first_process():
                 records = write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
-                results |= compared(job, split, records, evaluation.against)
+                for feature in run_args.features:
+                    numbers = feature.compared(job.task.entry, records)
+                    results |= {f"{job.prefix(split)}_{name}": value for name, value in numbers.items()}
         finish_tracking(trainer)
     if summarise and not run_args.do_predict and not evaluation.split:
         results |= summarise(results)

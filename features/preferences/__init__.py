@@ -222,11 +222,11 @@ class Preferences(Feature):
 
     decisive: ClassVar = ("preference", "preference_beta", "simpo_gamma")
     dropout: ClassVar = 0.0  # the reference runs without: with dropout even a model equal to it would have rewards
-    preference = None  # the loss, a `Preference`
+    how = None  # the loss, a `Preference`; not `preference`, which is a flag
     entry = None  # of the task
 
     def is_on(self) -> bool:
-        return self.preference is not None
+        return self.how is not None
 
     def of_tasks(self, tasks: Any, args: Any) -> None:
         from arguments.sharding import zero_stage
@@ -235,13 +235,13 @@ class Preferences(Feature):
         self.entry = next((task.entry for task in tasks if "preference" in task.entry), None)
         if self.entry is None:
             return
-        self.preference = Preference(**self.entry["preference"])
-        name = f"--preference {self.preference.kind}"
+        self.how = Preference(**self.entry["preference"])
+        name = f"--preference {self.how.kind}"
         if len(tasks) > 1 or tasks.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
         alone = f"not with {name}, whose loss needs two whole answers of each row: leave it out"
         refuse(args, "packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
-        if self.preference.has_reference:
+        if self.how.has_reference:
             known = "needs the reference's log-probabilities of all rows before training"
             refuse(tasks.args, "streaming", f"{name} {known}: leave it out, or give --preference simpo")
             if zero_stage(args) == 3:
@@ -253,7 +253,7 @@ class Preferences(Feature):
     def job(self, job: str) -> str:
         if job != "fine-tuning a checkpoint":
             raise UserError(
-                f"--preference {self.preference.kind}: begins with a model that does the task already: name it with "
+                f"--preference {self.how.kind}: begins with a model that does the task already: name it with "
                 "--model_name_or_path"
             )
         return "learning preferences"
@@ -261,20 +261,20 @@ class Preferences(Feature):
     def whole_loss(self) -> Callable:
         from features.preferences.batches import preference_loss
 
-        return partial(preference_loss, self.preference)
+        return partial(preference_loss, self.how)
 
     def callbacks(self, trainer: Any) -> list:
         from features.preferences.reference import PreferenceCallback
 
-        return [PreferenceCallback(trainer, self.preference)]
+        return [PreferenceCallback(trainer, self.how)]
 
     def read_by(self, model: Any, splits: tuple, args: Any, task_args: Any, collator: Callable) -> tuple:
         from features.preferences.reference import with_reference
 
-        return with_reference(splits, model, args, task_args, collator) if self.preference.has_reference else splits
+        return with_reference(splits, model, args, task_args, collator) if self.how.has_reference else splits
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
-        entry, preference = self.entry, self.preference
+        entry, preference = self.entry, self.how
         text = f"{preference.kind}, beta {preference.beta:g}: "
         if preference.is_unpaired:
             text += f"{entry['target']} is good or bad, as {entry['desirable']} says"

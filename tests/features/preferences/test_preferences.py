@@ -35,7 +35,6 @@ from modeling.loss import STATISTICS, compute_loss_in_forward
 from tasks.rows import load_rows
 from tasks.tasks import TaskData, Tasks
 from tasks.transforms import TRANSFORMS
-from tasks.win_rates import read_others, win_rates
 from training.batching import FilledRows, padding_collator
 
 SOURCES = [[5, 6, 7, 8, 1], [9, 10, 1], [11, 12, 13, 14, 15, 16, 1]]
@@ -364,10 +363,10 @@ class RecordsTest(parameterized.TestCase):
             sides = (row[name] for name in ("input_ids", "labels", "rejected"))
             text.append(tuple(tokenizer.decode(ids, skip_special_tokens=True) for ids in sides))
         orders = {"simpo": "a {0},c {0},b {0}", "kto": "a {0},b {0},b {1}"}
-        order = orders.get(feature.preference.kind, "a {0},b {0},c {0}")
+        order = orders.get(feature.how.kind, "a {0},b {0},c {0}")
         wanted = [tuple(order.format(n, (n + 1) % 6).split(",")) for n in range(6)]  # kto: the answer to another prompt
         self.assertEqual(text, wanted)
-        if feature.preference.is_unpaired:
+        if feature.how.is_unpaired:
             self.assertEqual(data.train["desirable"], [0, 1, 0, 1, 0, 1])
         self.assertContainsSubset(PREFERENCE_METRICS, tasks.metric_names)
         self.assertEqual(args.metric_for_best_model, "eval_rougeL")
@@ -475,23 +474,6 @@ class RecordsTest(parameterized.TestCase):
         self.assertEqual(args.features.job(tasks.job(True)), "learning preferences")
         with self.assertRaisesRegex(UserError, "--preference dpo: begins with a model that does the task already"):
             args.features.job(tasks.job(False))
-
-    def test_win_rates(self):
-        entry = dict(target_type="text", metrics=["exact_match"])
-        rows = [dict(task="pairs", split="validation", index=n, source="a", target="b") for n in range(4)]
-        sides = []
-        for answers, margins in (("bbcb", [1, 2, 3, 4]), ("cbbc", [0, 3, 3, -4])):
-            more = [dict(prediction=a, chosen_log_probability=float(m)) for a, m in zip(answers, margins, strict=True)]
-            both = zip(rows, more, strict=True)
-            sides.append([row | one | {"rejected_log_probability": 0.0} for row, one in both])
-        self.assertEqual(
-            win_rates(entry, *sides), {"win_rate_exact_match": 2.5 / 4, "win_rate_log_probability": 2.5 / 4}
-        )
-        path = self.folder / "predictions.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in sides[1]))
-        self.assertEqual(read_others(str(path), sides[0]), sides[1])
-        with self.assertRaisesRegex(UserError, "Evaluate both checkpoints on the same rows"):
-            read_others(str(path), [sides[0][0] | {"target": "c"}])
 
 
 if __name__ == "__main__":
