@@ -33,6 +33,7 @@ from foundry.features import Features, features_of
 from model_t5 import build_config, create_model, load_model
 from modeling.loss import STATISTICS, compute_loss_in_forward
 from tasks.rows import load_rows
+from tasks.task_records import recorded_flags
 from tasks.tasks import TaskData, Tasks
 from tasks.transforms import TRANSFORMS
 from training.batching import FilledRows, padding_collator
@@ -468,6 +469,67 @@ class RecordsTest(parameterized.TestCase):
         (task,) = tasks
         rows = load_rows("pairs", task.entry, task.args, "train")
         self.assertEqual(rows[0], {"source": "a 0", "target": "b 0"})
+
+    def shown(self, flags: str, records: list[dict]) -> dict[str, str]:
+        """{name: text of each part of the preview}, of all rows that are kept for it."""
+        tasks, args = self.parsed(flags, records)
+        with contextlib.redirect_stdout(io.StringIO()):
+            data = TaskData(tasks, ByT5Tokenizer(), args)
+        return {part.name: part.text(ByT5Tokenizer(), 999) for row in data.shown(True) for part in row}
+
+    def test_the_preview_shows_both_answers(self):
+        shown = self.shown(
+            "--preference dpo", [dict(prompt=f"which {n}?", chosen=f"good {n}", rejected=f"bad {n}") for n in range(1)]
+        )
+        self.assertEqual(list(shown.values())[:3], ["which 0?</s>", "good 0</s>", "bad 0</s>"])
+        self.assertEqual([name.split()[-1] for name in shown], ["source", "chosen", "rejected"] * 2)
+
+    def test_the_preview_says_whether_an_unpaired_answer_is_good(self):
+        rows = [dict(prompt=f"which {n}?", completion=f"answer {n}", label=n % 4 == 0) for n in range(8)]
+        shown = self.shown("--preference kto", rows)
+        self.assertEqual(shown["train target (bad)"][:6], "answer")
+        self.assertIn("train target (good)", shown)
+        self.assertIn("train other prompt's answer", shown)
+
+    @parameterized.parameters(
+        # what is recorded, what is given, which recorded flags stay
+        (dict(source_column=["q"], target_column=["a"]), dict(preference="dpo"), ""),
+        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="preference", preference="dpo"), ""),
+        (
+            dict(source_column=["q"], target_column=["a"]),
+            dict(preference="dpo", rejected_column="b"),
+            "source_column target_column",
+        ),
+        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(record_shape="alpaca"), ""),
+        (
+            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
+            dict(source_column=["q"], target_column=["a"]),
+            "",
+        ),
+        (
+            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
+            dict(record_shape="preference"),
+            "preference preference_beta",
+        ),
+        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(preference="ipo"), ""),
+        (
+            dict(source_column=["q"], target_column=["a"], target_type="class", labels=["x", "y"], metrics=["f1"]),
+            dict(preference="dpo"),
+            "",
+        ),
+        (dict(source_column=["q"], target_column=["a"], metrics=["bleu"]), dict(preference="dpo"), "metrics"),
+    )
+    def test_a_given_shape_or_preference_replaces_recorded_flags(self, recorded, given, stay):
+        """The flags together are accepted: three refusals led in a circle."""
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        rows = [dict(prompt="p", chosen="c", rejected="r", instruction="i", output="o", q="q", a="x", b="b")]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        record = dict(benchmark="own", dataset_name="pairs", validation_file=[str(folder / "rows.jsonl")])
+        (folder / "task.json").write_text(json.dumps(record | recorded))
+        values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False) | given
+        flags = recorded_flags(str(folder), values, set(given))
+        self.assertSameElements(flags.keys() - record.keys(), stay.split())
+        Tasks.of_flags(TaskArguments(**flags, **given))
 
     def test_a_model_from_scratch_has_no_preferences(self):
         tasks, args = self.parsed("--preference dpo")
