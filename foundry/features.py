@@ -170,11 +170,11 @@ class TaskFeature:
     flags of a task, which TaskArguments inherits (keyword-only; None if they are not given). The core calls the other
     members on the class. Whether the feature is on, the flags of own pairs or the task's entry say.
 
-    args: TaskArguments. task: an entry of DATASET_VALS, of which `columns` and `records` are further fields.
+    args: TaskArguments. task: an entry of DATASET_VALS, of which `columns` and `dictionaries` are further fields.
     """
 
     columns: ClassVar[Sequence[str]] = ()  # fields that name a column of the rows
-    records: ClassVar[Sequence[str]] = ()  # fields that are dictionaries
+    dictionaries: ClassVar[Sequence[str]] = ()  # fields that are dictionaries
     shapes: ClassVar[dict[str, Sequence[str]]] = {}  # {record shape: the columns by which it is recognised}
     # {name of a record shape or of an entry's `preprocess`: function of a record}, as TRANSFORMS (tasks/transforms.py)
     transforms: ClassVar[dict[str, Callable[[dict], dict]]] = {}
@@ -233,7 +233,7 @@ class TaskFeature:
 
     # ------------------------------------------------------------ evaluation
     @staticmethod
-    def metrics(task: dict) -> Sequence[str]:
+    def further_metrics(task: dict) -> Sequence[str]:
         """Names of metrics beside the task's own."""
         return ()
 

@@ -35,7 +35,7 @@ _KINDS = {
     ),
     "a dictionary": (
         ("inputs", "files", "file_columns", "skip_where", "numbers")
-        + tuple(field for feature in features_of_tasks() for field in feature.records),
+        + tuple(field for feature in features_of_tasks() for field in feature.dictionaries),
         lambda value: isinstance(value, dict),
     ),
     "a whole number of at least 2": (
@@ -170,7 +170,7 @@ def metric_names(task: dict) -> dict[str, str]:
     metrics = [*task["metrics"], "loss", "token_accuracy"]
     if task["target_type"] != "text":
         metrics.append("invalid_outputs")
-    metrics += (metric for feature in features_of_tasks() for metric in feature.metrics(task))
+    metrics += (metric for feature in features_of_tasks() for metric in feature.further_metrics(task))
     splits = eval_splits(task)
     return {metric if len(splits) == 1 else f"{split}_{metric}": metric for split in splits for metric in metrics}
 

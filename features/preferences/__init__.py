@@ -83,7 +83,7 @@ class ComparedAnswers(TaskFeature):
     """Rows with two answers, or with an answer and whether it is good."""
 
     columns: ClassVar = ("rejected", "desirable")
-    records: ClassVar = ("preference",)
+    dictionaries: ClassVar = ("preference",)
     # Pairs of answers, which may have no column `prompt`, and rated single answers for kto.
     shapes: ClassVar = {"preference": ("chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
     transforms: ClassVar = {"preference": _pair, "unpaired": _rated}
@@ -187,7 +187,7 @@ class ComparedAnswers(TaskFeature):
 
     # ------------------------------------------------------------ evaluation
     @staticmethod
-    def metrics(task: dict) -> Sequence[str]:
+    def further_metrics(task: dict) -> Sequence[str]:
         return PREFERENCE_METRICS if "preference" in task else ()
 
     @staticmethod
