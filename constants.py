@@ -41,7 +41,7 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
     max_piece_length    the column text is running text, also whole books: a row is a sentence-like piece of at most
                         this many characters; plain text files have a document on each line
     eval_splits         splits to report when there is more than "validation" (MNLI); the first is the main one
-    preference          {"kind", "beta", "gamma"}: answers are compared, by a loss of modeling/preferences.py
+    preference          {"kind", "beta", "gamma"}: answers are compared, by a loss of features/preferences/losses.py
     rejected            with a preference, the column of an answer that is worse than the target
     desirable           with the preference kto, the column that says whether the target is a good answer
     submission_file     name inside the GLUE submission zip

@@ -64,19 +64,17 @@ from common.reports import end_summary, plain_json, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.round_trip import described_losses
 from corpora.tokenizers import load_tokenizer, named_tokenizer
-from foundry.features import Features, features_of
+from foundry.features import Features, features_of, features_of_tasks
 from model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from modeling.generation_settings import set_generation_length
-from modeling.preferences import log_probabilities
 from runs.callbacks import T5ProgressCallback, install_callbacks
 from runs.run import Run, shown_numbers
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
 from tasks.tasks import LoadedTask, Task, Tasks
-from tasks.win_rates import read_others, win_rates
 from trainer_t5 import T5Trainer
-from training.batching import AnswersCollator
+from training.batching import padding_collator
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 # Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
@@ -111,7 +109,6 @@ class EvaluationArguments:
         None, "Attention; t5_fused evaluates with sdpa. Not set: transformers'.", choices=ATTENTION_IMPLEMENTATIONS
     )
     split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
-    against: str | None = option(None, "predictions.jsonl of another checkpoint on the same rows: adds win rates.")
     interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
     allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
 
@@ -191,8 +188,7 @@ def parse_flags(
             f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
             "of your own"
         )
-    if evaluation.against and not (Path(evaluation.against).is_file() and not run_args.do_predict):
-        raise UserError(f"--against {evaluation.against}: must be a predictions.jsonl, and not with --do_predict")
+    decide_features(run_args, evaluation, task_args)
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
@@ -339,7 +335,7 @@ def build_trainer(
     trainer = T5Trainer(
         model=model,
         args=args,
-        data_collator=AnswersCollator(tokenizer, model=model, pad_to_multiple_of=8),
+        data_collator=padding_collator(tokenizer, model),
         processing_class=tokenizer,
         class_label_ids=judged.class_label_ids,
     )
@@ -348,18 +344,17 @@ def build_trainer(
 
 
 def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[dict], dict]:
-    """(answers, numbers). answers: for each row its "prediction", "" if it is no label, and for a preference pair the
-    log-probabilities of both answers. numbers: metrics, whose names begin with eval_ or, with --do_predict, with task
-    and split; without labels only counts."""
+    """(answers, numbers). answers: for each row its "prediction", "" if it is no label, and what features add. numbers:
+    metrics, whose names begin with eval_ or, with --do_predict, with task and split; without labels only counts."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names
     prefix = f"{task.name}_{split}" if trainer.args.do_predict else job.prefix(split)
     trainer.compute_metrics = task.judge(split, generated).compute_metrics if scored else None
     output = trainer.predict(task.data[split], metric_key_prefix=prefix)
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
-    is_pair = scored and "rejected" in task.data[split].column_names and "desirable" not in task.entry
-    known = log_probabilities(output.predictions[1]) if is_pair else {}
-    columns = {"prediction": answers} | known
+    columns = {"prediction": answers}
+    for feature in features_of_tasks() if scored else ():
+        columns |= feature.answered(task.entry, output.predictions[1])
     found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
@@ -396,12 +391,6 @@ def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5
     if submits:
         write_submission(folder, task, split, [answer["prediction"] for answer in answers])
     return records
-
-
-def compared(job: LoadedJob, split: str, records: list[dict], against: str | None) -> dict[str, float]:
-    """The win rates of a split's answers against another checkpoint's in the file `against`; {} if that is None."""
-    rates = win_rates(job.task.entry, records, read_others(against, records)) if against else {}
-    return {f"{job.prefix(split)}_{name}": rate for name, rate in rates.items()}
 
 
 def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[str]) -> None:
@@ -571,7 +560,9 @@ def main(argv: list[str] | None = None) -> dict:
             results |= numbers
             if is_first_process():
                 records = write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
-                results |= compared(job, split, records, evaluation.against)
+                for feature in run_args.features:
+                    numbers = feature.compared(job.task.entry, records)
+                    results |= {f"{job.prefix(split)}_{name}": value for name, value in numbers.items()}
         run_args.features.finished(trainer)
     if summarise and not run_args.do_predict and not evaluation.split:
         results |= summarise(results)

@@ -49,9 +49,8 @@ from runs.run import TrainingRun
 from runs.speed import Batches
 from tasks.tasks import TaskData, Tasks
 from trainer_t5 import T5Trainer
-from training.batching import AnswersCollator, train_collator
+from training.batching import padding_collator, train_collator
 from training.checkpoints import check_resumed
-from training.preferences import with_reference
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
@@ -99,7 +98,7 @@ def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
     tokenizer = named_tokenizer(model)
     batches = Batches(*tasks.most_tokens(tokenizer), args.length_buckets, packed, packable=tasks.packable)
     title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
-    return settle(title, model, data, args, tokenizer, batches, tasks.dropout), tasks
+    return settle(title, model, data, args, tokenizer, batches, args.features.dropout), tasks
 
 
 def trained_tokenizer(run: Decision, tasks: Tasks) -> PreTrainedTokenizerBase:
@@ -117,28 +116,29 @@ def main(argv: list[str] | None = None) -> dict:
     set_seed(run.args.seed)
     with run.args.main_process_first():
         tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
-    model, vocabulary = build_model(run, tokenizer, tasks.dropout)
+    model, vocabulary = build_model(run, tokenizer, run.args.features.dropout)
     with run.args.main_process_first():
         data = TaskData(tasks, tokenizer, run.args)
     check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), *run.groups)
     data.resume(run.checkpoint)
     forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
     set_generation_length(model, data.generation_length)
-    collator = AnswersCollator(tokenizer, model=model, pad_to_multiple_of=8)
-    train, validation = with_reference(data, model, run.args, collator)
+    collator = padding_collator(tokenizer, model)
+    splits = data.train, data.validation
+    for feature in run.args.features:
+        splits = feature.read_by(model, splits, run.args, data.args, collator)
 
     trainer = T5Trainer(
         model=model,
         args=run.args,
-        train_dataset=train,
-        eval_dataset=validation,
+        train_dataset=splits[0],
+        eval_dataset=splits[1],
         data_collator=collator,
         train_collator=train_collator(data.train, run.args, model),
         processing_class=tokenizer,
         evaluation_tasks=data.judged,
         summarise=tasks.summarise,
         task_record=data.record(),
-        preference=data.preference,
     )
     origin = run.model.tokenizer_name or run.model.model_name_or_path or "trained on the sources and targets"
     rows = {"from": run.source, "tokenizer": described_tokenizer(tokenizer, origin), "vocabulary": vocabulary}

@@ -38,7 +38,6 @@ from model_t5 import use_one_embedding_module
 from modeling.families import is_tied
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
-from modeling.preferences import Preference
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from training.batching import BucketCollator, PackingCollator
 from training.flow import FlowCallback, PrecompileCallback, ResumeCallback
@@ -56,17 +55,17 @@ def set_up_step(
     model: PreTrainedModel,
     args: T5TrainingArguments,
     terms: Sequence[LossTerm] = (),
-    preference: Preference | None = None,
+    whole: Callable | None = None,
 ) -> None:
     """Applies the options of the training step to the model: loss, compilation, residual stream. terms: are mixed into
-    the loss."""
+    the loss of tokens, which `whole` replaces."""
     sum_bias_by_diagonals(model)
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
     shapes = 8 + getattr(args, "length_buckets", 0)
     loss_options = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
-    compute_loss_in_forward(model, *loss_options, options, shapes, terms, preference)
+    compute_loss_in_forward(model, *loss_options, options, shapes, terms, whole)
 
 
 def _fit_for_fsdp(model: PreTrainedModel) -> None:
@@ -104,7 +103,7 @@ class T5Trainer(FiniteTrainer):
     EvaluationTask}, if the data sets are scored in different ways. summarise: function from the metrics of a whole
     evaluation to further ones, all with the prefix "eval_". train_collator: a collator for training alone; with a
     BucketCollator every batch has rows of one bucket. task_record: the content of task.json, which is saved with every
-    model. preference: the loss of rows with two answers (modeling/preferences.py), or None.
+    model.
     """
 
     def __init__(
@@ -118,7 +117,6 @@ class T5Trainer(FiniteTrainer):
         summarise: Callable[[dict], dict] | None = None,
         train_collator: BucketCollator | PackingCollator | None = None,
         task_record: dict | None = None,
-        preference: Preference | None = None,
         **kwargs,
     ):
         if evaluation_tasks:  # a single data set is scored like the first task
@@ -132,7 +130,7 @@ class T5Trainer(FiniteTrainer):
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
-        set_up_step(model, args, args.features.loss_terms(model, args), preference)
+        set_up_step(model, args, args.features.loss_terms(model, args), args.features.whole_loss())
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:
@@ -148,11 +146,9 @@ class T5Trainer(FiniteTrainer):
         self.add_callback(ResumeCallback(self))
         self.add_callback(self.preemption)
         self.add_callback(WatchCallback())
-        if preference is not None:
-            from training.preferences import PreferenceCallback
-
-            self.preferences = PreferenceCallback(self, preference)
-            self.add_callback(self.preferences)
+        self.feature_callbacks = [callback for feature in args.features for callback in feature.callbacks(self)]
+        for callback in self.feature_callbacks:
+            self.add_callback(callback)
         if args.precompile:
             self.add_callback(PrecompileCallback())
 
@@ -208,9 +204,9 @@ class T5Trainer(FiniteTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to count the step's batches for the log. The loss of preferences is divided by the number
-        of rows instead of tokens. The batches are sent to the device first: if Trainer counted their tokens on the
-        host, the host would wait to send the count."""
+        """Overrides Trainer to count the step's batches for the log. A feature may say by what the loss is
+        divided. The batches are sent to the device first: if Trainer counted their tokens on the host, the host would
+        wait to send the count."""
         batches_made = self.batches_of(epoch_iterator)
         place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
         self._began = {"place": place, "loss": self._tr_loss.clone()}
@@ -232,7 +228,9 @@ class T5Trainer(FiniteTrainer):
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
-        return batches, num_items if self.preferences is None else self.preferences.begin_step(batches)
+        for callback in self.feature_callbacks:
+            num_items = callback.begin_step(batches) if hasattr(callback, "begin_step") else num_items
+        return batches, num_items
 
     def _break_off(self, error: str | None, place: dict | None, was_killed: int) -> None:
         """Ends the run with a UserError when any rank's stream cannot be read any further, or with exit code 1 when a

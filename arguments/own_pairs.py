@@ -4,13 +4,15 @@
 -> dict(prefix="summarize", inputs={"": "prompt"}, target="completion", files={"train": "pairs.jsonl"}, ...)
 """
 
+import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
-from common.command_line import check_rules, comma_words, home_path
+from common.command_line import comma_words, home_path
 from common.errors import UserError
 from corpora.files import TEXT_SUFFIXES, expand_files
-from modeling.preferences import BETAS, SIMPO_GAMMA
+from foundry.features import features_of_tasks
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
@@ -19,9 +21,8 @@ HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 _MADE = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = ("instruction", "output")
 _MADE |= {"messages": ("messages",), "conversations": ("conversations",)}
-# Shapes for --preference: pairs of answers, and rated single answers for kto. Pairs may have no column `prompt`.
-_COMPARED = {"preference": ("chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
-_MADE |= _COMPARED
+_OF_FEATURES = {shape: columns for feature in features_of_tasks() for shape, columns in feature.shapes.items()}
+_MADE |= _OF_FEATURES
 SHAPES = _MADE | {  # in the shapes below, the two columns are source and target
     "pretokenized": ("inputs_pretokenized", "targets_pretokenized"),  # P3, of which T0 was made
     "prompt_completion": ("prompt", "completion"),
@@ -30,6 +31,7 @@ SHAPES = _MADE | {  # in the shapes below, the two columns are source and target
 _MAY_BE_MESSAGES = ("prompt_completion",)  # whose columns tasks.transforms reads where they hold messages
 _METRICS = {"class": ["accuracy", "f1_macro"], "number": ["pearson", "spearman"], "text": ["rougeL", "bleu"]}
 _LENGTHS = {"class": (512, 8), "number": (512, 16), "text": (512, 128)}
+FLAGS_OF_FEATURES = tuple(field.name for feature in features_of_tasks() for field in dataclasses.fields(feature))
 SOURCES = ("train_file", "source_file", "hub_dataset", "validation_file", "validation_source_file")
 _DESCRIBING = (
     "source_column",
@@ -50,13 +52,9 @@ _DESCRIBING = (
     "hub_dataset",
     "hub_config",
     "validation_split_percentage",
-    "preference",
-    "rejected_column",
-    "desirable_column",
+    *FLAGS_OF_FEATURES,
 )
 _GOES_WITH = {
-    "rejected_column": "target_column",
-    "desirable_column": "target_column",
     "source_column": "target_column",
     "target_column": "source_column",
     "tsv_header": "source_column",
@@ -75,40 +73,6 @@ _APART = (
         "the data set has validation rows, or else hold some out with --validation_split_percentage",
     ),
     (("validation_split_percentage",), _VALIDATION_FILES, "there are validation rows already"),
-    (("preference",), ("labels", "source_file", "validation_source_file"), "answers that are compared are free texts"),
-)
-# For check_rules: (flags, function of all flags that says when these are refused, why and what to do).
-_RULES = (
-    (
-        "rejected_column",
-        lambda args: args.preference in (None, "kto"),
-        "pairs are compared by --preference dpo, ipo or simpo: give one of them",
-    ),
-    (
-        "desirable_column",
-        lambda args: args.preference != "kto",
-        "single answers are compared by --preference kto: give it",
-    ),
-    ("preference_beta", lambda args: not args.preference, "is a factor of --preference: give both"),
-    ("simpo_gamma", lambda args: args.preference != "simpo", "is for --preference simpo"),
-    (
-        "preference",
-        lambda args: args.target_type not in (None, "text"),
-        "compares free texts: leave out --target_type {target_type}",
-    ),
-    (
-        "preference",
-        lambda args: (
-            args.source_column and not (args.desirable_column if args.preference == "kto" else args.rejected_column)
-        ),
-        "name the column of worse answers with --rejected_column, or for kto that of ratings with --desirable_column",
-    ),
-    (
-        "preference",
-        lambda args: args.record_shape and args.record_shape not in shapes_for(args.preference),
-        "--record_shape {record_shape} has no answers to compare: dpo, ipo and simpo read the shape preference, and "
-        "kto reads unpaired",
-    ),
 )
 
 
@@ -120,11 +84,11 @@ def names_own_pairs(args: Any) -> bool:
     return alone or described or OWN in comma_words(args.dataset_name or "")
 
 
-def shapes_for(preference: str | None) -> list[str]:
-    """Names of the record shapes that are tried in this order: the one of --preference, or without it all others."""
-    if preference is None:
-        return [shape for shape in SHAPES if shape not in _COMPARED]
-    return ["unpaired" if preference == "kto" else "preference"]
+def shapes_for(args: Any) -> tuple[Sequence[str], str]:
+    """(names of the record shapes that are tried in this order, what an error asks for beside --source_column and
+    --target_column): those of the feature that the flags ask for, or else all others."""
+    asked = (feature.shapes_for(args) for feature in features_of_tasks())
+    return next(filter(None, asked), ([shape for shape in SHAPES if shape not in _OF_FEATURES], ""))
 
 
 def has_training_rows(args: Any) -> bool:
@@ -150,7 +114,8 @@ def check_own_pairs(args: Any) -> None:
         for flag, other in itertools.product(flags, others):
             if getattr(args, flag) and getattr(args, other):
                 raise UserError(f"--{flag} and --{other} exclude each other: {reason}")
-    check_rules(args, _RULES)
+    for feature in features_of_tasks():
+        feature.check(args)
     if args.labels and args.target_type not in (None, "class"):
         raise UserError(f"--labels needs --target_type class, not {args.target_type}")
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):
@@ -182,22 +147,14 @@ def own_entry(args: Any) -> dict:
     entry |= dict(positive_label=args.positive_label, metrics=args.metrics or _METRICS[kind])
     entry |= dict(records=args.records, skip_where=_skipped(args))
     entry |= dict(hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None, files=_files(args))
-    entry |= dict(held_out=args.validation_split_percentage, **_compared(args))
+    entry |= dict(held_out=args.validation_split_percentage, **_fields_of_features(args))
     entry |= dict(max_source_length=args.max_source_length or source_length)
     entry |= dict(max_target_length=args.max_target_length or target_length)
     return {field: value for field, value in entry.items() if value not in (None, {}, [])}
 
 
-def _compared(args: Any) -> dict:
-    """The entry's fields preference, rejected and desirable; {} without --preference."""
-    if args.preference is None:
-        return {}
-    beta = args.preference_beta or BETAS[args.preference]
-    gamma = SIMPO_GAMMA if args.simpo_gamma is None else args.simpo_gamma
-    compared = dict(preference=dict(kind=args.preference, beta=beta, gamma=gamma))
-    if args.preference == "kto":
-        return compared | dict(desirable=args.desirable_column or "label")
-    return compared | dict(rejected=args.rejected_column or "rejected")
+def _fields_of_features(args: Any) -> dict[str, Any]:
+    return {name: value for feature in features_of_tasks() for name, value in feature.fields_of(args).items()}
 
 
 def prefix_of(text: str | None) -> str | None:
@@ -244,8 +201,9 @@ def column_names(words: list[str] | None) -> list[str]:
 
 def named_columns(args: Any) -> list[str]:
     """All columns that the flags name."""
-    compared = filter(None, (args.rejected_column, args.desirable_column))
-    return [*column_names(args.source_column), *column_names(args.target_column), *compared, *_skipped(args)]
+    fields = _fields_of_features(args)
+    further = [fields[name] for feature in features_of_tasks() for name in feature.columns if name in fields]
+    return [*column_names(args.source_column), *column_names(args.target_column), *further, *_skipped(args)]
 
 
 def _files(args: Any) -> dict:

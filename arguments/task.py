@@ -10,7 +10,7 @@ from common.command_line import check_folder, comma_words, did_you_mean, option,
 from common.errors import UserError
 from constants import DATASET_VALS
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
-from modeling.preferences import BETAS, SIMPO_GAMMA
+from foundry.features import features_of_tasks
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
@@ -22,8 +22,8 @@ _BUILTIN = ("builtin", "package_topic")  # the task if none is named
 
 
 @dataclass
-class TaskArguments:
-    """Which task, and how much of it."""
+class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
+    """Which task, and how much of it; and the flags of the features that change tasks."""
 
     _argument_group_name = "task"
     _shown_first = True
@@ -82,11 +82,6 @@ class TaskArguments:
     span_corruption_share: float | None = option(
         None, f"Share of span corruption among all rows. Not set: {CORRUPTED_SHARE}.", above=0, below=1
     )
-    preference: str | None = option(None, "Learn which answers are better, by this loss.", choices=BETAS)
-    rejected_column: str | None = option(None, "Preference: column of the worse answers.")
-    desirable_column: str | None = option(None, "Preference kto: column that says whether a target is good.")
-    preference_beta: float | None = option(None, "Preference: scale of rewards. Not set: 0.1, of simpo 2.", above=0)
-    simpo_gamma: float | None = option(None, f"Target reward margin of simpo. Not set: {SIMPO_GAMMA}.", at_least=0)
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")

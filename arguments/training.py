@@ -428,9 +428,7 @@ def settle_training(
     contradictions among them, and between them and the flags of data and model."""
     settled = args.replaced()
     decide_features(settled, data, model)
-    for feature in settled.features:
-        job = feature.job(job)
-    check_training(settled, job)
+    check_training(settled, settled.features.job(job))
     check_streaming(data, settled)
     return settled
 

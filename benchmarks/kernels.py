@@ -31,7 +31,7 @@ def parity_row(device: torch.device) -> dict:
         file = Path(folder, "parity.json")
         words = ["--device", device.type, "--output", str(file), "--seconds", str(PARITY_SECONDS)]
         code = run_script("tests/support/check_attention.py", words, Path(folder, "log"), wrong=1)
-        row = {"name": "parity", "what": "attention kernels against float64", "ours": True} | read_json(file)
+        row = {"name": "parity", "what": "attention kernels, against float64", "ours": True} | read_json(file)
     return row | ({"error": f"{row['wrong']} of {row['checked']} are wrong"} if code else {})
 
 

@@ -63,12 +63,13 @@ _BOUNDS = {
 
 
 # ---------------------------------------------------------------- flags and their limits
-def option(default: Any, help: str, kw_only: bool = False, is_older: bool = False, **limits: Any) -> Any:
+def option(default: Any, help: str, kw_only: Any = dataclasses.MISSING, is_older: bool = False, **limits: Any) -> Any:
     """A dataclass field with its help text and limits; a list is copied for every parse.
 
-    is_older: whether this is a former spelling, which still works but is shown by no help. limits: `choices`, the
-    values it may have; the bounds `at_least`, `above`, `at_most` and `below` of a number, with the `unit` that an error
-    names; `auto`, if --speed decides when the flag is not given. `--help` shows them, `check_limits` enforces them.
+    kw_only: as of `dataclasses.field`. is_older: whether this is a former spelling, which works but is shown by no
+    help. limits: `choices`, the values it may have; the bounds `at_least`, `above`, `at_most` and `below` of a number,
+    with the `unit` that an error names; `auto`, if --speed decides when the flag is not given. `--help` shows them,
+    `check_limits` enforces them.
     """
     how = dict(default_factory=lambda: list(default)) if isinstance(default, list) else dict(default=default)
     return field(**how, kw_only=kw_only, metadata={"help": help, "limits": limits, "is_older": is_older})

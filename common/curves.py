@@ -76,7 +76,7 @@ def draw_curves(
         look = dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
         drawn_over = min(3, len(groups) - 1 - number)
         if not all([_draw_run(panels, lines, (x, unit), metrics, look, drawn_over) for lines in seeds]):
-            raise UserError(f"run {label!r} has no losses with a value of {x!r} to draw them against")
+            raise UserError(f"run {label!r} has no losses with a value of {x!r} to draw them over")
     panels[0].legend(handles=_legend(list(groups), everything), frameon=False, fontsize=9)
     for panel, name in zip(panels, ["loss", *(metric.removeprefix("eval_") for metric in metrics)], strict=False):
         _label(panel, name, unit_name)

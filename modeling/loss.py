@@ -23,14 +23,11 @@ import torch
 import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from torch._inductor.codecache import cache_dir, get_lock_dir
-from torch.utils.checkpoint import checkpoint
 from transformers.utils import ModelOutput
 
 from common.processes import print_once
 from constants import IGNORE_INDEX
-from modeling.families import capped, family_of, output_head
-from modeling.preferences import Preference
-from modeling.segment_masks import mask_type, side_by_side
+from modeling.families import family_of, output_head
 
 CHUNK = 1024  # target tokens whose logits exist at a time, unless --loss_chunk_size says otherwise
 # What T5Trainer's evaluation keeps of each row, in columns; an objective adds its own (objectives/metrics.py).
@@ -182,12 +179,9 @@ def chunked_loss_sum(
 # ---------------------------------------------------------------- the forward pass
 @dataclass
 class LossOutput(ModelOutput):
-    """What a forward pass with labels returns. With preferences (modeling/preferences.py) it also has, without
-    gradient, SUMS over the rows and the answers' log-probabilities [B, A]."""
+    """What a forward pass with labels returns."""
 
     loss: torch.Tensor | None = None
-    sums: torch.Tensor | None = None
-    log_probabilities: torch.Tensor | None = None
 
 
 class _Head(torch.nn.Linear):
@@ -210,54 +204,6 @@ def head_inputs(model, inputs: dict) -> torch.Tensor:
         return model.plain_forward(**inputs).logits
     finally:  # after an error too, since a notebook may go on with the model
         head.deferred = False
-
-
-def answers_nats(model, texts: list[torch.Tensor], inputs: dict, chunk: int = 0) -> tuple[torch.Tensor, ...]:
-    """Nats [B, T1], [B, T2] ... of the tokens of several answers to each source, which is encoded once; 0 at -100.
-
-    chunk: target tokens whose logits exist at a time, 0: all. The backward pass computes a chunk's logits again.
-    """
-    inputs = inputs | side_by_side(texts, model.config, mask_type(model)) | {"use_cache": False}
-    labels = torch.cat(texts, dim=1)
-    if chunk:
-        weight, cap = output_head(model).weight, family_of(model.config).logit_cap(model.config)
-
-        def nats_of_part(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            logits = _at_least_float32(F.linear(hidden, weight))
-            return nats_of(capped(logits, cap)[None], labels[None])[0]
-
-        parts = (values.flatten(0, 1).split(chunk) for values in (head_inputs(model, inputs), labels[..., None]))
-        nats = [
-            checkpoint(nats_of_part, h, wanted[:, 0], use_reentrant=False) for h, wanted in zip(*parts, strict=True)
-        ]
-        nats = torch.cat(nats).view(labels.shape)
-    else:
-        nats = nats_of(model.plain_forward(**inputs).logits, labels)
-    return nats.split([text.shape[1] for text in texts], dim=1)
-
-
-def preference_loss(
-    model, preference: Preference, labels: torch.Tensor, rows: torch.Tensor | None, inputs: dict, chunk: int = 0
-) -> LossOutput:
-    """The preference loss summed over this batch, divided by `rows`, the rows of the whole step (None: of this batch).
-    If the loss needs a reference that `inputs` lacks, log-probabilities alone are returned.
-
-    labels: [B, T], only -100 in a row that does not count. inputs: those of the model, and for pairs `rejected` [B, R]
-    and `reference` [B, 2]; for unpaired rows `reference` [B, 2], `desirable` [B] and `divergence`.
-    """
-    inputs = dict(inputs)
-    names = ("rejected", "reference", "desirable", "divergence")
-    rejected, reference, desirable, divergence = (inputs.pop(name, None) for name in names)
-    texts = [labels] if rejected is None else [labels, rejected]
-    log_probabilities = -torch.stack([nats.sum(1) for nats in answers_nats(model, texts, inputs, chunk)], dim=1)
-    if reference is None and preference.has_reference:
-        return LossOutput(log_probabilities=log_probabilities.detach())
-    tokens = torch.stack([text.ne(IGNORE_INDEX).sum(1) for text in texts], dim=1)
-    known = None if reference is None else reference[:, : len(texts)]
-    scores, counted = preference.scores(log_probabilities, tokens, known), tokens[:, 0].gt(0)
-    losses = preference.losses(scores, desirable, divergence).where(counted, 0)
-    sums = preference.sums(log_probabilities, scores, counted, desirable, divergence)
-    return LossOutput(losses.sum() / (counted.sum() if rows is None else rows), sums, log_probabilities.detach())
 
 
 @functools.cache
@@ -285,16 +231,16 @@ def compute_loss_in_forward(
     compile_options: dict | None = None,
     shapes: int = 8,
     terms: Sequence[LossTerm] = (),
-    preference: Preference | None = None,
+    whole: Callable | None = None,
 ) -> None:
     """Makes model(labels=[B, T], num_items_in_batch=..., **inputs) return a LossOutput.
 
     num_items_in_batch: target tokens of all micro-batches and ranks of the optimizer step, None for this batch alone;
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
     compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: how many shapes
-    of batches may be compiled; one more is an error. preference: the loss is `preference_loss`, and num_items_in_batch
-    counts the rows of the step. terms: are mixed in, for a chunk of target tokens at a time. A second call replaces the
-    options. The model's weights, names and class name do not change.
+    of batches may be compiled; one more is an error. terms: are mixed in, for a chunk of target tokens at a time.
+    whole: function(model, labels, num_items_in_batch, inputs, chunk) -> LossOutput, which replaces the loss of tokens.
+    A second call replaces the options. The model's weights, names and class name do not change.
     """
     if not hasattr(model, "plain_forward"):
         model.__class__ = _with_loss(type(model))
@@ -305,8 +251,8 @@ def compute_loss_in_forward(
     terms = [term._replace(before=None) for term in terms]  # what is compiled need not look at them
 
     def compute(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
-        if preference is not None:
-            return preference_loss(model, preference, labels, num_items, inputs, chunk)
+        if whole is not None:
+            return whole(model, labels, num_items, inputs, chunk)
         if "decoder_input_ids" not in inputs:
             inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
         # Otherwise transformers copies all keys and values into a cache that training never reads.

@@ -9,8 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import eq
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,13 +21,19 @@ from constants import IGNORE_INDEX
 from corpora.round_trip import Losses, round_trip, sampled
 from corpora.tokenizers import encode_targets
 from data_collator_t5 import find_bos_id
+from foundry.features import features_of_tasks
 from modeling.loss import STATISTICS, token_metrics
-from modeling.preferences import Preference, evaluated
 from tasks.metrics.scoring import METRICS, score_predictions
-from tasks.registry import as_list, is_desirable, reference_texts, source_text, target_text
+from tasks.registry import (
+    answer_columns,
+    as_list,
+    numbers_of,
+    reference_texts,
+    sides_of,
+    source_text,
+    target_text,
+)
 
-if TYPE_CHECKING:
-    from datasets import Dataset
 _EXACT = ("exact_match", "squad_exact_match")  # metrics that are 1 for the right text alone
 
 
@@ -37,7 +41,7 @@ def build_tokenize_function(
     name: str, task: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int | None
 ) -> Callable[[dict], dict]:
     """The function from a batch of rows {column: values} to "input_ids", "attention_mask" and "labels", each cut and
-    with EOS; also "rejected" and "desirable" (1 or 0) where the entry names these columns.
+    with EOS; also the further answers and numbers that features have, under the names of their fields.
 
     Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels. Where the entry has a
     `tokenize`, its ids are taken as they are; the function raises UserError if they are none or too many.
@@ -64,11 +68,11 @@ def build_tokenize_function(
         if task["target"] in batch:
             texts = [target_text(name, task, row) for row in rows]
             made["labels"] = encode_targets(tokenizer, texts, max_target_length)
-            if "rejected" in task:
-                others = [str(as_list(row[task["rejected"]])[0]).rstrip() for row in rows]
-                made["rejected"] = encode_targets(tokenizer, others, max_target_length)
-            if "desirable" in task:
-                made["desirable"] = [int(is_desirable(task, row)) for row in rows]
+            for side in filter(task.get, sides_of(task)):
+                others = [str(as_list(row[task[side]])[0]).rstrip() for row in rows]
+                made[side] = encode_targets(tokenizer, others, max_target_length)
+            numbers = [numbers_of(task, row) for row in rows]
+            made |= {name: [of_row[name] for of_row in numbers] for name in numbers[0]}
         return made
 
     return tokenize
@@ -91,7 +95,7 @@ def without_end_tokens(
         return text
 
     kept, cut = [], 0
-    columns = [task["target"], task.get("rejected")] if task["target_type"] == "text" else []
+    columns = answer_columns(task) if task["target_type"] == "text" else []
     for row in rows:
         for column in filter(row.__contains__, columns):
             value = row[column]
@@ -127,18 +131,6 @@ def known_sources(task: dict, rows: dict[str, list[dict]]) -> dict[str, str]:
             known[split] = f"{count:,} of {len(of_split):,} {split} sources are trained on"
             known[split] += f", {swapped:,} of them with source and target swapped" if swapped else ""
     return known
-
-
-def equal_answers(task: dict, rows: list[dict], data: "Dataset") -> str | None:
-    """ "3 of 80 pairs have two equal answers, 1 of them only as they are cut", from which a preference learns nothing;
-    None if no pair has, or the task has no pairs. rows: those of a split; data: their tokens."""
-    if "preference" not in task or "desirable" in task or "rejected" not in data.column_names:
-        return None
-    equal = sum(sum(map(eq, batch["labels"], batch["rejected"])) for batch in data.iter(1_000))
-    texts = ([str(as_list(row[task[name]])[0]).strip() for name in ("target", "rejected")] for row in rows)
-    cut = equal - sum(chosen == rejected for chosen, rejected in texts)
-    more = f", {cut:,} of them only as they are cut" if cut > 0 else ""
-    return f"{equal:,} of {len(rows):,} pairs have two equal answers{more}" if equal else None
 
 
 def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], most: int) -> dict[str, int]:
@@ -262,21 +254,18 @@ class EvaluationTask:
 def task_metrics(
     task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict]
 ) -> Callable[[EvalPrediction], dict[str, float]]:
-    """The function from T5Trainer's evaluation output on `rows` to the entry's metrics, loss, token accuracy and, with
-    a preference, PREFERENCE_METRICS.
+    """The function from T5Trainer's evaluation output on `rows` to the entry's metrics, loss, token accuracy and what
+    features measure.
 
     generated: the answers are the generated texts, and `non_canonical_outputs` are counted; otherwise they are the
-    classes that teacher forcing found. An undesirable answer (`is_desirable`) is no reference: in all but
-    PREFERENCE_METRICS its row does not count.
+    classes that teacher forcing found.
     """
 
     def compute(output: EvalPrediction) -> dict[str, float]:
-        tokens, statistics = output.predictions
-        if "preference" not in task:
-            return measured(tokens, statistics, rows)
-        good = [number for number, row in enumerate(rows) if is_desirable(task, row)]
-        metrics = measured(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
-        return metrics | evaluated(Preference(**task["preference"]), statistics)
+        measure: Callable = measured
+        for feature in features_of_tasks():
+            measure = feature.measured(task, measure)
+        return measure(*output.predictions, rows)
 
     def measured(tokens: np.ndarray, statistics: np.ndarray, rows: list[dict]) -> dict[str, float]:
         answers = answer_texts(task, tokenizer, generated, (tokens, statistics))

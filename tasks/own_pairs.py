@@ -18,9 +18,6 @@ from tasks.rows import SplitReader, pieces_of, single_answer
 
 # {field of another toolkit: ours}
 _INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
-# {value of --preference: how an error asks for the further column that it needs}
-_COMPARED_TOO = dict.fromkeys(("dpo", "ipo", "simpo"), ", and which answer is worse with --rejected_column")
-_COMPARED_TOO["kto"] = ", and which answers are good with --desirable_column"
 _OPTIMIZED = "metric_to_optimize"  # another toolkit's field; in ours this metric is the first of `metrics`
 
 
@@ -32,12 +29,13 @@ def completed(args: TaskArguments) -> dict:
     entry = own_entry(args)
     if "inputs" not in entry:
         record, where = _first_record(entry, args)
-        fitting = (name for name in shapes_for(args.preference) if set(SHAPES[name]) <= set(record))
+        shapes, more = shapes_for(args)
+        fitting = (name for name in shapes if set(SHAPES[name]) <= set(record))
         args.record_shape = next(fitting, None)
         if args.record_shape is None:
             raise UserError(
                 f"{where}: name the columns of sources and targets with --source_column and --target_column"
-                f"{_COMPARED_TOO.get(args.preference, '')}; the file has: {listed(record)}"
+                f"{more}; the file has: {listed(record)}"
             )
         entry = own_entry(args)
         columns = ", ".join(SHAPES[args.record_shape])

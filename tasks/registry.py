@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 from arguments.task import TARGET_TYPES
 from common.command_line import did_you_mean, listed
 from common.errors import UserError
-from constants import PREFERENCE_METRICS
-from modeling.preferences import BETAS
+from foundry.features import features_of_tasks
 from tasks.transforms import TRANSFORMS
 
 # {what a value must be: (fields of an entry, the test of a value)}
@@ -27,8 +25,7 @@ _KINDS = {
             "records",
             "train_with",
             "positive_label",
-            "rejected",
-            "desirable",
+            *(field for feature in features_of_tasks() for field in feature.columns),
         ),
         lambda value: isinstance(value, str),
     ),
@@ -37,7 +34,8 @@ _KINDS = {
         lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
     ),
     "a dictionary": (
-        ("inputs", "files", "file_columns", "skip_where", "numbers", "preference"),
+        ("inputs", "files", "file_columns", "skip_where", "numbers")
+        + tuple(field for feature in features_of_tasks() for field in feature.dictionaries),
         lambda value: isinstance(value, dict),
     ),
     "a whole number of at least 2": (
@@ -56,8 +54,6 @@ FIELDS = [field for fields, _ in _KINDS.values() for field in fields]
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 # The column for the text that a function `inputs` returns, which `source_text` reads.
 MADE_SOURCE = "text of inputs"
-OTHER_ANSWER = "answer to another prompt"  # the column that `with_other_answers` adds to unpaired rows
-_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 INVALID = -1  # class index of a text that is no label: equals no gold class, so it always counts as wrong
 
 
@@ -135,13 +131,8 @@ def check_entry(name: str, task: dict) -> None:
         raise UserError(f"{where} target_type class needs `labels`, at least two different ones")
     if (positive := task.get("positive_label")) is not None and (len(labels) != 2 or positive not in labels):
         raise UserError(f"{where} positive_label {positive}: must be one of two labels, and they are {listed(labels)}")
-    compared = [field for field in ("rejected", "desirable") if task.get(field)]
-    if (preference := task.get("preference")) and task["target_type"] == "text":
-        wanted = ["desirable" if preference.get("kind") == "kto" else "rejected"]
-        if preference.get("kind") not in BETAS or compared != wanted:
-            raise UserError(f"{where} preference {preference}: needs kind, one of {listed(BETAS)}, and {wanted[0]}")
-    elif preference or compared:
-        raise UserError(f"{where} preference, rejected and desirable go together, with the target_type text")
+    for feature in features_of_tasks():
+        feature.check_entry(where, task)
     if not {"step", "least", "most"} <= task.get("numbers", {"step": 1, "least": 0, "most": 0}).keys():
         raise UserError(f"{where} numbers {task['numbers']}: needs step, least and most")
     function = task.get("preprocess")
@@ -179,8 +170,7 @@ def metric_names(task: dict) -> dict[str, str]:
     metrics = [*task["metrics"], "loss", "token_accuracy"]
     if task["target_type"] != "text":
         metrics.append("invalid_outputs")
-    if "preference" in task:
-        metrics += PREFERENCE_METRICS
+    metrics += (metric for feature in features_of_tasks() for metric in feature.further_metrics(task))
     splits = eval_splits(task)
     return {metric if len(splits) == 1 else f"{split}_{metric}": metric for split in splits for metric in metrics}
 
@@ -204,45 +194,28 @@ def may_hide_answers(task: dict, split: str) -> bool:
 
 def columns_of(task: dict) -> list[str]:
     """The columns that a task reads from its rows."""
-    compared = (task[field] for field in ("rejected", "desirable") if field in task)
-    columns = [*task["inputs"].values(), task["target"], *task.get("metric_columns", []), *compared]
-    return [column for column in dict.fromkeys(columns) if column != OTHER_ANSWER]
+    columns = [*task["inputs"].values(), task["target"], *task.get("metric_columns", []), *further_columns(task)]
+    return list(dict.fromkeys(columns))
 
 
-def is_desirable(task: dict, row: dict) -> bool:
-    """Whether the target of a row is a good answer, as the entry's column `desirable` says; True if the entry has none.
-    UserError for a value that is neither true nor false."""
-    text = str(as_list(row[task["desirable"]])[0]).strip().lower() if "desirable" in task else "1"
-    if text not in _TRUTHS:
-        raise UserError(f"the column {task['desirable']} has {text!r}: must be true or false, 1 or 0")
-    return _TRUTHS[text]
+def further_columns(task: dict) -> list[str]:
+    """Those that features read beside the entry's inputs and target."""
+    return [task[field] for feature in features_of_tasks() for field in feature.columns if task.get(field)]
 
 
-def with_other_answers(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
-    """(the entry, its rows), of unpaired preferences with the answer of a row with another source as OTHER_ANSWER in
-    each row: from such answers to other prompts the divergence is estimated (modeling/preferences.py). Others are
-    unchanged. UserError if all rows have the same source.
+def sides_of(task: dict) -> dict[str, str]:
+    """{field of the entry: what messages call its texts} of the answers beside the target: features have them."""
+    return {field: name for feature in features_of_tasks() for field, name in feature.sides(task).items()}
 
-    Sources a, a, b, c with answers 1, 2, 3, 4 -> 3, 4, 1, 2. Each answer is taken once, unless more than half of the
-    rows have the same source.
-    """
-    if "desirable" not in task or task["target"] not in rows[0]:
-        return task, rows
-    sources = [source_text(task, row) for row in rows]
-    by_count, total = Counter(sources).most_common(), len(rows)
-    most = by_count[0][1]
-    if most == total:
-        raise UserError(
-            f"--preference kto: all {total:,} rows of a split have the same source, {sources[0][:60]!r}, and its "
-            "divergence is estimated from answers to other prompts: give rows with several sources"
-        )
-    place = {source: number for number, (source, _) in enumerate(by_count)}
-    order = sorted(range(total), key=lambda number: place[sources[number]])  # rows with the same source are neighbours
-    answers, rows = [row[task["target"]] for row in rows], list(rows)
-    for step, number in enumerate(order):
-        other = most + step % (total - most) if step < most else (step + most) % total
-        rows[number] = rows[number] | {OTHER_ANSWER: answers[order[other]]}
-    return task | {"rejected": OTHER_ANSWER}, rows
+
+def answer_columns(task: dict) -> list[str]:
+    """The columns of the rows' answers: the target, and those of `sides_of` that the entry names."""
+    return [task["target"], *(task[field] for field in sides_of(task) if task.get(field))]
+
+
+def numbers_of(task: dict, row: dict) -> dict[str, int]:
+    """The numbers of a row that features keep beside its tokens. UserError for a value that is none."""
+    return {name: value for feature in features_of_tasks() for name, value in feature.numbers(task, row).items()}
 
 
 # ---------------------------------------------------------------- a row -> texts

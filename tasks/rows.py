@@ -42,12 +42,13 @@ from corpora.sources import builtin_corpus
 from corpora.streams import cut_sentences
 from tasks.registry import (
     UnreadableRow,
+    answer_columns,
     as_list,
     call_on_row,
     columns_of,
     eval_splits,
-    is_desirable,
     may_hide_answers,
+    numbers_of,
     preprocess_of,
     source_text,
     target_text,
@@ -330,15 +331,16 @@ class SplitReader:
                 if value is MISSING and not self.first.startswith(place):
                     why += f" and {self.first}"
                 picked[column] = checked_value(row, column, self.renamed, place, why)
-        single = [task["target"]] if task["target_type"] != "text" or "preference" in task else []
-        for column in filter(picked.__contains__, [*single, task.get("rejected")]):
+        answers = answer_columns(task)
+        single = answers if len(answers) > 1 or task["target_type"] != "text" else []
+        for column in filter(picked.__contains__, single):
             picked[column] = single_answer(picked[column], column, place)
         if not hidden:
             if picked[task["target"]] == []:
                 raise UserError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
             try:
                 target_text(self.name, task, picked)
-                is_desirable(task, picked)
+                numbers_of(task, picked)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
         return picked

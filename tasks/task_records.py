@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import UnionType
 
-from arguments.own_pairs import OWN, shapes_for
+from arguments.own_pairs import FLAGS_OF_FEATURES, OWN
 from arguments.task import LENGTHS, TaskArguments, task_arguments
 from common.command_line import check_limits, comma_words
 from common.errors import UserError
@@ -18,6 +18,7 @@ from common.processes import print_once
 from common.reports import parse_json
 from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import compressed
+from foundry.features import features_of_tasks
 from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list
 
@@ -27,9 +28,7 @@ _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_t
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
 _OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
 _OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where")
-_COMPARED = ("rejected_column", "desirable_column")
-_PREFERENCE = ("preference", "preference_beta", "simpo_gamma")
-_OWN_PAIRS += (*_PREFERENCE, *_COMPARED)
+_OWN_PAIRS += FLAGS_OF_FEATURES
 # {flag of the run: its type}; TaskArguments has the types of a task's flags.
 _RUN_FLAGS = {"bf16": bool, "bf16_full_eval": bool, "predict_with_generate": bool}
 _GENERATION = {"predict_with_generate": bool, "generation_num_beams": int, "generation_max_length": int}
@@ -166,18 +165,11 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
 
 def _replaced(record: dict, values: dict, given: Collection[str]) -> set[str]:
     """The recorded flags that say how own pairs are read or scored, and that other flags `given` replace: a shape
-    replaces columns, columns a shape, and a preference both, and classes."""
-    columns = {"source_column", "target_column", "tsv_header", "record_shape", *_COMPARED}
+    replaces columns, columns a shape, and a feature what it says."""
+    replaced = set().union(*(feature.replaced(record, values, given) for feature in features_of_tasks()))
     if "record_shape" in given:
-        keeps = values.get("record_shape") in shapes_for(record.get("preference"))
-        return columns | (set() if keeps else set(_PREFERENCE))
-    if "source_column" in given and "record_shape" in record:
-        return {"record_shape"} | (set(_PREFERENCE) if set(_COMPARED).isdisjoint(given) else set())
-    if "preference" not in given:
-        return set()
-    replaced = {"preference_beta", "simpo_gamma"} | (columns if set(_COMPARED).isdisjoint(given) else set())
-    is_text = record.get("target_type") in (None, "text") and not record.get("labels")
-    return replaced if is_text else replaced | {"target_type", "labels", "positive_label", "metrics"}
+        return replaced | {"source_column", "target_column", "tsv_header", "record_shape"}
+    return replaced | {"record_shape"} if "source_column" in given and "record_shape" in record else replaced
 
 
 def recorded_lengths(folder: str, benchmark: str, name: str, given: Collection[str]) -> dict:

@@ -20,7 +20,6 @@ import numpy as np
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from arguments.own_pairs import OWN
-from arguments.sharding import zero_stage
 from arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
 from arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
 from common.command_line import refuse
@@ -36,8 +35,8 @@ from corpora.streams import StreamDataset, one_by_one
 from corpora.token_files import TOKENS_FORMAT
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import unknown_in_rows
+from foundry.features import features_of_tasks
 from model_t5 import flops_per_sequence
-from modeling.preferences import Preference
 from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
@@ -141,7 +140,9 @@ class LoadedTask(Task):
         for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
             of_split = examples.without_end_tokens(plain, tokenizer, all_rows[:limit], self._place(split))
-            self.entry, of_split = registry.with_other_answers(plain, of_split)
+            self.entry = plain
+            for feature in features_of_tasks():
+                self.entry, of_split = feature.rows(self.entry, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
             numbers = evenly(range(len(of_split)), SHOWN_ROWS)
@@ -161,20 +162,13 @@ class LoadedTask(Task):
         if rows and "tokenize" not in self.entry:
             tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, UNCUT, None)
             whole = examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
-        is_unpaired = self.entry.get("rejected") == registry.OTHER_ANSWER
-        names = ("target", "other prompt's answer") if is_unpaired else ("chosen", "rejected")
-        sides = {"input_ids": "source", "labels": names[0] if "rejected" in self.entry else "target"}
-        sides, shown = sides | {"rejected": names[1]}, []
-        name = f"{self.name} {split}" if self.is_one_of_several else split
+        name, shown = f"{self.name} {split}" if self.is_one_of_several else split, []
         for row, uncut in zip(made, whole, strict=True):
-            good = {1: " (good)", 0: " (bad)"}.get(row.get("desirable"), "")
-            shown.append(
-                [
-                    Shown(f"{name} {side}{good if column == 'labels' else ''}", row[column], len(uncut[column]))
-                    for column, side in sides.items()
-                    if column in row
-                ]
-            )
+            sides = {"input_ids": "source", "labels": "target"}
+            for feature in features_of_tasks():
+                sides |= feature.shown(self.entry, row)
+            parts = [(f"{name} {side}", column) for column, side in sides.items() if column in row]
+            shown.append([Shown(text, row[column], len(uncut[column])) for text, column in parts])
         return shown
 
     def _place(self, split: str) -> str:
@@ -207,10 +201,11 @@ class LoadedTask(Task):
             data = datasets.Dataset.from_dict(made)
             data._fingerprint = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:24]
             return data
-        columns = [*entry["inputs"].values(), entry["target"], entry.get("rejected"), entry.get("desirable")]
+        columns = [*entry["inputs"].values(), entry["target"], *registry.further_columns(entry)]
         columns = [column for column in columns if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
-        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers", "rejected", "desirable")
+        further = (field for feature in features_of_tasks() for field in feature.columns)
+        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers", *further)
         texts = [*(entry.get(field) for field in fields), TOKENS_FORMAT]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
@@ -320,14 +315,13 @@ class Tasks:
         return len(self) > 1 and len({is_greater_better(task.entry["metrics"][0]) for task in self}) == 1
 
     def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:
-        """(source, target): the most tokens that each may have in any task; with a preference a target is two answers.
+        """(source, target): the most tokens that each may have in any task, a target with all answers of a row.
         tokenizer: None if it is still to be trained; class labels then count as the entry's `max_target_length`."""
         lengths = [task.entry["max_target_length"] for task in self]
         if tokenizer is not None:
             labels = [examples.class_label_ids(task.entry, tokenizer) for task in self]
             lengths = [examples.answer_length(task.entry, ids) for task, ids in zip(self, labels, strict=True)]
-        answers = 2 if self.preference else 1
-        return max(task.entry["max_source_length"] for task in self), answers * max(lengths)
+        return max(task.entry["max_source_length"] for task in self), self.answers * max(lengths)
 
     def flags(self, args: FineTuningArguments) -> dict:
         """{training flag: value} that follows from the tasks: which metric chooses the best checkpoint, which way it is
@@ -337,7 +331,8 @@ class Tasks:
             raise UserError(f"--streaming needs one task, and --dataset_name names {len(self)}. Name one of them")
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
-        self._check_preference(args)
+        for feature in args.features.all:
+            feature.of_tasks(self, args)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:
             names = [task.entry["metrics"][0] for task in self]
@@ -365,49 +360,19 @@ class Tasks:
         }
 
     @property
-    def preference(self) -> Preference | None:
-        """The loss that compares the answers of a row; None if rows have one answer."""
-        return next((Preference(**task.entry["preference"]) for task in self if "preference" in task.entry), None)
+    def answers(self) -> int:
+        """The most answers that a row has, of which the target is one."""
+        return 1 + max(len(registry.sides_of(task.entry)) for task in self)
 
     @property
     def packable(self) -> bool:
         """Whether several examples may be put into a row."""
-        return not (self.args.streaming or self.preference)
+        return not (self.args.streaming or self.answers > 1)
 
-    @property
-    def dropout(self) -> float | None:
-        """The dropout rate if no flag gives one: 0 with a preference; None: the checkpoint's. The reference runs
-        without dropout, so with dropout even a model equal to it would have rewards other than 0."""
-        return 0.0 if self.preference else None
-
-    def _check_preference(self, args: FineTuningArguments) -> None:
-        """UserError for flags that do not go with a preference."""
-        if self.preference is None:
-            return
-        name = f"--preference {self.preference.kind}"
-        if len(self) > 1 or self.args.span_corruption_file:
-            raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
-        alone = f"not with {name}, whose loss needs two whole answers of each row: leave it out"
-        refuse(args, "packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
-        if self.preference.has_reference:
-            known = "needs the reference's log-probabilities of all rows before training"
-            refuse(self.args, "streaming", f"{name} {known}: leave it out, or give --preference simpo")
-            if zero_stage(args) == 3:
-                raise UserError(
-                    f"--deepspeed {args.deepspeed}: {name} {known}, and ZeRO-3 holds no whole weights then; take "
-                    "zero_stage2_config.json or --fsdp"
-                )
-
-    def job(self, has_checkpoint: bool) -> str:
-        """The key of TRAINING_DEFAULTS for these tasks. UserError for a preference without a checkpoint."""
-        if self.preference is None:
-            return "fine-tuning a checkpoint" if has_checkpoint else "fine-tuning from scratch"
-        if not has_checkpoint:
-            raise UserError(
-                f"--preference {self.preference.kind}: begins with a model that does the task already: name it with "
-                "--model_name_or_path"
-            )
-        return "learning preferences"
+    @staticmethod
+    def job(has_checkpoint: bool) -> str:
+        """The key of TRAINING_DEFAULTS for these tasks, without features."""
+        return "fine-tuning a checkpoint" if has_checkpoint else "fine-tuning from scratch"
 
     def training_texts(self) -> list[str]:
         """The sources and targets of all training rows, for a tokenizer that is trained on them. UserError with
@@ -468,14 +433,13 @@ class TaskData:
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )
         self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
-        self.cut, self.equal = self._by_name(self._cut), self._by_name(self._equal)
+        self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
         for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
         for feature in args.features:
             rows = {task.name: task.data["train"] for task in self.tasks if "train" in task.data}
             for name, changed in feature.rows(rows, args, self.args).items():
                 next(task for task in self.tasks if task.name == name).data["train"] = changed
-        self.preference = tasks.preference
         self.train = self._training_data()
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
         self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
@@ -533,7 +497,8 @@ class TaskData:
             files = files_read({"train": [getattr(corpus, "files", None)]}) | files
         if self.args.span_corruption_file:
             files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
-        rows, sides = {}, {"input_ids": "sources", "labels": "targets", "rejected": "rejected"}
+        rows, sides = {}, {"input_ids": "sources", "labels": "targets"}
+        sides |= {field: field for task in self.tasks for field in registry.sides_of(task.entry)}
         for name, data in self._by_name(lambda task: task.data).items():
             lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
             rows[name] = {"read": self.documents[name], "lengths": lengths}
@@ -585,12 +550,11 @@ class TaskData:
             or None,
             "empty": ", ".join(empty) or None,
             "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
-            "equal": "; ".join(f"{text} ({name})" for name, text in self.equal.items() if text) or None,
+            **self._rows_of_features(),
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
             "metrics": self._metrics(),
-            "preference": self.preference and self._compared(),
         }
 
     def _metrics(self) -> str:
@@ -606,29 +570,16 @@ class TaskData:
         best = "mean of each task's first metric" if best == "average" else best
         return "; ".join([*parts, f"{'largest' if args.greater_is_better else 'smallest'} {best} is best"])
 
-    def _compared(self) -> str:
-        """For the plan: which answers the preference compares, and how."""
-        entry, preference = self.tasks[0].entry, self.preference
-        text = f"{preference.kind}, beta {preference.beta:g}: "
-        if preference.is_unpaired:
-            text += f"{entry['target']} is good or bad, as {entry['desirable']} says"
-        else:
-            text += f"{entry['target']} is better than {entry['rejected']}"
-        if preference.has_reference:
-            return f"{text}; log-probabilities are compared with those of the starting weights, computed once"
-        return f"{text}; mean log-probabilities of a token, without a reference, gamma {preference.gamma:g}"
-
     def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
         0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too. The training
         rows of a stream are not known."""
-        others = "answers to other prompts" if "desirable" in task.entry else "rejected answers"
         cut = {}
         for split, rows in task.data.items():
             longest, of_targets = examples.max_lengths(task.entry, split)
             sides = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
-            if "rejected" in rows.column_names:
-                sides[others] = "rejected", of_targets
+            for field, others in registry.sides_of(task.entry).items():
+                sides |= {others: (field, of_targets)} if field in rows.column_names else {}
             for name, (column, most) in sides.items():
                 are_cut = row_lengths(rows, column) >= (most or math.inf)
                 if (share := float(are_cut.mean())) >= 0.005:
@@ -641,8 +592,24 @@ class TaskData:
         return {split: ", ".join(texts) for split, texts in cut.items()}
 
     @staticmethod
-    def _equal(task: LoadedTask) -> dict[str, str | None]:
-        return {split: examples.equal_answers(task.entry, rows, task.data[split]) for split, rows in task.rows.items()}
+    def _counted(task: LoadedTask) -> dict[str, dict[str, str]]:
+        """{split: {row of the plan: what features say of the split}}."""
+        return {
+            split: {
+                row: text
+                for feature in features_of_tasks()
+                for row, text in feature.counted(task.entry, rows, task.data[split]).items()
+            }
+            for split, rows in task.rows.items()
+        }
+
+    def _rows_of_features(self) -> dict[str, str]:
+        """The rows of the plan that features make of what they counted."""
+        plan: dict[str, list[str]] = {}
+        for name, counted in self.counted.items():
+            for row, text in counted.items():
+                plan.setdefault(row, []).append(f"{text} ({name})")
+        return {row: "; ".join(texts) for row, texts in plan.items()}
 
     def record(self) -> dict:
         """The content of task.json, with which evaluate_t5.py repeats the evaluation."""

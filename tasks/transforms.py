@@ -9,7 +9,6 @@ t5/data/preprocessors.py of its repository.
 """
 
 import functools
-import os
 import re
 import string
 import unicodedata
@@ -18,8 +17,8 @@ from typing import Any
 
 from common.errors import UserError
 from corpora.reading import is_missing
+from foundry.features import features_of_tasks
 
-_ASSISTANT = "\n\nAssistant:"  # before each answer of HH-RLHF
 _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names of the roles
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 _WHITE_SPACE = re.compile(r"[ \t\n\f\r]+")
@@ -176,7 +175,7 @@ def is_messages(value: object) -> bool:
 
 def _messages(row: dict, column: str) -> dict:
     """The row with the column's messages as `source` and, if the assistant has the last turn, this turn as `target`."""
-    source, target = _read_dialogue(None, row[column])
+    source, target = read_dialogue(None, row[column])
     return row | {"source": source, "target": target}
 
 
@@ -185,41 +184,11 @@ def _prompt_completion(row: dict) -> dict:
     prompt, completion = row.get("prompt"), row.get("completion")
     if not (is_messages(prompt) or is_messages(completion)):
         return row
-    source, target = _read_dialogue(prompt, completion)
+    source, target = read_dialogue(prompt, completion)
     return row | {"prompt": source, "completion": target}
 
 
-def _preference(row: dict) -> dict:
-    """The row with `source`, `target` and `rejected`, from a prompt and two answers, or from two whole dialogues
-    (HH-RLHF), each a text or a list of messages (UltraFeedback, TRL). A dialogue's last turn is the answer, the turns
-    before it are the source; a row to be answered may have the prompt alone. UserError if the two sources differ."""
-    prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
-    if prompt is None and isinstance(chosen, str):
-        shared = os.path.commonprefix([chosen, rejected])
-        end = shared.rfind(_ASSISTANT) + len(_ASSISTANT)
-        if end < len(_ASSISTANT):
-            raise UserError(
-                f"no column prompt, and chosen and rejected have no common beginning that ends in {_ASSISTANT!r}. Give "
-                "the rows a column prompt, and the answers alone in chosen and rejected"
-            )
-        prompt, chosen, rejected = shared[:end], *(text[end:].removeprefix(" ") for text in (chosen, rejected))
-    if prompt is None and chosen is None:
-        raise UserError("no column prompt, nor chosen and rejected")
-    source, target = _read_dialogue(prompt, chosen)
-    other, worse = (source, None) if rejected is None else _read_dialogue(prompt, rejected)
-    if source != other:
-        raise UserError("chosen and rejected are answers to different prompts: their earlier turns differ")
-    return row | {"source": source, "target": target, "rejected": worse}
-
-
-def _unpaired(row: dict) -> dict:
-    """The row of an answer with a label (TRL's unpaired preferences) with `source` and `target`, from texts or
-    messages; without an answer, `target` is None."""
-    source, target = _read_dialogue(row["prompt"], row.get("completion"))
-    return row | {"source": source, "target": target}
-
-
-def _read_dialogue(prompt: object, answer: object) -> tuple[str, str | None]:
+def read_dialogue(prompt: object, answer: object) -> tuple[str, str | None]:
     """(source, target) of a prompt and an answer, each None, a text or messages. The target is the last turn of the
     answer, None if that is not the assistant's; the source is the turns before it: a single one's text, or a line for
     each of several, "user: Hi?\\nassistant: Hello.". Turns that both have stand in it once."""
@@ -304,7 +273,6 @@ TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "messages": functools.partial(_messages, column="messages"),
     "conversations": functools.partial(_messages, column="conversations"),
     "prompt_completion": _prompt_completion,
-    "preference": _preference,
-    "unpaired": _unpaired,
     **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},
+    **{name: function for feature in features_of_tasks() for name, function in feature.transforms.items()},
 }

@@ -16,12 +16,13 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
 
 from arguments.training import FineTuningArguments
 from constants import IGNORE_INDEX
 from corpora.examples import row_lengths
 from data_collator_t5 import shift_right
+from foundry.features import features_of_tasks
 from model_t5 import flops_per_sequence
 from modeling.segment_masks import enable_packing
 
@@ -80,20 +81,6 @@ class FilledSampler(torch.utils.data.Sampler):
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain(self.sampler, self.filling)
-
-
-class AnswersCollator(DataCollatorForSeq2Seq):
-    """transformers' collator, extended to rows that may have a second answer: adds "rejected" [B, R], padded with
-    -100."""
-
-    def __call__(self, rows: list[dict], return_tensors: str | None = None) -> dict[str, torch.Tensor]:
-        others = [torch.as_tensor(row["rejected"]) for row in rows if "rejected" in row]
-        batch = super().__call__([{n: v for n, v in row.items() if n != "rejected"} for row in rows], return_tensors)
-        if others:
-            longest = round_up(max(map(len, others)))
-            padded = [F.pad(ids, (0, longest - len(ids)), value=IGNORE_INDEX) for ids in others]
-            batch["rejected"] = torch.stack(padded)
-        return batch
 
 
 @dataclass
@@ -186,6 +173,14 @@ class PackingCollator:
             "target_segments": segments(targets),
             "decoder_input_ids": packed(decoder_inputs, self.pad_token_id),
         }
+
+
+def padding_collator(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> Callable:
+    """transformers' collator, which pads the rows of a task to the longest, with what features add to a batch."""
+    collator: Callable = DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=MULTIPLE)
+    for feature in features_of_tasks():
+        collator = feature.collator(collator)
+    return collator
 
 
 def train_collator(

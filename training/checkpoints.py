@@ -303,9 +303,6 @@ _DECISIVE = (
     "mixing_temperature",
     "train_sampling_strategy",
     "length_buckets",
-    "preference",
-    "preference_beta",
-    "simpo_gamma",
 )
 # Flags that decide which part of a text is trained on. (A text's fingerprint covers all of it, but a task's covers only
 # its training rows.)
@@ -447,8 +444,8 @@ def is_restart(folder: Path) -> bool:
 # ---------------------------------------------------------------- the loss that is being averaged
 def save_loss_state(folder: Path, rank: int, state: dict) -> None:
     """Writes what Trainer does not save, so that a resumed run logs the same means: {"running_loss": this rank's sum of
-    losses since the last log, "total_loss": sum up to that log, "last_logged_step", "owed_evaluation", perhaps
-    "preferences": the SUMS of PreferenceCallback}."""
+    losses since the last log, "total_loss": sum up to that log, "last_logged_step", "owed_evaluation", and perhaps
+    lists of sums, of callbacks of features}."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
@@ -461,6 +458,6 @@ def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
     if len(states) == num_ranks:
         return json.loads((folder / f"loss_state_{rank}.json").read_text(encoding="utf-8"))
     mean = {"running_loss": sum(state["running_loss"] for state in states) / len(states)}
-    if "preferences" in states[0]:
-        mean["preferences"] = np.mean([state["preferences"] for state in states], axis=0).tolist()
+    for name in (name for name, value in states[0].items() if isinstance(value, list)):
+        mean[name] = np.mean([state[name] for state in states], axis=0).tolist()
     return states[0] | mean

@@ -2,13 +2,13 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from common.errors import UserError
@@ -25,7 +25,6 @@ from training.row_order import RowOrderTrainer
 
 if TYPE_CHECKING:
     from foundry.features import Uploads
-    from training.preferences import PreferenceCallback
 
 
 class SavingTrainer(RowOrderTrainer):
@@ -40,7 +39,7 @@ class SavingTrainer(RowOrderTrainer):
     _resumed_from: str | None = None  # the checkpoint from which this training resumed
     uploads: "Uploads | None" = None  # in the one process that makes them
     task_record: dict | None = None  # content of task.json, which is saved with every fine-tuned model
-    preferences: "PreferenceCallback | None" = None  # set if the run learns preferences
+    feature_callbacks: Sequence[TrainerCallback] = ()  # those of features
 
     # ------------------------------------------------------------ to the disk
     def _save(self, output_dir=None, state_dict=None):
@@ -128,8 +127,8 @@ class SavingTrainer(RowOrderTrainer):
             raise self._put_off
         losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
         losses |= {"last_logged_step": self._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
-        if self.preferences:
-            losses["preferences"] = self.preferences.sums.tolist()
+        for callback in filter(_has_state, self.feature_callbacks):
+            losses |= callback.state()
         save_loss_state(aside, self.args.process_index, losses)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
@@ -211,8 +210,12 @@ class SavingTrainer(RowOrderTrainer):
             self._total_loss_scalar = state["total_loss"]
             self._globalstep_last_logged = state["last_logged_step"]
             self.owed_evaluation = state["owed_evaluation"]
-            if self.preferences:
-                self.preferences.sums = torch.tensor(state["preferences"], device=self.args.device)
+            for callback in filter(_has_state, self.feature_callbacks):
+                callback.restore(state)
+
+
+def _has_state(callback: TrainerCallback) -> bool:
+    return hasattr(callback, "state")
 
 
 def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -16,7 +16,6 @@ from transformers import PreTrainedConfig
 
 from constants import IGNORE_INDEX
 from modeling.loss import STATISTICS, nats_of
-from modeling.preferences import OF_PREFERENCE
 from modeling.segment_masks import SEGMENTS, side_by_side
 
 
@@ -27,8 +26,8 @@ def score_rows(
     further ones [B, 5 + n] of the rows; the encoder's output [B, S, d_model], or None if there is nothing to score).
 
     inputs: a batch, with labels [B, T] or without. classes: [C, T] token ids of class labels (EOS included, padded with
-    -100). The n further statistics are OF_PREFERENCE for rows with a second answer, `rejected` [B, R], and those of
-    the function `more`, such as an objective's (objectives/objective.py).
+    -100). The n further statistics are those of the function `more`, such as an objective's (objectives/objective.py).
+    Where rows have a second answer, `rejected` [B, R], `more` also finds `rejected_nats` [B] among its inputs.
 
     The texts are joined into one decoder sequence with a block-diagonal causal mask, so encoder and cross-attention
     keys are computed once; relative positions within each text stay the same. If every row's label is a class label, it
@@ -67,7 +66,8 @@ def score_rows(
         nats = nats_of(own, labels)
         statistics[:, :4] = _teacher_forced(nats, labels, correct)
         if "rejected" in inputs:
-            statistics = torch.cat([statistics, _of_preference(logits, inputs)], dim=1)
+            others = inputs["rejected"]
+            inputs = inputs | {"rejected_nats": nats_of(logits[:, : others.shape[1]], others).sum(-1)}
         if more is not None:
             statistics = torch.cat([statistics, more(nats, labels, correct, inputs)], dim=1)
     if num_classes:
@@ -93,14 +93,3 @@ def _teacher_forced(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Ten
     counted = labels.ne(IGNORE_INDEX)
     exact = (correct | ~counted).all(-1)
     return torch.stack([nats.sum(-1), counted.sum(-1).float(), correct.sum(-1).float(), exact.float()], dim=1)
-
-
-def _of_preference(logits: torch.Tensor, inputs: dict) -> torch.Tensor:
-    """OF_PREFERENCE of each row [B, 5]. The second answer must be the first of the decoder's texts. Without a reference
-    its columns are nan."""
-    rejected, rows = inputs["rejected"], len(logits)
-    nats = nats_of(logits[:, : rejected.shape[1]], rejected).sum(-1)
-    known = {"reference": logits.new_full((rows, 2), torch.nan), "desirable": logits.new_ones(rows)} | inputs
-    columns = [nats, rejected.ne(IGNORE_INDEX).sum(-1), *known["reference"].T, known["desirable"]]
-    assert len(columns) == len(OF_PREFERENCE)
-    return torch.stack([column.float() for column in columns], dim=1)

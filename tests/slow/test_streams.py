@@ -796,7 +796,7 @@ class ScriptTest(parameterized.TestCase):
         )
         streamed = Task("restore_diacritics", task, args)
         stream = LoadedTask(streamed, {}, tokenizer, streamed.open_stream()).stream(training_args)
-        collator = fine_tune_t5.AnswersCollator(tokenizer, pad_to_multiple_of=8)
+        collator = fine_tune_t5.padding_collator(tokenizer)
         encode, seen = plain_encoder(tokenizer), set()
         texts = {
             "cară bună.": "cara buna.",

@@ -385,35 +385,10 @@ class RecordTest(parameterized.TestCase):
 
     @parameterized.parameters(
         # what is recorded, what is given, which recorded flags stay
-        (dict(source_column=["q"], target_column=["a"]), dict(preference="dpo"), ""),
-        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="preference", preference="dpo"), ""),
         (dict(source_column=["q"], target_column=["a"]), dict(record_shape="alpaca"), ""),
-        (
-            dict(source_column=["q"], target_column=["a"]),
-            dict(preference="dpo", rejected_column="b"),
-            "source_column target_column",
-        ),
         (dict(record_shape="alpaca"), dict(source_column=["q"], target_column=["a"]), ""),
-        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(record_shape="alpaca"), ""),
-        (
-            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
-            dict(source_column=["q"], target_column=["a"]),
-            "",
-        ),
-        (
-            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
-            dict(record_shape="preference"),
-            "preference preference_beta",
-        ),
-        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(preference="ipo"), ""),
-        (
-            dict(source_column=["q"], target_column=["a"], target_type="class", labels=["x", "y"], metrics=["f1"]),
-            dict(preference="dpo"),
-            "",
-        ),
-        (dict(source_column=["q"], target_column=["a"], metrics=["bleu"]), dict(preference="dpo"), "metrics"),
     )
-    def test_a_given_shape_or_preference_replaces_recorded_columns(self, recorded, given, stay):
+    def test_a_given_shape_replaces_recorded_columns(self, recorded, given, stay):
         """The flags together are accepted: three refusals led in a circle."""
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         rows = [dict(prompt="p", chosen="c", rejected="r", instruction="i", output="o", q="q", a="x", b="b")]

@@ -758,6 +758,7 @@ class EveryFlagIsUsedTest(absltest.TestCase):
                 for f in ("arguments", "training", "tasks", "corpora", "objectives", "modeling", "runs")
                 for p in ROOT.glob(f"{f}/*.py")
             ),
+            *ROOT.glob("features/*/*.py"),
         ]:
             for function in ast.walk(ast.parse(path.read_text())):
                 if isinstance(function, ast.FunctionDef) and not function.name.lstrip("_").startswith("check_"):

@@ -257,20 +257,6 @@ class TasksTest(parameterized.TestCase):
             data.plan(3)["lengths"], "train sources of 13 to 69 tokens, median 38, targets of 9 to 10 "
         )
 
-    def test_both_answers_of_a_preference(self):
-        rows = [{"prompt": f"which {n}?", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(8)]
-        files = ["--train_file", rows_file(self.folder / "train.jsonl", rows)]
-        _, shown = self.data(*files, "--preference", "dpo", "--validation_split_percentage", "20")
-        self.assertEqual(list(shown.values())[:3], ["which 0?</s>", "good 0</s>", "bad 0</s>"])
-        self.assertEqual([name.split()[-1] for name in shown], ["source", "chosen", "rejected"] * 2)
-
-    def test_an_unpaired_answer_says_what_it_is(self):
-        rows = [{"prompt": f"which {n}?", "completion": f"answer {n}", "label": n % 2 == 1} for n in range(8)]
-        files = ["--train_file", rows_file(self.folder / "train.jsonl", rows)]
-        _, shown = self.data(*files, "--preference", "kto", "--validation_split_percentage", "20", dry_run=True)
-        self.assertEqual(shown["train target (bad)"][:6], "answer")
-        self.assertIn("train target (good)", shown)
-
     def test_a_row_of_each_task_of_a_mixture(self):
         (self.folder / "text.txt").write_text("\n".join(sentences(400)))
         files = {split: rows_file(self.folder / f"{split}.jsonl", [{"a": "x", "b": "y"}] * 60) for split in SPLITS}

@@ -1,12 +1,13 @@
 """What training on preferences needs besides the loss: log-probabilities under the reference, and sums over a step.
 
-    train, validation = with_reference(data, model, args, collator)     # before training, as the model is the reference
+    splits = with_reference(splits, model, args, task_args, collator)   # before training, as the model is the reference
     learning = PreferenceCallback(trainer, preference)                  # in T5Trainer
 
 Legend of shapes: B rows of a batch, N rows of a data set.
 """
 
 import hashlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from transformers import (
-    DataCollatorForSeq2Seq,
     PreTrainedModel,
     Seq2SeqTrainer,
     TrainerCallback,
@@ -23,40 +23,37 @@ from transformers import (
     TrainingArguments,
 )
 
+from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments
 from common.processes import print_once
 from common.whole_folders import cached, difference
 from constants import IGNORE_INDEX
 from corpora.examples import row_lengths
+from features.preferences.batches import AnswersCollator
+from features.preferences.losses import OF_PREFERENCE, SUMS, Preference, preference_metrics
 from model_t5 import weights_digest
-from modeling.preferences import OF_PREFERENCE, SUMS, Preference, preference_metrics
 from modeling.rows_at_a_time import parts, rows_to_score
 from training.teacher_forcing import score_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from tasks.tasks import TaskData
-
 
 # ---------------------------------------------------------------- the reference
 def with_reference(
-    data: "TaskData", model: PreTrainedModel, args: FineTuningArguments, collator: DataCollatorForSeq2Seq
+    splits: tuple, model: PreTrainedModel, args: FineTuningArguments, cache: TaskArguments, collator: Callable
 ) -> tuple:
-    """(training rows, validation rows) of `data` for T5Trainer.
-
-    If the preference has a reference, the rows get a column `reference`: the log-probabilities of both answers under
-    `model`, which must still have its starting weights. LoRA's matrices may be added already, since they change no
-    output before training.
+    """The training rows and the validation rows, which are a table or {name: table}, with a column `reference`: the
+    log-probabilities of both answers under `model`, which must still have its starting weights. LoRA's matrices may be
+    added already, since they change no output before training.
     """
-    if data.preference is None or not data.preference.has_reference:
-        return data.train, data.validation
     digest = [weights_digest(model) if args.process_index == 0 else None]
     key = hashlib.sha256(f"{broadcast_object_list(digest)[0]} {args.bf16}".encode()).hexdigest()
-    add = partial(_with_column, model=model, args=args, collator=collator, key=key, cache=data.args)
-    splits = data.validation if isinstance(data.validation, dict) else {"": data.validation}
-    validation = {name: add(rows) for name, rows in splits.items()}
-    return add(data.train), validation if isinstance(data.validation, dict) else validation[""]
+    add = partial(_with_column, model=model, args=args, collator=collator, key=key, cache=cache)
+    train, validation = splits
+    if isinstance(validation, dict):
+        return add(train), {name: add(rows) for name, rows in validation.items()}
+    return add(train), add(validation)
 
 
 def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, key: str, cache) -> "Dataset":
@@ -87,7 +84,8 @@ def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collat
         batch = send_to_device(dict(batch), args.device)
         size = rows_to_score(model.config, batch["input_ids"].shape[1], batch["labels"].shape[1] * 2)
         with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
-            scored = [score_rows(model, model.config, part, None, None)[0] for part in parts(batch, size)]
+            more = AnswersCollator.statistics
+            scored = [score_rows(model, model.config, part, None, more)[0] for part in parts(batch, size)]
         scores.append(-torch.cat(scored)[:, columns].cpu().numpy())
     model.to(before).train(was_training)
     values = np.zeros((len(rows), 2), np.float32)
@@ -138,6 +136,12 @@ class PreferenceCallback(TrainerCallback):
         with self.trainer.compute_loss_context_manager():
             output = model(**sources, labels=answers)
         return output["log_probabilities"][:, 0] - batch["reference"][:, 1]
+
+    def state(self) -> dict:
+        return {"preferences": self.sums.tolist()}
+
+    def restore(self, state: dict) -> None:
+        self.sums = torch.tensor(state["preferences"], device=self.trainer.args.device)
 
     def on_log(self, _args: TrainingArguments, _state: TrainerState, *_, logs: dict, **__) -> None:
         if "loss" in logs:

@@ -6,6 +6,7 @@ import io
 import json
 import tempfile
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock, skipUnless
@@ -18,22 +19,24 @@ from helpers import SHAPE
 from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
-import training.preferences
 from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments
 from common.command_line import parse_arguments
 from common.errors import UserError
 from constants import PREFERENCE_METRICS
+from features.preferences import BETAS, reference
+from features.preferences.batches import preference_loss
+from features.preferences.losses import OF_PREFERENCE, Preference, evaluated, preference_metrics
+from features.preferences.reference import PreferenceCallback, with_reference
+from features.preferences.rows import OTHER_ANSWER, with_other_answers
+from foundry.features import Features, features_of
 from model_t5 import build_config, create_model, load_model
 from modeling.loss import STATISTICS, compute_loss_in_forward
-from modeling.preferences import BETAS, OF_PREFERENCE, Preference, evaluated, preference_metrics
-from tasks.registry import OTHER_ANSWER, with_other_answers
 from tasks.rows import load_rows
+from tasks.task_records import recorded_flags
 from tasks.tasks import TaskData, Tasks
 from tasks.transforms import TRANSFORMS
-from tasks.win_rates import read_others, win_rates
-from training.batching import AnswersCollator, FilledRows
-from training.preferences import PreferenceCallback, with_reference
+from training.batching import FilledRows, padding_collator
 
 SOURCES = [[5, 6, 7, 8, 1], [9, 10, 1], [11, 12, 13, 14, 15, 16, 1]]
 CHOSEN = [[20, 21, 1], [22, 1], [23, 24, 25, 26, 1]]
@@ -51,7 +54,7 @@ def tiny(**changes):
 
 
 def collated(rows: list[dict], model=None) -> dict[str, torch.Tensor]:
-    return dict(AnswersCollator(ByT5Tokenizer(), model=model, pad_to_multiple_of=8)(rows))
+    return dict(padding_collator(ByT5Tokenizer(), model)(rows))
 
 
 def one_by_one(model, sources: list, answers: list) -> torch.Tensor:
@@ -165,7 +168,7 @@ class LogProbabilitiesTest(parameterized.TestCase):
         preference.losses(preference.scores(alone, tokens, REFERENCE.double())).mean().backward()
         wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
         model.zero_grad()
-        compute_loss_in_forward(model, chunk=chunk, preference=preference)
+        compute_loss_in_forward(model, chunk=chunk, whole=partial(preference_loss, preference))
         batch = collated([row | {"reference": values} for row, values in zip(ROWS, REFERENCE.tolist(), strict=True)])
         output = model(**batch)
         torch.testing.assert_close(output.log_probabilities.double(), alone.detach(), atol=1e-4, rtol=1e-5)
@@ -179,13 +182,13 @@ class LogProbabilitiesTest(parameterized.TestCase):
         write_checkpoint(self.folder / name, name)
         model = load_model(str(self.folder / name)).eval()
         alone = torch.stack([one_by_one(model, SOURCES, answers) for answers in (CHOSEN, REJECTED)], dim=1)
-        compute_loss_in_forward(model, preference=Preference("simpo", 2.0))
+        compute_loss_in_forward(model, whole=partial(preference_loss, Preference("simpo", 2.0)))
         batch = collated(ROWS)
         torch.testing.assert_close(model(**batch).log_probabilities.double(), alone.detach(), atol=1e-3, rtol=1e-3)
 
     def test_rows_that_fill_a_batch_count_nothing(self):
         preference, model = Preference("dpo", 0.1), tiny(dropout_rate=0.0)
-        compute_loss_in_forward(model, preference=preference)
+        compute_loss_in_forward(model, whole=partial(preference_loss, preference))
         rows = [row | {"reference": values} for row, values in zip(ROWS, REFERENCE.tolist(), strict=True)]
         filled = FilledRows(rows, 2, torch.utils.data.SequentialSampler(rows))
         outputs = [model(**collated(list(some))) for some in (rows, [filled[n] for n in range(5)])]
@@ -201,7 +204,7 @@ class LogProbabilitiesTest(parameterized.TestCase):
         rows = [row | more for row, more in zip(ROWS, known, strict=True)]
         for parts in ([rows], [rows[:1], rows[1:]]):
             model = tiny(dropout_rate=0.0)
-            compute_loss_in_forward(model, preference=preference)
+            compute_loss_in_forward(model, whole=partial(preference_loss, preference))
             trainer = SimpleNamespace(model=model, model_wrapped=model, args=SimpleNamespace(device="cpu"))
             trainer.accelerator = SimpleNamespace(reduce=lambda values, _: values)
             trainer.compute_loss_context_manager = contextlib.nullcontext
@@ -251,11 +254,10 @@ class ReferenceTest(absltest.TestCase):
             other.shared.weight[5] += 0.5
         args = FineTuningArguments(folder, use_cpu=True, report_to=[], per_device_eval_batch_size=2)
         rows, cache = Dataset.from_list(ROWS), TaskArguments(data_cache_dir=f"{folder}/cache")
-        data = SimpleNamespace(preference=Preference("dpo", 0.1), train=rows, validation=rows, args=cache)
-        collator = AnswersCollator(ByT5Tokenizer(), pad_to_multiple_of=8)
+        collator = padding_collator(ByT5Tokenizer())
         with contextlib.redirect_stdout(io.StringIO()):
             for scored in (model, other):
-                train, validation = with_reference(data, scored, args, collator)
+                train, validation = with_reference((rows, rows), scored, args, cache, collator)
                 self.assertTrue(scored.training)
                 with torch.no_grad():
                     sides = [one_by_one(scored.eval(), SOURCES, answers) for answers in (CHOSEN, REJECTED)]
@@ -263,11 +265,12 @@ class ReferenceTest(absltest.TestCase):
                 torch.testing.assert_close(torch.tensor(train["reference"]), wanted, atol=1e-4, rtol=1e-5)
                 self.assertEqual(train["reference"], validation["reference"])
                 scored.train()
-            with mock.patch.object(training.preferences, "_log_probabilities", side_effect=AssertionError("again")):
-                self.assertEqual(with_reference(data, other, args, collator)[0]["reference"], train["reference"])
+            with mock.patch.object(reference, "_log_probabilities", side_effect=AssertionError("again")):
+                again, _ = with_reference((rows, rows), other, args, cache, collator)
+                self.assertEqual(again["reference"], train["reference"])
                 torch.nn.init.zeros_(other.shared.weight.data[6])
                 with self.assertRaisesRegex(AssertionError, "again"):
-                    with_reference(data, other, args, collator)
+                    with_reference((rows, rows), other, args, cache, collator)
 
 
 MESSAGES = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes. "}]
@@ -330,7 +333,9 @@ class RecordsTest(parameterized.TestCase):
         one = [dict(prompt=f"a {n}", chosen=f"b {n}", rejected=f"c {n}", label=n % 2) for n in range(6)]
         file.write_text("".join(json.dumps(record) + "\n" for record in records or one))
         argv = [*f"--train_file {file} --validation_file {file} --data_cache_dir {self.folder}/cache".split()]
-        task, args = parse_arguments([TaskArguments, FineTuningArguments], [*argv, *flags.split(), "--use_cpu", "true"])
+        kinds = [TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
+        task, args, *groups = parse_arguments(kinds, [*argv, *flags.split(), "--use_cpu", "true"])
+        args = args.replaced(features=Features(groups))
         with contextlib.redirect_stdout(io.StringIO()):
             tasks = Tasks.of_flags(task)
             return tasks, args.replaced(**tasks.flags(args))
@@ -351,17 +356,18 @@ class RecordsTest(parameterized.TestCase):
         tasks, args = self.parsed(flags)
         with contextlib.redirect_stdout(io.StringIO()):
             data = TaskData(tasks, ByT5Tokenizer(), args)
-        self.assertRegex(data.plan(1)["preference"], plan)
+        (feature,) = (feature for feature in args.features if "preference" in feature.plan(args, None))
+        self.assertRegex(feature.plan(args, None)["preference"], plan)
         self.assertFalse(tasks.packable)
         text, tokenizer = [], ByT5Tokenizer()
         for row in data.train:
             sides = (row[name] for name in ("input_ids", "labels", "rejected"))
             text.append(tuple(tokenizer.decode(ids, skip_special_tokens=True) for ids in sides))
         orders = {"simpo": "a {0},c {0},b {0}", "kto": "a {0},b {0},b {1}"}
-        order = orders.get(tasks.preference.kind, "a {0},b {0},c {0}")
+        order = orders.get(feature.how.kind, "a {0},b {0},c {0}")
         wanted = [tuple(order.format(n, (n + 1) % 6).split(",")) for n in range(6)]  # kto: the answer to another prompt
         self.assertEqual(text, wanted)
-        if tasks.preference.is_unpaired:
+        if feature.how.is_unpaired:
             self.assertEqual(data.train["desirable"], [0, 1, 0, 1, 0, 1])
         self.assertContainsSubset(PREFERENCE_METRICS, tasks.metric_names)
         self.assertEqual(args.metric_for_best_model, "eval_rougeL")
@@ -397,7 +403,7 @@ class RecordsTest(parameterized.TestCase):
         share = "50 %" if kind == "kto" else "75 %"
         self.assertEqual(plan["cut"], f"50 % of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)")
         other = "; 2 of 4 pairs have two equal answers (validation)"
-        self.assertEqual(plan["equal"], equal and f"{equal} (train){other}")
+        self.assertEqual(plan.get("equal"), equal and f"{equal} (train){other}")
 
     def test_rows_with_one_source_alone_are_refused(self):
         flags = "--preference kto --source_column prompt --target_column chosen --desirable_column label"
@@ -464,28 +470,72 @@ class RecordsTest(parameterized.TestCase):
         rows = load_rows("pairs", task.entry, task.args, "train")
         self.assertEqual(rows[0], {"source": "a 0", "target": "b 0"})
 
-    def test_a_model_from_scratch_has_no_preferences(self):
-        tasks, _ = self.parsed("--preference dpo")
-        self.assertEqual(tasks.job(True), "learning preferences")
-        with self.assertRaisesRegex(UserError, "--preference dpo: begins with a model that does the task already"):
-            tasks.job(False)
+    def shown(self, flags: str, records: list[dict]) -> dict[str, str]:
+        """{name: text of each part of the preview}, of all rows that are kept for it."""
+        tasks, args = self.parsed(flags, records)
+        with contextlib.redirect_stdout(io.StringIO()):
+            data = TaskData(tasks, ByT5Tokenizer(), args)
+        return {part.name: part.text(ByT5Tokenizer(), 999) for row in data.shown(True) for part in row}
 
-    def test_win_rates(self):
-        entry = dict(target_type="text", metrics=["exact_match"])
-        rows = [dict(task="pairs", split="validation", index=n, source="a", target="b") for n in range(4)]
-        sides = []
-        for answers, margins in (("bbcb", [1, 2, 3, 4]), ("cbbc", [0, 3, 3, -4])):
-            more = [dict(prediction=a, chosen_log_probability=float(m)) for a, m in zip(answers, margins, strict=True)]
-            both = zip(rows, more, strict=True)
-            sides.append([row | one | {"rejected_log_probability": 0.0} for row, one in both])
-        self.assertEqual(
-            win_rates(entry, *sides), {"win_rate_exact_match": 2.5 / 4, "win_rate_log_probability": 2.5 / 4}
+    def test_the_preview_shows_both_answers(self):
+        shown = self.shown(
+            "--preference dpo", [dict(prompt=f"which {n}?", chosen=f"good {n}", rejected=f"bad {n}") for n in range(1)]
         )
-        path = self.folder / "predictions.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in sides[1]))
-        self.assertEqual(read_others(str(path), sides[0]), sides[1])
-        with self.assertRaisesRegex(UserError, "Evaluate both checkpoints on the same rows"):
-            read_others(str(path), [sides[0][0] | {"target": "c"}])
+        self.assertEqual(list(shown.values())[:3], ["which 0?</s>", "good 0</s>", "bad 0</s>"])
+        self.assertEqual([name.split()[-1] for name in shown], ["source", "chosen", "rejected"] * 2)
+
+    def test_the_preview_says_whether_an_unpaired_answer_is_good(self):
+        rows = [dict(prompt=f"which {n}?", completion=f"answer {n}", label=n % 4 == 0) for n in range(8)]
+        shown = self.shown("--preference kto", rows)
+        self.assertEqual(shown["train target (bad)"][:6], "answer")
+        self.assertIn("train target (good)", shown)
+        self.assertIn("train other prompt's answer", shown)
+
+    @parameterized.parameters(
+        # what is recorded, what is given, which recorded flags stay
+        (dict(source_column=["q"], target_column=["a"]), dict(preference="dpo"), ""),
+        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="preference", preference="dpo"), ""),
+        (
+            dict(source_column=["q"], target_column=["a"]),
+            dict(preference="dpo", rejected_column="b"),
+            "source_column target_column",
+        ),
+        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(record_shape="alpaca"), ""),
+        (
+            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
+            dict(source_column=["q"], target_column=["a"]),
+            "",
+        ),
+        (
+            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
+            dict(record_shape="preference"),
+            "preference preference_beta",
+        ),
+        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(preference="ipo"), ""),
+        (
+            dict(source_column=["q"], target_column=["a"], target_type="class", labels=["x", "y"], metrics=["f1"]),
+            dict(preference="dpo"),
+            "",
+        ),
+        (dict(source_column=["q"], target_column=["a"], metrics=["bleu"]), dict(preference="dpo"), "metrics"),
+    )
+    def test_a_given_shape_or_preference_replaces_recorded_flags(self, recorded, given, stay):
+        """The flags together are accepted: three refusals led in a circle."""
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        rows = [dict(prompt="p", chosen="c", rejected="r", instruction="i", output="o", q="q", a="x", b="b")]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        record = dict(benchmark="own", dataset_name="pairs", validation_file=[str(folder / "rows.jsonl")])
+        (folder / "task.json").write_text(json.dumps(record | recorded))
+        values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False) | given
+        flags = recorded_flags(str(folder), values, set(given))
+        self.assertSameElements(flags.keys() - record.keys(), stay.split())
+        Tasks.of_flags(TaskArguments(**flags, **given))
+
+    def test_a_model_from_scratch_has_no_preferences(self):
+        tasks, args = self.parsed("--preference dpo")
+        self.assertEqual(args.features.job(tasks.job(True)), "learning preferences")
+        with self.assertRaisesRegex(UserError, "--preference dpo: begins with a model that does the task already"):
+            args.features.job(tasks.job(False))
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from features.preferences import SIMPO_GAMMA
+
 # Sums over rows, from which the metrics follow. "good" answers are chosen or desirable, "bad" ones rejected or not.
 SUMS = ("good", "bad", "good_log_probability", "bad_log_probability", "good_reward", "bad_reward", "right", "rows")
 # What an evaluation keeps of each row, in columns after those of STATISTICS (modeling/loss.py).
 OF_PREFERENCE = ("rejected_nats", "rejected_tokens", "reference", "rejected_reference", "desirable")
-# {kind: default of beta}, as in the papers and TRL; SimPO's default is that of its authors' code.
-BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0, "kto": 0.1}
-SIMPO_GAMMA = 0.5
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,290 @@
+"""Preferences: fine-tuning learns which of two answers is better (dpo, ipo, simpo), or which answers are good (kto).
+
+    python fine_tune_t5.py --preference dpo --train_file pairs.jsonl --model_name_or_path out/fine_tune_t5
+
+losses.py has the losses, batches.py the batches and the forward pass, reference.py the starting weights' log-
+probabilities and the log, rows.py the rows and records.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from common.command_line import check_rules, listed, option, refuse
+from common.errors import UserError
+from constants import PREFERENCE_METRICS
+from foundry.features import Feature, TaskFeature
+
+if TYPE_CHECKING:
+    import numpy as np
+    from datasets import Dataset
+
+# {kind: default of beta}, as in the papers and TRL; SimPO's default is that of its authors' code.
+BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0, "kto": 0.1}
+SIMPO_GAMMA = 0.5
+
+_COLUMNS = ("rejected_column", "desirable_column")
+_FACTORS = ("preference", "preference_beta", "simpo_gamma")
+_APART = ("labels", "source_file", "validation_source_file")  # flags that exclude --preference
+# For check_rules: (flags, function of all flags that says when these are refused, why and what to do).
+_RULES = (
+    (
+        "rejected_column",
+        lambda args: args.preference in (None, "kto"),
+        "pairs are compared by --preference dpo, ipo or simpo: give one of them",
+    ),
+    (
+        "desirable_column",
+        lambda args: args.preference != "kto",
+        "single answers are compared by --preference kto: give it",
+    ),
+    ("preference_beta", lambda args: not args.preference, "is a factor of --preference: give both"),
+    ("simpo_gamma", lambda args: args.preference != "simpo", "is for --preference simpo"),
+    (
+        "preference",
+        lambda args: args.target_type not in (None, "text"),
+        "compares free texts: leave out --target_type {target_type}",
+    ),
+    (
+        "preference",
+        lambda args: (
+            args.source_column and not (args.desirable_column if args.preference == "kto" else args.rejected_column)
+        ),
+        "name the column of worse answers with --rejected_column, or for kto that of ratings with --desirable_column",
+    ),
+    (
+        "preference",
+        lambda args: args.record_shape and args.record_shape not in _shapes_for(args.preference),
+        "--record_shape {record_shape} has no answers to compare: dpo, ipo and simpo read the shape preference, and "
+        "kto reads unpaired",
+    ),
+)
+
+
+def _shapes_for(preference: str) -> tuple[str, ...]:
+    return ("unpaired",) if preference == "kto" else ("preference",)
+
+
+def _pair(row: dict) -> dict:
+    from features.preferences.rows import pair
+
+    return pair(row)
+
+
+def _rated(row: dict) -> dict:
+    from features.preferences.rows import rated
+
+    return rated(row)
+
+
+@dataclass(kw_only=True)
+class ComparedAnswers(TaskFeature):
+    """Rows with two answers, or with an answer and whether it is good."""
+
+    columns: ClassVar = ("rejected", "desirable")
+    dictionaries: ClassVar = ("preference",)
+    # Pairs of answers, which may have no column `prompt`, and rated single answers for kto.
+    shapes: ClassVar = {"preference": ("chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
+    transforms: ClassVar = {"preference": _pair, "unpaired": _rated}
+
+    preference: str | None = option(None, "Learn which answers are better, by this loss.", choices=BETAS)
+    rejected_column: str | None = option(None, "Preference: column of the worse answers.")
+    desirable_column: str | None = option(None, "Preference kto: column that says whether a target is good.")
+    preference_beta: float | None = option(None, "Preference: scale of rewards. Not set: 0.1, of simpo 2.", above=0)
+    simpo_gamma: float | None = option(None, f"Target reward margin of simpo. Not set: {SIMPO_GAMMA}.", at_least=0)
+
+    # ------------------------------------------------------------ flags of own pairs
+    @staticmethod
+    def check(args: Any) -> None:
+        for flag in _COLUMNS:
+            if getattr(args, flag) and not args.target_column:
+                raise UserError(f"--{flag} {getattr(args, flag)}: needs --target_column")
+        for other in _APART:
+            if args.preference and getattr(args, other):
+                raise UserError(
+                    f"--preference and --{other} exclude each other: answers that are compared are free texts"
+                )
+        check_rules(args, _RULES)
+
+    @staticmethod
+    def fields_of(args: Any) -> dict[str, Any]:
+        if args.preference is None:
+            return {}
+        beta = args.preference_beta or BETAS[args.preference]
+        gamma = SIMPO_GAMMA if args.simpo_gamma is None else args.simpo_gamma
+        compared = dict(preference=dict(kind=args.preference, beta=beta, gamma=gamma))
+        if args.preference == "kto":
+            return compared | dict(desirable=args.desirable_column or "label")
+        return compared | dict(rejected=args.rejected_column or "rejected")
+
+    @staticmethod
+    def shapes_for(args: Any) -> tuple[Sequence[str], str] | None:
+        if args.preference is None:
+            return None
+        pairs, rated = "which answer is worse with --rejected_column", "which answers are good with --desirable_column"
+        return _shapes_for(args.preference), f", and {rated if args.preference == 'kto' else pairs}"
+
+    @staticmethod
+    def replaced(record: dict, values: dict, given: Collection[str]) -> set[str]:
+        if "record_shape" in given:
+            keeps = values.get("record_shape") in _shapes_for(record.get("preference"))
+            return {*_COLUMNS, *(() if keeps else _FACTORS)}
+        names_columns = not set(_COLUMNS).isdisjoint(given)
+        if "source_column" in given and "record_shape" in record:
+            return set() if names_columns else set(_FACTORS)
+        if "preference" not in given:
+            return set()
+        columns = {"source_column", "target_column", "tsv_header", "record_shape", *_COLUMNS}
+        replaced = {"preference_beta", "simpo_gamma"} | (set() if names_columns else columns)
+        is_text = record.get("target_type") in (None, "text") and not record.get("labels")
+        return replaced if is_text else replaced | {"target_type", "labels", "positive_label", "metrics"}
+
+    # ------------------------------------------------------------ the entry and its rows
+    @staticmethod
+    def check_entry(where: str, task: dict) -> None:
+        compared = [field for field in ComparedAnswers.columns if task.get(field)]
+        if (preference := task.get("preference")) and task["target_type"] == "text":
+            wanted = ["desirable" if preference.get("kind") == "kto" else "rejected"]
+            if preference.get("kind") not in BETAS or compared != wanted:
+                raise UserError(f"{where} preference {preference}: needs kind, one of {listed(BETAS)}, and {wanted[0]}")
+        elif preference or compared:
+            raise UserError(f"{where} preference, rejected and desirable go together, with the target_type text")
+
+    @staticmethod
+    def sides(task: dict) -> dict[str, str]:
+        if "preference" not in task:
+            return {}
+        return {"rejected": "answers to other prompts" if "desirable" in task else "rejected answers"}
+
+    @staticmethod
+    def numbers(task: dict, row: dict) -> dict[str, int]:
+        from features.preferences.rows import is_desirable
+
+        return {"desirable": int(is_desirable(task, row))} if "desirable" in task else {}
+
+    @staticmethod
+    def rows(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
+        from features.preferences.rows import with_other_answers
+
+        return with_other_answers(task, rows)
+
+    @staticmethod
+    def shown(task: dict, row: dict) -> dict[str, str]:
+        if "desirable" in row:
+            return {
+                "labels": f"target ({'good' if row['desirable'] else 'bad'})",
+                "rejected": "other prompt's answer",
+            }
+        return {"labels": "chosen", "rejected": "rejected"} if "rejected" in task else {}
+
+    @staticmethod
+    def counted(task: dict, rows: list[dict], data: "Dataset") -> dict[str, str]:
+        from features.preferences.rows import equal_answers
+
+        equal = equal_answers(task, rows, data)
+        return {"equal": equal} if equal else {}
+
+    # ------------------------------------------------------------ evaluation
+    @staticmethod
+    def further_metrics(task: dict) -> Sequence[str]:
+        return PREFERENCE_METRICS if "preference" in task else ()
+
+    @staticmethod
+    def measured(task: dict, measure: Callable) -> Callable:
+        """An undesirable answer is no reference: in all but PREFERENCE_METRICS its row does not count."""
+        from features.preferences.losses import Preference, evaluated
+        from features.preferences.rows import is_desirable
+
+        def compute(tokens: "np.ndarray", statistics: "np.ndarray", rows: list[dict]) -> dict[str, float]:
+            good = [number for number, row in enumerate(rows) if is_desirable(task, row)]
+            metrics = measure(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
+            return metrics | evaluated(Preference(**task["preference"]), statistics)
+
+        return compute if "preference" in task else measure
+
+    @staticmethod
+    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
+        from features.preferences.losses import log_probabilities
+
+        return log_probabilities(statistics) if "rejected" in task and "desirable" not in task else {}
+
+    @staticmethod
+    def collator(collator: Callable) -> Callable:
+        from features.preferences.batches import AnswersCollator
+
+        return AnswersCollator(collator)
+
+
+@dataclass
+class Preferences(Feature):
+    """Learns preferences, if the entry of the task has some."""
+
+    decisive: ClassVar = ("preference", "preference_beta", "simpo_gamma")
+    dropout: ClassVar = 0.0  # the reference runs without: with dropout even a model equal to it would have rewards
+    how = None  # the loss, a `Preference`; not `preference`, which is a flag
+    entry = None  # of the task
+
+    def is_on(self) -> bool:
+        return self.how is not None
+
+    def of_tasks(self, tasks: Any, args: Any) -> None:
+        from arguments.sharding import zero_stage
+        from features.preferences.losses import Preference
+
+        self.entry = next((task.entry for task in tasks if "preference" in task.entry), None)
+        if self.entry is None:
+            return
+        self.how = Preference(**self.entry["preference"])
+        name = f"--preference {self.how.kind}"
+        if len(tasks) > 1 or tasks.args.span_corruption_file:
+            raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
+        alone = f"not with {name}, whose loss needs two whole answers of each row: leave it out"
+        refuse(args, "packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
+        if self.how.has_reference:
+            known = "needs the reference's log-probabilities of all rows before training"
+            refuse(tasks.args, "streaming", f"{name} {known}: leave it out, or give --preference simpo")
+            if zero_stage(args) == 3:
+                raise UserError(
+                    f"--deepspeed {args.deepspeed}: {name} {known}, and ZeRO-3 holds no whole weights then; take "
+                    "zero_stage2_config.json or --fsdp"
+                )
+
+    def job(self, job: str) -> str:
+        if not job.startswith("fine-tuning a checkpoint"):
+            raise UserError(
+                f"--preference {self.how.kind}: begins with a model that does the task already: name it with "
+                "--model_name_or_path"
+            )
+        return job.replace("fine-tuning a checkpoint", "learning preferences")
+
+    def whole_loss(self) -> Callable:
+        from features.preferences.batches import preference_loss
+
+        return partial(preference_loss, self.how)
+
+    def callbacks(self, trainer: Any) -> list:
+        from features.preferences.reference import PreferenceCallback
+
+        return [PreferenceCallback(trainer, self.how)]
+
+    def read_by(self, model: Any, splits: tuple, args: Any, task_args: Any, collator: Callable) -> tuple:
+        from features.preferences.reference import with_reference
+
+        return with_reference(splits, model, args, task_args, collator) if self.how.has_reference else splits
+
+    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
+        entry, preference = self.entry, self.how
+        text = f"{preference.kind}, beta {preference.beta:g}: "
+        if preference.is_unpaired:
+            text += f"{entry['target']} is good or bad, as {entry['desirable']} says"
+        else:
+            text += f"{entry['target']} is better than {entry['rejected']}"
+        if preference.has_reference:
+            text += "; log-probabilities are compared with those of the starting weights, computed once"
+        else:
+            text += f"; mean log-probabilities of a token, without a reference, gamma {preference.gamma:g}"
+        return {"preference": text}
+
+
+FEATURE = {"fine_tune_t5": Preferences, "tasks": ComparedAnswers}

@@ -1,0 +1,103 @@
+"""Batches of rows that have a second answer, their loss, and what an evaluation keeps of them.
+
+Legend of shapes: B rows of a batch, T and R lengths of their two answers, A answers of a row that have scores.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from constants import IGNORE_INDEX
+from features.preferences.losses import Preference
+from modeling.families import capped, family_of, output_head
+from modeling.loss import LossOutput, head_inputs, nats_of
+from modeling.segment_masks import mask_type, side_by_side
+from training.batching import round_up
+
+
+@dataclass
+class AnswersCollator:
+    """A collator, extended to rows that may have a second answer: adds "rejected" [B, R], padded with -100."""
+
+    collator: Callable
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        others = [torch.as_tensor(row["rejected"]) for row in rows if "rejected" in row]
+        batch = self.collator([{n: v for n, v in row.items() if n != "rejected"} for row in rows])
+        if others:
+            longest = round_up(max(map(len, others)))
+            padded = [F.pad(ids, (0, longest - len(ids)), value=IGNORE_INDEX) for ids in others]
+            batch["rejected"] = torch.stack(padded)
+        return batch
+
+    @staticmethod
+    def statistics(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, inputs: dict) -> torch.Tensor:
+        """OF_PREFERENCE of each row [B, 5], for `score_rows`; [B, 0] of rows without a second answer. Without a
+        reference its columns are nan."""
+        rows = len(nats)
+        if "rejected" not in inputs:
+            return nats.new_zeros(rows, 0)
+        known = {"reference": nats.new_full((rows, 2), torch.nan), "desirable": nats.new_ones(rows)} | inputs
+        tokens = inputs["rejected"].ne(IGNORE_INDEX).sum(-1)
+        columns = [inputs["rejected_nats"], tokens, *known["reference"].T, known["desirable"]]
+        return torch.stack([column.float() for column in columns], dim=1)
+
+
+@dataclass
+class PreferenceOutput(LossOutput):
+    """What a forward pass returns beside the loss, without gradient: SUMS over the rows and the answers'
+    log-probabilities [B, A]."""
+
+    sums: torch.Tensor | None = None
+    log_probabilities: torch.Tensor | None = None
+
+
+def answers_nats(model, texts: list[torch.Tensor], inputs: dict, chunk: int = 0) -> tuple[torch.Tensor, ...]:
+    """Nats [B, T1], [B, T2] ... of the tokens of several answers to each source, which is encoded once; 0 at -100.
+
+    chunk: target tokens whose logits exist at a time, 0: all. The backward pass computes a chunk's logits again.
+    """
+    inputs = inputs | side_by_side(texts, model.config, mask_type(model)) | {"use_cache": False}
+    labels = torch.cat(texts, dim=1)
+    if chunk:
+        weight, cap = output_head(model).weight, family_of(model.config).logit_cap(model.config)
+
+        def nats_of_part(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            logits = F.linear(hidden, weight).float()
+            return nats_of(capped(logits, cap)[None], labels[None])[0]
+
+        parts = (values.flatten(0, 1).split(chunk) for values in (head_inputs(model, inputs), labels[..., None]))
+        nats = [
+            checkpoint(nats_of_part, h, wanted[:, 0], use_reentrant=False) for h, wanted in zip(*parts, strict=True)
+        ]
+        nats = torch.cat(nats).view(labels.shape)
+    else:
+        nats = nats_of(model.plain_forward(**inputs).logits, labels)
+    return nats.split([text.shape[1] for text in texts], dim=1)
+
+
+def preference_loss(
+    preference: Preference, model, labels: torch.Tensor, rows: torch.Tensor | None, inputs: dict, chunk: int = 0
+) -> PreferenceOutput:
+    """The preference loss summed over this batch, divided by `rows`, the rows of the whole step (None: of this batch).
+    If the loss needs a reference that `inputs` lacks, log-probabilities alone are returned.
+
+    labels: [B, T], only -100 in a row that does not count. inputs: those of the model, and for pairs `rejected` [B, R]
+    and `reference` [B, 2]; for unpaired rows `reference` [B, 2], `desirable` [B] and `divergence`.
+    """
+    inputs = dict(inputs)
+    names = ("rejected", "reference", "desirable", "divergence")
+    rejected, reference, desirable, divergence = (inputs.pop(name, None) for name in names)
+    texts = [labels] if rejected is None else [labels, rejected]
+    log_probabilities = -torch.stack([nats.sum(1) for nats in answers_nats(model, texts, inputs, chunk)], dim=1)
+    if reference is None and preference.has_reference:
+        return PreferenceOutput(log_probabilities=log_probabilities.detach())
+    tokens = torch.stack([text.ne(IGNORE_INDEX).sum(1) for text in texts], dim=1)
+    known = None if reference is None else reference[:, : len(texts)]
+    scores, counted = preference.scores(log_probabilities, tokens, known), tokens[:, 0].gt(0)
+    losses = preference.losses(scores, desirable, divergence).where(counted, 0)
+    sums = preference.sums(log_probabilities, scores, counted, desirable, divergence)
+    return PreferenceOutput(losses.sum() / (counted.sum() if rows is None else rows), sums, log_probabilities.detach())

@@ -1,0 +1,37 @@
+"""Win rates: ties count half, log-probabilities count if both sides have them, rows must be the same."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from absl.testing import absltest
+
+from common.errors import UserError
+from features.win_rates.rates import read_others, win_rates
+
+
+class WinRatesTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def test_win_rates(self):
+        entry = dict(target_type="text", metrics=["exact_match"])
+        rows = [dict(task="pairs", split="validation", index=n, source="a", target="b") for n in range(4)]
+        sides = []
+        for answers, margins in (("bbcb", [1, 2, 3, 4]), ("cbbc", [0, 3, 3, -4])):
+            more = [dict(prediction=a, chosen_log_probability=float(m)) for a, m in zip(answers, margins, strict=True)]
+            both = zip(rows, more, strict=True)
+            sides.append([row | one | {"rejected_log_probability": 0.0} for row, one in both])
+        self.assertEqual(
+            win_rates(entry, *sides), {"win_rate_exact_match": 2.5 / 4, "win_rate_log_probability": 2.5 / 4}
+        )
+        path = self.folder / "predictions.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in sides[1]))
+        self.assertEqual(read_others(str(path), sides[0]), sides[1])
+        with self.assertRaisesRegex(UserError, "Evaluate both checkpoints on the same rows"):
+            read_others(str(path), [sides[0][0] | {"target": "c"}])
+
+
+if __name__ == "__main__":
+    absltest.main()
