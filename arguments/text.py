@@ -8,6 +8,7 @@ from common.processes import cores_here, print_once
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from corpora.own_ids import corpus_files
+from foundry.features import offered
 
 # What decides which tokens are masked, and how the rows are cut.
 CORRUPTION_FLAGS = (
@@ -94,6 +95,11 @@ def _without_hub_name(args: PreTrainingDataArguments) -> bool:
 
 _HELD_OUT = "validation_split_percentage validation_split_count"
 _RULES = (
+    (
+        "objective",
+        lambda args: args.objective != "span_corruption" and not offered("MIXTURES"),
+        "the feature that mixes denoisers is not in features/: put its folder back, or leave the flag out",
+    ),
     ("dataset_name", lambda args: args.train_file, "excludes --train_file: name one source of text"),
     (
         "dataset_config_name",

@@ -11,8 +11,11 @@ its methods are what the core calls. The core finds the folders that are there, 
 """
 
 import dataclasses
+import functools
 import importlib
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.command_line import Flags, Rules
@@ -116,8 +119,22 @@ class Features:
 NO_FEATURES = Features()
 
 
+def _folders() -> list[ModuleType]:
+    """The packages of the features that are there, in the order of their names."""
+    names = sorted(path.parent.name for path in (PROJECT / "features").glob("*/__init__.py"))
+    return [importlib.import_module(f"features.{name}") for name in names]
+
+
 def features_of(script: str) -> list[type[Feature]]:
-    """The classes of the features that a script knows, in the order of their folders' names."""
-    folders = sorted(path.parent.name for path in (PROJECT / "features").glob("*/__init__.py"))
-    found = (importlib.import_module(f"features.{name}").FEATURE.get(script) for name in folders)
-    return [each for each in found if each is not None]
+    """The classes of the features that a script knows."""
+    return [folder.FEATURE[script] for folder in _folders() if script in folder.FEATURE]
+
+
+def offered(kind: str) -> dict[str, Callable[[], Any]]:
+    """{name: function that imports it} of what the features give to a registry of the core: the entries
+    {name: "module:attribute"} of the dictionaries of this name in their `__init__.py`."""
+    return {
+        name: functools.partial(pkgutil.resolve_name, f"{folder.__name__}.{place}")
+        for folder in _folders()
+        for name, place in getattr(folder, kind, {}).items()
+    }

@@ -24,8 +24,7 @@ from corpora.own_ids import has_ids
 from corpora.streams import MixedLane, StreamLoader
 from data_t5 import FoundText, Text
 from objectives import registry
-from objectives.denoisers import with_mode_tokens
-from objectives.registry import get_objective
+from objectives.registry import get_objective, objective_type
 from objectives.spans import SpanCorruption
 
 OBJECTIVES = {
@@ -94,7 +93,7 @@ class TestCase(parameterized.TestCase):
         name = None if has_ids(flags) else "letters"
         model_args = SimpleNamespace(tokenizer_name=name, model_name_or_path=None, vocab_size=IDS)
         found = FoundText(flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
-        tokenizer = with_mode_tokens(found.tokenizer, flags.objective)
+        tokenizer = objective_type(flags).new_tokenizer(found.tokenizer, flags)
         config = T5Config(
             vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
         )

@@ -24,6 +24,7 @@ from transformers.models.t5gemma.modeling_t5gemma import T5GemmaPreTrainedModel
 
 import constants
 from arguments.model import ModelArguments
+from arguments.text import PreTrainingDataArguments
 from common.errors import UserError
 from constants import IGNORE_INDEX
 from corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
@@ -35,7 +36,7 @@ from modeling.loss import chunked_loss_sum, compute_loss_in_forward, nats_of
 from modeling.new_vocabulary import change_vocabulary
 from modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_score
 from modeling.segment_masks import enable_packing
-from objectives.denoisers import DenoiserMixture, PackedChunks
+from objectives.registry import objective_type
 from runs.memory import block_parameters, matrix_parameters
 from tasks.examples import non_canonical_outputs
 from training.batching import BucketCollator, PackingCollator
@@ -332,10 +333,10 @@ class BosTest(parameterized.TestCase):
 
     @parameterized.parameters("ul2", "prefix_lm")
     def test_rows_of_several_examples(self, objective):
-        mixture = DenoiserMixture(tokenizer(), objective, 64, 2)
+        flags = PreTrainingDataArguments(objective=objective, input_seq_length=64)
+        mixture = objective_type(flags).of(flags, tokenizer(), 2)
         tokens = np.random.default_rng(0).integers(110, 300, 5000).astype(np.uint16)
-        rows = PackedChunks(tokens, mixture.raw_lengths, mixture.pattern)
-        batch = mixture(rows.__getitems__(range(20)))
+        batch = mixture(mixture.rows(tokens).__getitems__(range(20)))
         inputs, segments = batch["input_ids"], batch["input_segments"]
         begins = segments.diff(dim=1, prepend=torch.zeros(20, 1, dtype=torch.long)).ne(0)
         self.assertTrue(bool(inputs[begins].eq(2).all()))

@@ -18,8 +18,7 @@ from test_trainer_t5 import arguments, quietly
 from arguments.text import PreTrainingDataArguments
 from corpora.token_files import TokenFile
 from model_t5 import build_config, create_model
-from objectives.denoisers import with_mode_tokens
-from objectives.registry import get_objective
+from objectives.registry import get_objective, objective_type
 from trainer_t5 import T5Trainer
 
 VOCABULARY, BYTES = 400, 3.0  # bytes that a token of text stands for
@@ -52,7 +51,7 @@ class PerfectModelTest(parameterized.TestCase):
             input_seq_length=128,
             eos_between_documents=True,
         )
-        tokenizer = with_mode_tokens(tokenizer, objective)
+        tokenizer = objective_type(data_args).new_tokenizer(tokenizer, data_args)
         model = create_model(build_config("tiny", VOCABULARY, SHAPE))
         collator = get_objective(data_args, tokenizer, model)
         text = documents(longest)
