@@ -2,23 +2,20 @@
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from arguments.text import PreTrainingDataArguments
+from arguments.text import CHUNKS, PreTrainingDataArguments
 from corpora.own_ids import ids_offset
 from data_collator_t5 import find_sentinel_ids, is_byte_level
 from foundry.features import offered
 from modeling.segment_masks import enable_packing
-from objectives.documents import DocumentSpans
 from objectives.objective import Objective
 from objectives.spans import SpanCorruption
-
-SPANS = {"chunks": SpanCorruption, "documents": DocumentSpans}  # --objective span_corruption by --packing
 
 
 def objective_type(args: PreTrainingDataArguments) -> type[Objective]:
     """The class of the objective that the flags name."""
     if args.objective != "span_corruption":
         return offered("MIXTURES")["denoisers"]()
-    return SPANS[args.packing]
+    return SpanCorruption if args.packing == CHUNKS else offered("PACKINGS")[args.packing]()
 
 
 def get_objective(
@@ -43,6 +40,6 @@ def get_objective(
 
 def packed_flag(args: PreTrainingDataArguments) -> str | None:
     """The flag and value, as text, that put several examples into a row; None if no flag does."""
-    if args.packing == "documents":
-        return f"--packing {args.packing}"
-    return f"--objective {args.objective}" if args.objective != "span_corruption" else None
+    if not objective_type(args).packs_examples:
+        return None
+    return f"--packing {args.packing}" if args.packing != CHUNKS else f"--objective {args.objective}"

@@ -307,7 +307,7 @@ class CachedTextTest(TestCase):
 
 
 class NewObjectiveTest(TestCase):
-    """What CONTRIBUTING.md shows: an objective is one entry, or one class and its line."""
+    """What CONTRIBUTING.md shows: an objective is one entry, or one class that a feature offers."""
 
     def test_a_mixture_is_an_entry(self):
         denoisers = {"half": dict(noise_density=0.5, mean_noise_span_length=5.0)}
@@ -317,7 +317,7 @@ class NewObjectiveTest(TestCase):
         self.assertEqual(objective.names, ["half", "span_corruption"])
         self.assertEqual(objective(train.__getitems__([0, 1]))["labels"].shape, (2, objective.targets_length))
 
-    def test_a_class_and_its_line(self):
+    def test_a_class_that_a_feature_offers(self):
         class LastTokens(SpanCorruption):
             """Masks the last tokens of a chunk instead of random spans."""
 
@@ -328,7 +328,7 @@ class NewObjectiveTest(TestCase):
                 labels = torch.cat([tokens[:, 1 - self.targets_length :], eos], dim=1)
                 return {"input_ids": inputs, "labels": labels}
 
-        with mock.patch.dict(registry.SPANS, last=LastTokens):
+        with mock.patch.object(registry, "offered", return_value={"last": lambda: LastTokens}):
             for streaming in (False, True):
                 _, objective, train = self.open(self.flags("weighted", packing="last", streaming=streaming))
                 batch = next(raw_rows(train, 1)) if streaming else train.__getitems__(np.arange(BATCH))
