@@ -23,16 +23,13 @@ from corpora import blocks, hub, streams
 from corpora.own_ids import has_ids
 from corpora.streams import MixedLane, StreamLoader
 from data_t5 import FoundText, Text
+from foundry.features import offered
 from objectives import registry
 from objectives.registry import get_objective, objective_type
 from objectives.spans import SpanCorruption
 
-OBJECTIVES = {
-    "spans": {},
-    "documents": {"packing": "documents"},
-    "ul2": {"objective": "ul2"},
-    "prefix": {"objective": "prefix_lm"},
-}
+OBJECTIVES: dict[str, dict] = {"spans": {}} | {name: {"packing": name} for name in offered("PACKINGS")}
+OBJECTIVES |= {"ul2": {"objective": "ul2"}, "prefix": {"objective": "prefix_lm"}} if offered("MIXTURES") else {}
 TEXTS = ("file", "weighted", "ids_json", "ids_npy", "ids_flat", "saved", "weighted_saved", "weighted_ids")
 LENGTH, BATCH = 64, 12
 IDS = 50
