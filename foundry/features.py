@@ -15,7 +15,6 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.command_line import Flags, Rules
@@ -119,15 +118,10 @@ class Features:
 NO_FEATURES = Features()
 
 
-def _folders() -> list[ModuleType]:
-    """The packages of the features that are there, in the order of their names."""
-    names = sorted(path.parent.name for path in (PROJECT / "features").glob("*/__init__.py"))
-    return [importlib.import_module(f"features.{name}") for name in names]
-
-
 def features_of(script: str) -> list[type[Feature]]:
-    """The classes of the features that a script knows."""
-    return [folder.FEATURE[script] for folder in _folders() if script in folder.FEATURE]
+    """The classes of the features that a script knows, in the order of their folders' names."""
+    found = (folder.FEATURE.get(script) for folder in _folders())
+    return [each for each in found if each is not None]
 
 
 def offered(kind: str) -> dict[str, Callable[[], Any]]:
@@ -138,3 +132,9 @@ def offered(kind: str) -> dict[str, Callable[[], Any]]:
         for folder in _folders()
         for name, place in getattr(folder, kind, {}).items()
     }
+
+
+def _folders() -> list[Any]:
+    """The folders below features/, as packages."""
+    names = sorted(path.parent.name for path in (PROJECT / "features").glob("*/__init__.py"))
+    return [importlib.import_module(f"features.{name}") for name in names]
