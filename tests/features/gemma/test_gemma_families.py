@@ -103,6 +103,15 @@ class FamiliesTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, rf"the model's decoder.{name}: {value} in its run"):
             check_resumed(str(folder), config_of("t5gemma"), {}, SimpleNamespace(optim="adamw_torch"))
 
+    @parameterized.parameters(*zoo.GEMMA)
+    def test_what_fsdp_asks_of_the_model(self, name):
+        """The embedding that its head shares is the decoder's, and every layer to be sharded is in the model."""
+        model = model_of(name)
+        family_of(model.config).fit_for_fsdp(model)
+        self.assertIs(model.get_input_embeddings().weight, output_head(model).weight)
+        self.assertNotEmpty(model._no_split_modules)
+        self.assertContainsSubset(model._no_split_modules, {type(module).__name__ for module in model.modules()})
+
 
 class LossTest(parameterized.TestCase):
     @parameterized.product(name=zoo.GEMMA, chunk=(0, 5), z_loss=(0.0, 1e-3))
