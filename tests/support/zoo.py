@@ -30,7 +30,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoConfig
 
 from model_t5 import create_model
-from modeling.families import families
 
 SIZES = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=2)
 _SUMMARIZATION = dict(
@@ -186,8 +185,8 @@ CONFIGS |= {
         decoder=_GEMMA_3 | {"model_type": "t5gemma2_decoder"},
     ),
 }
-FAMILIES = tuple(name for name, values in CONFIGS.items() if values["model_type"] in families())
-GEMMA = tuple(name for name in FAMILIES if name in ("t5gemma", "t5gemma2"))  # empty without features/gemma
+GEMMA = ("t5gemma", "t5gemma2")
+FAMILIES = tuple(CONFIGS)
 BIN = ("t5_v1_1", "mt5", "longt5_tglobal")  # written as pytorch_model.bin, with every name of the shared embedding
 SPECIAL = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 UMT5_SENTINELS = 300
