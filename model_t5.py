@@ -44,7 +44,7 @@ from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from corpora.hub import do_not_wait_for_the_hub
 from corpora.tokenizers import has_tokenizer, load_tokenizer
 from foundry.features import NO_FEATURES, Features, adapters
-from modeling.families import FAMILIES, family_of, refuse_lacking, shape_of, stacks
+from modeling.families import families, family_of, refuse_lacking, shape_of, stacks
 from modeling.forms import bytes_of, number_of
 from modeling.generation_settings import complete, drop_idle_search
 from modeling.layers import fuse_activation
@@ -273,10 +273,10 @@ def check_room(config: PreTrainedConfig, shown: str, form: str = "float32") -> N
 
 
 def named_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = NO_MODEL) -> T5Config:
-    """The configuration of a checkpoint. UserError if it is of none of FAMILIES, or its weights are quantised."""
+    """The configuration of a checkpoint. UserError if it is of no family here, or its weights are quantised."""
     config = load_config(name_or_path, flag, wrong)
-    if config.model_type not in FAMILIES:
-        known = ", ".join(f"{family.names} ({kind})" for kind, family in FAMILIES.items())
+    if config.model_type not in families():
+        known = ", ".join(f"{family.names} ({kind})" for kind, family in families().items())
         raise UserError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
     if quantized := getattr(config, "quantization_config", None):
         how = dict(quantized).get("quant_method", "an unnamed method")

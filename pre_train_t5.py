@@ -27,14 +27,14 @@ from arguments.text import PreTrainingDataArguments, check_pre_training_data
 from arguments.training import PreTrainingArguments, check_best_metric, settle_training
 from common.command_line import exit_on_user_error, parse_arguments
 from common.processes import prepare_process, run_script
+from constants import OBJECTIVES
 from corpora.own_ids import has_ids, ids_offset
 from corpora.sources import find_corpora
 from corpora.tokenizers import named_tokenizer
 from data_t5 import FoundText, Text
 from foundry.features import Features, features_of
-from objectives.denoisers import denoisers_of, with_mode_tokens
 from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
-from objectives.registry import get_objective, lengths_of, packed_flag
+from objectives.registry import get_objective, objective_type, packed_flag
 from runs.decision import Decision, build_model, settle
 from runs.run import TrainingRun
 from runs.speed import Batches
@@ -66,7 +66,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingData
 
 def metric_names(text: PreTrainingDataArguments) -> list[str]:
     """The numbers of an evaluation that --metric_for_best_model may name."""
-    denoisers, corpora = list(denoisers_of(text.objective)), list(find_corpora(text))
+    denoisers, corpora = list(OBJECTIVES[text.objective]), list(find_corpora(text))
     known = [*LANGUAGE_MODEL_METRICS]
     if len(denoisers) > 1:
         known += [f"loss_{name}" for name in denoisers]
@@ -81,7 +81,7 @@ def metric_names(text: PreTrainingDataArguments) -> list[str]:
 def decide(argv: list[str] | None) -> Decision:
     """What this run does, decided from flags, the model's shape, the machine and --output_dir."""
     model, text, args = parse_flags(argv)
-    batches = Batches(*lengths_of(text), shapes=1, packed=packed_flag(text))
+    batches = Batches(*objective_type(text).lengths(text), shapes=1, packed=packed_flag(text))
     return settle("pre-training", model, text, args, named_tokenizer(model), batches, dropout=0.0)
 
 
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> dict:
         found = FoundText(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
     tokenizer = found.tokenizer
     if run.model.model_name_or_path is None:
-        tokenizer = with_mode_tokens(tokenizer, run.data.objective)
+        tokenizer = objective_type(run.data).new_tokenizer(tokenizer, run.data)
     model, vocabulary = build_model(run, tokenizer, dropout=0.0)
     objective = get_objective(run.data, tokenizer, model)
     check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), *run.groups)

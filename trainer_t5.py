@@ -35,7 +35,7 @@ from common.errors import StreamError, UserError
 from common.processes import finish_process_group, is_first_process, print_once
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from model_t5 import use_one_embedding_module
-from modeling.families import is_tied
+from modeling.families import family_of
 from modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
@@ -66,16 +66,6 @@ def set_up_step(
     shapes = 8 + getattr(args, "length_buckets", 0)
     loss_options = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
     compute_loss_in_forward(model, *loss_options, options, shapes, terms, whole)
-
-
-def _fit_for_fsdp(model: PreTrainedModel) -> None:
-    """Lets accelerate shard T5Gemma too. accelerate puts the head into one group with the input embedding; for a tied
-    head that must be the decoder's, not the encoder's. T5Gemma 2 also names layers of an image encoder, which our model
-    lacks."""
-    if is_tied(model):
-        model.get_input_embeddings = lambda: model.get_decoder().embed_tokens
-    existing = {type(module).__name__ for module in model.modules()}
-    model._no_split_modules = [name for name in model._no_split_modules if name in existing]
 
 
 @contextlib.contextmanager
@@ -134,7 +124,7 @@ class T5Trainer(FiniteTrainer):
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:
-            _fit_for_fsdp(self.model)
+            family_of(self.model.config).fit_for_fsdp(self.model)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(args, self.model)
         self.class_label_ids, self.train_collator = class_label_ids, train_collator

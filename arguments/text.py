@@ -8,6 +8,7 @@ from common.processes import cores_here
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from corpora.own_ids import corpus_files
+from foundry.features import offered
 
 # What decides which tokens are masked, and how the rows are cut.
 CORRUPTION_FLAGS = (
@@ -18,7 +19,7 @@ CORRUPTION_FLAGS = (
     "packing",
     "eos_between_documents",
 )
-PACKINGS = ("chunks", "documents")  # objectives/registry.py
+CHUNKS = "chunks"  # --packing: rows of running text; other values keep documents apart, by the EOS between them
 LONGEST = 10**6  # most tokens of a row
 MOST_PROCESSES = 1024
 EVALUATED, EVALUATED_OF_A_STREAM = 10_240, 512  # defaults of --max_eval_samples, for all corpora (docs/defaults.md)
@@ -72,7 +73,9 @@ class PreTrainingDataArguments:
     mean_noise_span_length: float = option(
         _SPANS["mean_noise_span_length"], "Mean length of a masked span.", at_least=1, at_most=LONGEST, unit="token"
     )
-    packing: str = option("chunks", "Rows of running text, or of separate documents.", choices=PACKINGS)
+    packing: str = option(
+        CHUNKS, "Rows of running text, or of separate documents.", choices=(CHUNKS, *offered("PACKINGS"))
+    )
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
         cores_here(),
@@ -85,7 +88,7 @@ class PreTrainingDataArguments:
 
     def __post_init__(self):
         if self.eos_between_documents is None:
-            self.eos_between_documents = self.packing == "documents"
+            self.eos_between_documents = self.packing != CHUNKS
 
 
 def _without_hub_name(args: PreTrainingDataArguments) -> bool:
@@ -94,6 +97,11 @@ def _without_hub_name(args: PreTrainingDataArguments) -> bool:
 
 _HELD_OUT = "validation_split_percentage validation_split_count"
 _RULES = (
+    (
+        "objective",
+        lambda args: args.objective != "span_corruption" and not offered("MIXTURES"),
+        "the feature that mixes denoisers is not in features/: put its folder back, or leave the flag out",
+    ),
     ("dataset_name", lambda args: args.train_file, "excludes --train_file: name one source of text"),
     (
         "dataset_config_name",
@@ -112,8 +120,8 @@ _RULES = (
     ),
     (
         "eos_between_documents",
-        lambda args: args.packing == "documents" and not args.eos_between_documents,
-        "--packing documents finds documents by the EOS between them; leave it out",
+        lambda args: args.packing != CHUNKS and not args.eos_between_documents,
+        "--packing {packing} finds documents by the EOS between them; leave it out",
     ),
     (
         _HELD_OUT,

@@ -14,6 +14,7 @@ there, and names none:
 import dataclasses
 import functools
 import importlib
+import pkgutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -420,6 +421,16 @@ def features_of(script: str) -> list[Any]:
 def adapters() -> list[Adapter]:
     """The kinds of folders that hold what was trained beside a checkpoint."""
     return [folder.ADAPTER for folder in _folders() if hasattr(folder, "ADAPTER")]
+
+
+def offered(kind: str) -> dict[str, Callable[[], Any]]:
+    """{name: function that imports it} of what the features give to a registry of the core: the entries
+    {name: "module:attribute"} of the dictionaries of this name in their `__init__.py`."""
+    return {
+        name: functools.partial(pkgutil.resolve_name, f"{folder.__name__}.{place}")
+        for folder in _folders()
+        for name, place in getattr(folder, kind, {}).items()
+    }
 
 
 def _folders() -> list[Any]:

@@ -4,13 +4,14 @@
     family_of(model.config).lacks               # {option: why it is refused}
     output_head(model), stacks(model)
 
-A family is an entry of FAMILIES, under its model_type in config.json. No other module reads `model_type`, or the names
-that one family gives its parts.
+A family is an entry of FAMILIES, here or in a feature, under its model_type in config.json. No other module reads
+`model_type`, or the names that one family gives its parts.
 
 Legend of shapes: S source length, T target length, D width, I query heads * head width, J key heads * head width,
 F feed-forward, V vocabulary.
 """
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from common.errors import UserError
 from constants import ATTENTION_IMPLEMENTATIONS
+from foundry.features import offered
 
 Window = tuple[int, int] | None  # (tokens before, tokens after) its own place that a token sees; None: all tokens
 
@@ -164,6 +166,9 @@ class Family:
         start = getattr(config, "decoder_start_token_id", None)
         return config.pad_token_id if start is None else start
 
+    def fit_for_fsdp(self, model: PreTrainedModel) -> None:
+        """Changes what accelerate asks of a model that FSDP shards."""
+
     def prepare(self, model: PreTrainedModel, is_new: bool) -> None:
         """Corrects what transformers leaves wrong, in a new model and in a loaded one.
 
@@ -205,79 +210,7 @@ class LongT5(Family):
         return super().encoder_attention_flops(config, source) + of_global
 
 
-class T5Gemma(Family):
-    """Gemma 2 as an encoder-decoder: rotary positions, shared keys, windows, soft caps, norms of weights around 0."""
-
-    rotary = True
-    merged, query_norms, caps_scores = False, False, True
-
-    def configs(self, config: PreTrainedConfig) -> tuple:
-        return config.encoder, config.decoder
-
-    def shape(self, config: PreTrainedConfig) -> Shape:
-        encoder, decoder = (
-            Stack(
-                one.num_hidden_layers,
-                one.hidden_size,
-                one.num_attention_heads,
-                one.head_dim,
-                one.intermediate_size,
-                one.num_key_value_heads,
-                gated=True,
-                norms=2,
-                query_norms=self.query_norms,
-                casts_scores=True,
-                caps_scores=self.caps_scores,
-            )
-            for one in self.configs(config)
-        )
-        columns = decoder.width * (1 if config.tie_word_embeddings else 2) + (0 if self.merged else encoder.width)
-        vocabulary = config.decoder.vocab_size
-        return Shape(encoder, decoder, vocabulary, vocabulary * columns, self.merged, config.tie_word_embeddings)
-
-    def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
-        encoder, decoder = self.configs(config)
-        # As in transformers. In Google's code the encoder's window is one token shorter on each side (docs/models.md).
-        return (encoder.sliding_window, encoder.sliding_window), (decoder.sliding_window - 1, 0)
-
-    def logit_cap(self, config: PreTrainedConfig) -> float | None:
-        return config.decoder.final_logit_softcapping
-
-    def start_token(self, config: PreTrainedConfig) -> int:
-        return config.decoder.bos_token_id  # transformers shifts labels with it and ignores decoder_start_token_id
-
-    def prepare(self, model: PreTrainedModel, is_new: bool) -> None:
-        """Corrects nothing: only the encoder's window differs from Google's code (see `windows`), and that stays."""
-
-
-class T5Gemma2(T5Gemma):
-    """Gemma 3 as an encoder-decoder. Encoder, decoder and head share one embedding, and the decoder has one attention
-    for its own states and the encoder's. Only text is trained: the image encoder keeps its weights."""
-
-    merged, query_norms, caps_scores = True, True, False
-    can_load_as_saved = False  # in bfloat16 the factor that scales embeddings, a buffer, would be rounded
-
-    def configs(self, config: PreTrainedConfig) -> tuple:
-        return config.encoder.text_config, config.decoder
-
-    def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:
-        window = config.encoder.text_config.sliding_window
-        return ((window + 1) // 2 - 1, window // 2), (config.decoder.sliding_window - 1, 0)
-
-    def prepare(self, model: PreTrainedModel, is_new: bool) -> None:  # noqa: ARG002
-        for part in (model.get_encoder().vision_tower, model.get_encoder().multi_modal_projector):
-            part.requires_grad_(False)
-        # transformers 5.17 would save the encoder under names that its Trainer does not find when resuming.
-        model._weight_conversions = []
-
-
-_NO_ENGINES = "not for {kind} models, only huggingface"
-_OF_GEMMA = {
-    "bf16_residual": "not for {kind} models",
-    "config_overrides": "not for {kind} models, whose encoder and decoder have sizes of their own: give a folder with "
-    "your own config.json",
-    "engines": _NO_ENGINES,
-}
+NO_ENGINES = "not for {kind} models, only huggingface"
 # fmt: off
 FAMILIES = {
     "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
@@ -291,24 +224,22 @@ FAMILIES = {
             "packing": "LongT5's encoder takes no mask that keeps examples of one row apart: give --objective "
                        "span_corruption --packing chunks",
             "torch_compile": "not for longt5 models: compiled, their encoder fails without a padding mask",
-            "engines": _NO_ENGINES,
+            "engines": NO_ENGINES,
         }, attentions=("eager",)),
-    "t5gemma": T5Gemma(
-        "T5Gemma", _OF_GEMMA | {
-            "attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out",
-        }, attentions=("eager",), body="model", gap="<unused{}>"),
-    "t5gemma2": T5Gemma2(
-        "T5Gemma 2, text only", _OF_GEMMA | {
-            "attn_implementation": "t5_fused is T5's relative bias: give sdpa or eager",
-        }, attentions=("eager", "sdpa"), body="model", gap="<unused{}>"),
 }
 # fmt: on
 
 
 # ---------------------------------------------------------------- of a configuration
+@functools.cache
+def families() -> dict[str, Family]:
+    """{model_type: family}: FAMILIES, and those of the features."""
+    return FAMILIES | {kind: load() for kind, load in offered("FAMILIES").items()}
+
+
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a configuration. KeyError for a model_type that is not in FAMILIES."""
-    return FAMILIES[config.model_type]
+    """The family of a configuration. KeyError for a model_type that is not in `families`."""
+    return families()[config.model_type]
 
 
 def shape_of(config: PreTrainedConfig) -> Shape:

@@ -1,18 +1,22 @@
 """What an objective is: everything that depends on which tokens are masked, behind one interface.
 
-A new objective is a subclass with a line in objectives/registry.py and a name in arguments/text.py. A new mixture of
-denoisers is only an entry of OBJECTIVES in constants.py (CONTRIBUTING.md shows both).
+A new objective is a subclass in a folder of features/. A new mixture of denoisers is only an entry of OBJECTIVES in
+constants.py (CONTRIBUTING.md shows both).
 
 Legend of shapes: B rows of a batch, R raw tokens of a row, S and T input and target length.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from arguments.text import PreTrainingDataArguments
 from corpora.examples import Examples
+from data_collator_t5 import compute_input_and_target_lengths
 from objectives.metrics import language_model_metrics
 
 
@@ -36,6 +40,28 @@ class Objective:
     bos_id: int | None = None
     packs_examples = False
     shows_gaps = True
+
+    @classmethod
+    def of(
+        cls: Any, args: PreTrainingDataArguments, tokenizer: PreTrainedTokenizerBase, start_token_id: int
+    ) -> "Objective":
+        """The objective with the values of the flags. UserError for impossible ones."""
+        spans = args.noise_density, args.mean_noise_span_length
+        return cls(tokenizer, args.input_seq_length, *spans, start_token_id)
+
+    @staticmethod
+    def lengths(args: PreTrainingDataArguments) -> tuple[int, int]:
+        """(S, T) that follow from the flags, before there is a tokenizer."""
+        spans = args.noise_density, args.mean_noise_span_length
+        return args.input_seq_length, compute_input_and_target_lengths(args.input_seq_length, *spans)[1]
+
+    @staticmethod
+    def new_tokenizer(
+        tokenizer: PreTrainedTokenizerBase,
+        args: PreTrainingDataArguments,  # noqa: ARG004
+    ) -> PreTrainedTokenizerBase:
+        """The tokenizer of a new model: this one, or a copy with tokens that the objective needs."""
+        return tokenizer
 
     def __call__(self, examples: dict | Sequence[dict]) -> dict[str, torch.Tensor]:
         """{"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], ...} from raw rows {"input_ids" [B, R],

@@ -1,7 +1,7 @@
 """Batches of rows with several corrupted examples: masks of any lengths, inputs, targets and segments.
 
-denoisers.py (mixtures of denoisers) and documents.py (each document an example) decide what a row holds. Examples of a
-row do not attend to each other: modeling/segment_masks.py.
+What a row holds is decided by a feature: features/ul2 (mixtures of denoisers), features/documents (each document an
+example). Examples of a row do not attend to each other: modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, S and T input and target length of a row, N raw tokens of all rows, D
 denoisers.

@@ -44,6 +44,14 @@ def flags_of(name: str) -> set[str]:
     return {field.name for kind in kinds for field in dataclasses.fields(kind)} - theirs
 
 
+def lost_values(name: str) -> list[str]:
+    """Flags with values, "--flag value", that are refused without a feature, which offers them to the core."""
+    folder = importlib.import_module(f"features.{name}")
+    mixtures = [entry for entry in constants.OBJECTIVES if entry != "span_corruption" and hasattr(folder, "MIXTURES")]
+    packings = getattr(folder, "PACKINGS", ())
+    return [f"--objective {entry}" for entry in mixtures] + [f"--packing {value}" for value in packings]
+
+
 def named(tree: ast.AST) -> set[str]:
     """What a module may mean by a flag's name: attributes, keywords, and the words of its texts but docstrings."""
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -88,7 +96,7 @@ class FeaturesTest(parameterized.TestCase):
                 (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / file, self.folder / file)
         driver = self.folder / "tests" / "support" / "without_feature.py"
-        words = [libraries_python(), driver, self.folder.resolve(), *sorted(flags_of(name))]
+        words = [libraries_python(), driver, self.folder.resolve(), *sorted(flags_of(name)), "--", *lost_values(name)]
         run = subprocess.run(words, capture_output=True, text=True, cwd=self.folder)
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
         self.assertIn("fine-tuned two steps", run.stdout)

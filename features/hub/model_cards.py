@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 from arguments.task import task_names
 from common.command_line import comma_words
 from common.reports import human_count, human_time
-from constants import BUILTIN_CORPUS, OBJECTIVES
+from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import split_weights
 from modeling.families import family_of, is_tied, shape_of
-from objectives.denoisers import Denoiser, denoisers_of
 from publishing.exports import shown_search
 from publishing.records import first_entry, task_of
 from tasks.registry import as_list, source_text
@@ -44,8 +43,8 @@ def model_card(
     entry = first_entry(task, arguments) if task else {}
     numbers = _numbers(results, record["metrics"])
     objective, family = arguments.get("objective") or "span_corruption", family_of(model.config)
-    denoisers = denoisers_of(objective if objective in OBJECTIVES else "span_corruption").values()
-    shown = min((denoiser for denoiser, _ in denoisers), key=lambda one: one.is_prefix)  # prefers one that masks spans
+    denoisers = [DENOISERS[name] for name in OBJECTIVES.get(objective, ("span_corruption",))]
+    shown = min(denoisers, key=_is_prefix)  # prefers one that masks spans
     reads_ids = hasattr(model.config, "input_ids_offset")
     # ByT5's sentinels are not its tokenizer's <extra_id_n>.
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
@@ -64,8 +63,8 @@ def model_card(
         shape=shape_of(model.config),
         family=family,
         parameters=run.get("parameters") or sum(p.numel() for p in model.parameters()),
-        by_id=has_marks and not task and not shown.is_prefix,
-        masks_spans=not shown.is_prefix,
+        by_id=has_marks and not task and not _is_prefix(shown),
+        masks_spans=not _is_prefix(shown),
         example=_example(task, entry, family.gap, shown, reads_ids),
         steps=steps,
         seconds=seconds,
@@ -137,13 +136,18 @@ def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
     return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
 
 
-def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: Denoiser, reads_ids: bool = False) -> str:
+def _is_prefix(denoiser: dict) -> bool:
+    """Whether an entry of DENOISERS masks the end of the text, not spans."""
+    return "mean_noise_span_length" not in denoiser
+
+
+def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: dict, reads_ids: bool = False) -> str:
     """An example of a source: of a task "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, with
     its mode token in front, or numbers if the model was trained on ready-made ids."""
     if not task:
         whole, gaps = ("0 1 1 0", "0 1 {} 1 0 {} 1") if reads_ids else ("The cat sat on the", "The cat {} on the {}.")
-        text = whole if denoiser.is_prefix else gaps.format(gap.format(0), gap.format(1))
-        return f"{denoiser.mode} {text}" if denoiser.mode else text
+        text = whole if _is_prefix(denoiser) else gaps.format(gap.format(0), gap.format(1))
+        return f"{denoiser['mode']} {text}" if "mode" in denoiser else text
     entry = {"inputs": {"": "text"}} | entry  # own pairs have none if only their rows show the columns
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
 

@@ -1,6 +1,7 @@
 """Every command of the README and of docs/ is understood by the real parsers, and every file named there exists."""
 
 import ast
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -8,7 +9,6 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-import adapt_decoder
 import benchmark_t5
 import create_tokenizer
 import evaluate_t5
@@ -37,7 +37,6 @@ DATACLASSES = {
     "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
     "fine_tune_t5.py": [ModelArguments, TaskArguments, FineTuningArguments],
     "predict_t5.py": predict_t5.DATACLASSES,
-    "adapt_decoder.py": [adapt_decoder.AdaptationArguments],
 }
 
 
@@ -67,6 +66,8 @@ class ReadmeTest(parameterized.TestCase):
         if words[1] == "-m":  # a module of ours, or of Python or pytest
             module = ROOT / f"{words[2].replace('.', '/')}.py"
             self.assertTrue(words[2] in ("venv", "pytest") or module.is_file(), words[2])
+            if words[2].startswith("features."):  # a script of a feature has its dataclasses in FLAGS
+                self.assertNotEmpty(parse_arguments(importlib.import_module(words[2]).FLAGS, words[3:]))
             return
         if words[0] == "make":
             self.assertRegex((ROOT / "Makefile").read_text(), rf"(?m)^{words[1]}:")
@@ -100,7 +101,7 @@ class ReadmeTest(parameterized.TestCase):
         self.assertIn(script, {p.name for p in ROOT.glob("*.py")})
         if argv == ["--help"]:
             modules = (benchmark_t5, create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5, predict_t5)
-            modules += (adapt_decoder, export_checkpoint, report_glue, sweep_t5)
+            modules += (export_checkpoint, report_glue, sweep_t5)
             module = {Path(m.__file__).name: m for m in modules}[script]
             try:
                 code = module.main(argv)

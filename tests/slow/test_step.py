@@ -9,13 +9,11 @@ import functools
 import io
 import math
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import test_packing as packed
 import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
@@ -37,7 +35,6 @@ from data_collator_t5 import shift_right
 from model_t5 import build_config, create_model, flops_per_sequence, load_model
 from modeling.layers import checkpoint_blocks_only, use_bf16_residual
 from modeling.loss import chunked_loss_sum, compute_loss_in_forward, discard_damaged_kernels, loss_sum
-from modeling.segment_masks import enable_packing
 
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=3, num_layers=2, num_decoder_layers=2, dropout_rate=0.0)
 VOCABULARY = 64
@@ -380,49 +377,6 @@ class DamagedCacheTest(absltest.TestCase):
         self.assertEqual(left, {"whole.main.so", "busy.main.so", "code.main.cpp"})
         for name in ("empty.main.so", "cut.main.o", "zeros.main.so"):
             self.assertIn(f"torch.compile: {folder}/ab/{name} is damaged", said.getvalue())
-
-
-class CompiledTrainingTest(parameterized.TestCase):
-    """Three steps on packed rows of UL2's denoisers with all that `--torch_compile` meets in pre-training."""
-
-    @staticmethod
-    def losses(attention: str, bf16: bool, backend: str | None) -> list[float]:
-        torch._dynamo.reset()
-        counters.clear()
-        torch.manual_seed(0)
-        shape = SHAPE | dict(num_layers=1, num_decoder_layers=2)
-        model = create_model(build_config("tiny", len(packed.tokenizer()), shape), attention).train()
-        enable_packing(model)
-        compute_loss_in_forward(model, compile_options=backend and {"backend": backend})
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        found = []
-        for step in range(3):
-            batch = packed.collator()(packed.chunks().__getitems__(range(2 * step, 2 * step + 2)))
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                loss = model(**batch, num_items_in_batch=batch["labels"].numel()).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(loss.item())
-        return found
-
-    def check(self, attention: str, bf16: bool, backend: str, **tolerance) -> None:
-        expected, found = (self.losses(attention, bf16, way) for way in (None, backend))
-        self.assertLess(expected[-1], expected[0])  # the later losses are those of updated weights
-        np.testing.assert_allclose(found, expected, **tolerance)
-        self.assertEqual(counters["stats"]["unique_graphs"], 1)
-        self.assertEmpty(counters["graph_break"])
-
-    @parameterized.parameters(("sdpa", False), ("t5_fused", True))
-    def test_packed_rows_give_one_graph_and_the_same_losses(self, attention, bf16):
-        self.check(attention, bf16, "aot_eager", rtol=1e-3 if bf16 else 1e-6)
-
-    @absltest.skipUnless(shutil.which("c++") or shutil.which("g++"), "inductor needs a C++ compiler on a CPU")
-    def test_inductor(self):
-        """Its kernels sum in another order, and round to bfloat16 less often. Seen: 1.2e-4."""
-        headers = f"{os.environ['TORCHINDUCTOR_CACHE_DIR']}/precompiled_headers"  # kept, as the kernels are
-        with mock.patch.multiple("torch._inductor.codecache", _HEADER_DIR=headers, _HEADER_LOCK_DIR=f"{headers}/locks"):
-            self.check("t5_fused", True, "inductor", rtol=1e-3)
 
 
 class RunTest(parameterized.TestCase):

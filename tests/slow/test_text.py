@@ -23,17 +23,13 @@ from corpora import blocks, hub, streams
 from corpora.own_ids import has_ids
 from corpora.streams import MixedLane, StreamLoader
 from data_t5 import FoundText, Text
+from foundry.features import offered
 from objectives import registry
-from objectives.denoisers import with_mode_tokens
-from objectives.registry import get_objective
+from objectives.registry import get_objective, objective_type
 from objectives.spans import SpanCorruption
 
-OBJECTIVES = {
-    "spans": {},
-    "documents": {"packing": "documents"},
-    "ul2": {"objective": "ul2"},
-    "prefix": {"objective": "prefix_lm"},
-}
+OBJECTIVES: dict[str, dict] = {"spans": {}} | {name: {"packing": name} for name in offered("PACKINGS")}
+OBJECTIVES |= {"ul2": {"objective": "ul2"}, "prefix": {"objective": "prefix_lm"}} if offered("MIXTURES") else {}
 TEXTS = ("file", "weighted", "ids_json", "ids_npy", "ids_flat", "saved", "weighted_saved", "weighted_ids")
 LENGTH, BATCH = 64, 12
 IDS = 50
@@ -94,7 +90,7 @@ class TestCase(parameterized.TestCase):
         name = None if has_ids(flags) else "letters"
         model_args = SimpleNamespace(tokenizer_name=name, model_name_or_path=None, vocab_size=IDS)
         found = FoundText(flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
-        tokenizer = with_mode_tokens(found.tokenizer, flags.objective)
+        tokenizer = objective_type(flags).new_tokenizer(found.tokenizer, flags)
         config = T5Config(
             vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
         )
@@ -308,7 +304,7 @@ class CachedTextTest(TestCase):
 
 
 class NewObjectiveTest(TestCase):
-    """What CONTRIBUTING.md shows: an objective is one entry, or one class and its line."""
+    """What CONTRIBUTING.md shows: an objective is one entry, or one class that a feature offers."""
 
     def test_a_mixture_is_an_entry(self):
         denoisers = {"half": dict(noise_density=0.5, mean_noise_span_length=5.0)}
@@ -318,7 +314,7 @@ class NewObjectiveTest(TestCase):
         self.assertEqual(objective.names, ["half", "span_corruption"])
         self.assertEqual(objective(train.__getitems__([0, 1]))["labels"].shape, (2, objective.targets_length))
 
-    def test_a_class_and_its_line(self):
+    def test_a_class_that_a_feature_offers(self):
         class LastTokens(SpanCorruption):
             """Masks the last tokens of a chunk instead of random spans."""
 
@@ -329,7 +325,7 @@ class NewObjectiveTest(TestCase):
                 labels = torch.cat([tokens[:, 1 - self.targets_length :], eos], dim=1)
                 return {"input_ids": inputs, "labels": labels}
 
-        with mock.patch.dict(registry.SPANS, last=LastTokens):
+        with mock.patch.object(registry, "offered", return_value={"last": lambda: LastTokens}):
             for streaming in (False, True):
                 _, objective, train = self.open(self.flags("weighted", packing="last", streaming=streaming))
                 batch = next(raw_rows(train, 1)) if streaming else train.__getitems__(np.arange(BATCH))

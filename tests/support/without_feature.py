@@ -1,7 +1,9 @@
-"""What must work in a copy of the tree that lacks a feature's folder: `python without_feature.py TREE FLAG ...`.
+"""What must work in a copy of the tree that lacks a feature's folder:
+`python without_feature.py TREE FLAG ... -- "--flag value" ...`.
 
 In this one process, with nothing of our modules loaded before: every module is imported, --help of every script works,
-the flags of the feature are unknown, a pre-training of four steps and a fine-tuning of two run. Prints a line for each.
+the flags of the feature are unknown, the values that it gave to flags of the core are refused, a pre-training of four
+steps and a fine-tuning of two run. Prints a line for each.
 """
 
 import ast
@@ -35,7 +37,8 @@ def ended(main, words: list[str]) -> tuple[object, str]:
     return None, printed.getvalue()
 
 
-def main(tree: str, *flags: str) -> None:
+def main(tree: str, *words: str) -> None:
+    flags, values = words[: words.index("--")], words[words.index("--") + 1 :]
     os.chdir(tree)
     sys.path[:] = [tree, *(path for path in sys.path if not (Path(path or ".") / "constants.py").is_file())]
     modules = [path for path in sorted(Path().glob("**/*.py")) if path.parts[0] != "tests" and path.stem != "__init__"]
@@ -56,6 +59,9 @@ def main(tree: str, *flags: str) -> None:
     for flag in flags:
         code, printed = ended(pre_train, [f"--{flag}", "1"])
         assert code == 2 and f"--{flag}: no such flag" in printed, (code, printed)
+    for value in values:
+        code, printed = ended(pre_train, value.split())
+        assert code == 2 and f"{value}: " in printed, (value, code, printed)
     with tempfile.TemporaryDirectory() as folder:
         lines = [f"The word {n} has {n * n} as its square, and {n % 7} is what is left of it." for n in range(400)]
         Path(folder, "text.txt").write_text("\n".join(lines))

@@ -17,13 +17,14 @@ from test_trainer_t5 import arguments, quietly
 
 from arguments.text import PreTrainingDataArguments
 from corpora.token_files import TokenFile
+from foundry.features import offered
 from model_t5 import build_config, create_model
-from objectives.denoisers import with_mode_tokens
-from objectives.registry import get_objective
+from objectives.registry import get_objective, objective_type
 from trainer_t5 import T5Trainer
 
 VOCABULARY, BYTES = 400, 3.0  # bytes that a token of text stands for
 SHAPE = dict(d_model=16, d_kv=8, d_ff=32, num_heads=2, num_layers=1, num_decoder_layers=1)
+KINDS = ("chunks", *offered("PACKINGS"), *(("ul2", "prefix_lm") if offered("MIXTURES") else ()))
 
 
 def documents(longest: int) -> np.ndarray:
@@ -42,7 +43,7 @@ def perfect(*_, decoder_input_ids: torch.Tensor, **__) -> SimpleNamespace:
 
 
 class PerfectModelTest(parameterized.TestCase):
-    @parameterized.product(kind=("chunks", "documents", "ul2", "prefix_lm"), longest=(12, 400))
+    @parameterized.product(kind=KINDS, longest=(12, 400))
     def test_accuracy_and_bits_per_byte(self, kind, longest):
         tokenizer = make_tokenizer(VOCABULARY - 3 * (kind == "ul2"))
         objective = kind if kind in ("ul2", "prefix_lm") else "span_corruption"
@@ -52,7 +53,7 @@ class PerfectModelTest(parameterized.TestCase):
             input_seq_length=128,
             eos_between_documents=True,
         )
-        tokenizer = with_mode_tokens(tokenizer, objective)
+        tokenizer = objective_type(data_args).new_tokenizer(tokenizer, data_args)
         model = create_model(build_config("tiny", VOCABULARY, SHAPE))
         collator = get_objective(data_args, tokenizer, model)
         text = documents(longest)

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import yaml
-from absl.testing import absltest
+from absl.testing import parameterized
 
 import constants
 from common import commands
@@ -34,7 +34,12 @@ def named_in(page: str) -> str:
     return page
 
 
-class RepositoryTest(absltest.TestCase):
+def scripts_in(pattern: str) -> set[str]:
+    """The names of the files that can be started."""
+    return {path.stem for path in ROOT.glob(pattern) if 'if __name__ == "__main__"' in path.read_text()}
+
+
+class RepositoryTest(parameterized.TestCase):
     def test_the_version_is_the_same_everywhere(self):
         citation = yaml.safe_load(text("CITATION.cff"))
         newest, date = re.search(r"(?m)^## (\d\S+) - (\S+)$", text("CHANGELOG.md")).groups()
@@ -53,7 +58,7 @@ class RepositoryTest(absltest.TestCase):
             self.assertIn(path.name, f"{named} LOG.md")
 
     def test_every_script_is_a_command_when_installed(self):
-        scripts = {path.stem for path in ROOT.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
+        scripts = scripts_in("*.py") | scripts_in("features/*/*.py")
         self.assertEqual(set(PROJECT["project"]["scripts"]), scripts)
         (entry,) = set(PROJECT["project"]["scripts"].values())
         self.assertEqual(entry, f"t5_foundry.common.commands:{commands.run_script.__name__}")
@@ -63,9 +68,11 @@ class RepositoryTest(absltest.TestCase):
         packages = {".".join(("t5_foundry", *folder.parts)) for folder in folders} | {"t5_foundry"}
         self.assertCountEqual(PROJECT["tool"]["setuptools"]["packages"], packages)
 
-    def test_a_command_is_the_script_of_its_name(self):
+    @parameterized.parameters(*((name,) for name in ("plot_runs", *scripts_in("features/*/*.py"))))
+    def test_a_command_is_the_script_of_its_name(self, name):
         started = mock.Mock(side_effect=SystemExit)
-        argv = ["/somewhere/bin/plot_runs", "--runs", "a b"]
+        argv = [f"/somewhere/bin/{name}", "--runs", "a b"]
+        self.enterContext(mock.patch.dict(os.environ))
         with (
             mock.patch.object(os, "execv", started),
             mock.patch.object(sys, "argv", argv),
@@ -77,7 +84,7 @@ class RepositoryTest(absltest.TestCase):
         )
         self.assertEqual(started.call_args.args[1][2:], argv[1:])
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertIn("plot_runs.py", done.stdout)
+        self.assertIn(f"{name}.py", done.stdout)
 
     def test_files_that_the_code_reads_are_installed(self):
         data = PROJECT["tool"]["setuptools"]["package-data"].items()

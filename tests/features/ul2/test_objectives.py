@@ -1,4 +1,4 @@
-"""Tests of mixtures of denoisers (objectives/denoisers.py): what a row holds, how much of it, and what decides it.
+"""Tests of mixtures of denoisers (features/ul2/denoisers.py): what a row holds, how much of it, and what decides it.
 
 The references are the arithmetic of the rows, T5's definition of prefix LM (a split uniform in [1, length), no
 sentinels) and the masks of data_collator_t5. Hermetic.
@@ -20,8 +20,7 @@ from common.errors import UserError
 from corpora.examples import SomeExamples
 from corpora.tokenizers import load_tokenizer
 from data_collator_t5 import example_keys, masks_from_random, random_numbers
-from modeling.loss import nats_of
-from objectives.denoisers import (
+from features.ul2.denoisers import (
     Denoiser,
     DenoiserMixture,
     PackedChunks,
@@ -30,6 +29,7 @@ from objectives.denoisers import (
     pattern_of,
     with_mode_tokens,
 )
+from modeling.loss import nats_of
 from objectives.metrics import language_model_metrics
 from objectives.packed_rows import PackedObjective, ragged_noise_mask
 

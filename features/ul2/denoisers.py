@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from arguments.text import PreTrainingDataArguments
 from common.errors import UserError
 from constants import DENOISERS, OBJECTIVES
 from corpora.examples import Examples
@@ -225,6 +226,21 @@ class DenoiserMixture(PackedObjective):
     """
 
     shows_gaps = False  # a row has gaps of several denoisers
+
+    @classmethod
+    def of(
+        cls, args: PreTrainingDataArguments, tokenizer: PreTrainedTokenizerBase, start_token_id: int
+    ) -> "DenoiserMixture":
+        return cls(tokenizer, args.objective, args.input_seq_length, start_token_id)
+
+    @staticmethod
+    def lengths(args: PreTrainingDataArguments) -> tuple[int, int]:
+        denoisers, weights = zip(*denoisers_of(args.objective).values(), strict=True)
+        return args.input_seq_length, round(mean_targets(denoisers, weights, args.input_seq_length))
+
+    @staticmethod
+    def new_tokenizer(tokenizer: PreTrainedTokenizerBase, args: PreTrainingDataArguments) -> PreTrainedTokenizerBase:
+        return with_mode_tokens(tokenizer, args.objective)
 
     def __init__(
         self,

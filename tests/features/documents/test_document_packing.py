@@ -1,4 +1,4 @@
-"""Tests of `--packing documents` (objectives/documents.py): what rows hold, that documents are alone there, and a run.
+"""Tests of `--packing documents` (features/documents): what rows hold, that documents are alone there, and a run.
 
 The reference is the documented rule, followed here in plain Python, a token and an example at a time. Hermetic. About
 30 s, most of it for three short runs.
@@ -28,9 +28,9 @@ from corpora.own_ids import ids_tokenizer
 from corpora.sources import find_sources
 from corpora.token_files import TokenFile, tokenised
 from data_collator_t5 import T5DataCollator
+from features.documents.document_spans import DocumentRows, DocumentSpans, RowLayout, share_out
 from model_t5 import build_config, create_model
 from modeling.segment_masks import enable_packing
-from objectives.documents import DocumentRows, DocumentSpans, RowLayout, share_out
 from objectives.metrics import language_model_metrics
 from trainer_t5 import T5Trainer
 
@@ -169,7 +169,10 @@ class RowsTest(parameterized.TestCase):
     def test_every_token_is_in_one_row_but_for_the_stated_ones(self, setting, longest, lane):
         own = collator(*setting)
         text = text_of(longest, 30_000)
-        with mock.patch("objectives.documents.LANE", lane), mock.patch("objectives.documents.SCANNED", 1_000):
+        with (
+            mock.patch("features.documents.document_spans.LANE", lane),
+            mock.patch("features.documents.document_spans.SCANNED", 1_000),
+        ):
             rows = DocumentRows(text, own.layout, EOS)
         begins, lengths, counts = own.find_examples(rows.__getitems__(range(len(rows)))["input_ids"])
         row = np.repeat(np.arange(len(rows)), counts)

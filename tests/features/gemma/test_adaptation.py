@@ -1,4 +1,4 @@
-"""Tests of modeling/adaptation.py: what the halves of an adapted model compute is what their sources do, in float64.
+"""Tests of features/gemma/adaptation.py: the halves of an adapted model compute what their sources do, in float64.
 
 Random Gemma 2 checkpoints of a few thousand weights, with windows shorter than the text. Their widths are squares:
 Gemma 2 scales its embedding by the float32 root of the width, T5Gemma by the root in the model's type.
@@ -14,11 +14,11 @@ from absl.testing import parameterized
 from helpers import run_main
 from transformers import AutoModelForSeq2SeqLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig
 
-import adapt_decoder
 from arguments.model import ModelArguments
 from corpora.tokenizers import load_tokenizer
+from features.gemma import adapt_decoder
+from features.gemma.adaptation import adapt, source_name
 from model_t5 import get_model, load_model, train_only
-from modeling.adaptation import adapt, source_name
 
 SIZES = dict(
     vocab_size=200,

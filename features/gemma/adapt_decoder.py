@@ -1,7 +1,8 @@
-"""Make an encoder-decoder from one or two decoder-only checkpoints, as T5Gemma was made from Gemma 2.
+r"""Make an encoder-decoder from one or two decoder-only checkpoints, as T5Gemma was made from Gemma 2.
 
-    python adapt_decoder.py --model_name_or_path google/gemma-2-2b --output_dir out/t5gemma
-    python adapt_decoder.py --model_name_or_path google/gemma-2-2b --encoder google/gemma-2-9b --output_dir out/9b_2b
+    python -m features.gemma.adapt_decoder --model_name_or_path google/gemma-2-2b --output_dir out/t5gemma
+    python -m features.gemma.adapt_decoder --model_name_or_path google/gemma-2-2b --encoder google/gemma-2-9b \
+        --output_dir out/9b_2b
 
 The encoder's attention is bidirectional. Each layer of the decoder gets a cross-attention: a copy of the layer's
 self-attention, or new weights if the encoder has other sizes; train new weights alone first. Writes the model in
@@ -23,8 +24,8 @@ from common.processes import run_script
 from common.reports import end_summary, human_count, write_json
 from common.whole_folders import made_aside
 from corpora.tokenizers import load_tokenizer, save_tokenizer
+from features.gemma.adaptation import WARM_UP_STEPS, adapt, load_decoder
 from model_t5 import count_parameters
-from modeling.adaptation import WARM_UP_STEPS, adapt, load_decoder
 from modeling.families import family_of, shape_of
 from modeling.new_vocabulary import same_vocabulary
 
@@ -40,6 +41,9 @@ class AdaptationArguments:
     output_dir: str = option("out/t5gemma", "Folder to write. Must be empty or overwritten.")
     overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new model is complete.")
     seed: int = option(42, "Seed of a new cross-attention.")
+
+
+FLAGS = [AdaptationArguments]
 
 
 def check_flags(args: AdaptationArguments) -> None:
@@ -64,7 +68,7 @@ def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> di
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict[str, str | None]:
     """Runs the script; returns {tensor: the tensor it was copied from or None}."""
-    (args,) = parse_arguments([AdaptationArguments], argv, about=__doc__)
+    (args,) = parse_arguments(FLAGS, argv, about=__doc__)
     check_flags(args)
     tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
     if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):

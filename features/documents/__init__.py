@@ -1,0 +1,9 @@
+"""Separate documents in full rows: each one is corrupted by itself, and none attends to another.
+
+    python pre_train_t5.py --train_file my_text.txt --packing documents
+
+document_spans.py has the rule of these rows, their index and masks. objectives/packed_rows.py makes the tensors.
+"""
+
+FEATURE = {}  # --packing is the core's, with a value for each feature that offers one
+PACKINGS = {"documents": "document_spans:DocumentSpans"}
