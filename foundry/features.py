@@ -13,7 +13,7 @@ its methods are what the core calls. The core finds the folders that are there, 
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from common.command_line import Flags, Rules
 from common.errors import UserError
@@ -30,6 +30,7 @@ class Feature:
 
     rules: ClassVar[Rules] = ()  # checked with all flags of the run (`Flags`), also while the feature is off
     decisive: ClassVar[Sequence[str]] = ()  # flags that a resumed run must keep
+    recorded: ClassVar[Sequence[str]] = ()  # flags that an evaluation takes over from the training
     logit_copies: ClassVar[int] = 0  # float32 tensors of a chunk's logits that its loss adds, for the memory plan
 
     def is_on(self) -> bool:
@@ -55,6 +56,11 @@ class Feature:
         those of --config_overrides; returns those that it does not understand."""
         return overrides
 
+    def instead(self, of: Callable) -> Callable:
+        """What is called in the place of a class or function of the core, such as a maker of its subclass: FoundText,
+        Text (data_t5.py), Task, Tasks, TaskData (tasks/tasks.py), find_documents (create_tokenizer.py)."""
+        return of
+
     def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
         """{task: its tokenised training rows}, perhaps with further columns."""
         return data
@@ -69,6 +75,10 @@ class Feature:
 
     def memory(self, args: Any) -> dict[str, int]:
         """{what it holds: its bytes in each process}, beside the model that is trained."""
+        return {}
+
+    def parts(self) -> dict[str, tuple]:
+        """{what benchmark_t5.py measures of it: (function, help, defaults of its flags)}."""
         return {}
 
     def plan(self, args: Any, model: "PreTrainedModel") -> dict[str, str | None]:
@@ -97,6 +107,12 @@ class Features:
         """{flag: value} of all of them."""
         return {field.name: getattr(each, field.name) for each in self.all for field in dataclasses.fields(each)}
 
+    def instead(self, of: Callable) -> Callable:
+        """What is called in the place of a class or function of the core."""
+        for feature in self:
+            of = feature.instead(of)
+        return of
+
     def loaded(self, model: "PreTrainedModel", overrides: dict) -> None:
         """Lets them change a checkpoint's model. UserError for an override that none of them understands."""
         for feature in self:
@@ -114,6 +130,11 @@ class Features:
 
 
 NO_FEATURES = Features()
+
+
+def recorded_types(script: str) -> dict[str, Any]:
+    """{flag: its type} of what evaluations take over from a training by this script."""
+    return {name: get_type_hints(kind)[name] for kind in features_of(script) for name in kind.recorded}
 
 
 def features_of(script: str) -> list[type[Feature]]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import pre_train_t5
 from corpora.streams import StreamDataset
+
+import pre_train_t5
 from training.row_order import RowOrderTrainer
 
 plain_step, plain_batches = pre_train_t5.T5Trainer.training_step, StreamDataset.items
