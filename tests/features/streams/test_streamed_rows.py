@@ -3,7 +3,6 @@
 import itertools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -20,6 +19,7 @@ import test_own_pairs
 import test_preview
 import test_registry
 from absl.testing import parameterized
+from helpers import only
 
 from arguments.task import TaskArguments
 from arguments.text import PreTrainingDataArguments
@@ -39,20 +39,7 @@ from foundry.features import Features
 from tasks.registry import reference_texts, source_text
 from tasks.tasks import Task, Tasks
 
-
 setUpModule = test_data_t5.setUpModule
-
-
-def only(*names: str) -> Callable[[type], type]:
-    """Of the tests that a class inherits, only those whose names begin so."""
-
-    def chosen(case: type) -> type:
-        for name in dir(case):
-            if name.startswith("test") and not name.startswith(names) and name not in vars(case):
-                setattr(case, name, None)
-        return case
-
-    return chosen
 
 
 def streamed_rows(task: Task) -> list[dict]:
