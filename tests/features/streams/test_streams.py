@@ -675,7 +675,8 @@ class ScriptTest(parameterized.TestCase):
         ]
         code, text = self.run_script("fine_tune", *flags)
         self.assertEqual(code, 2, text)
-        self.assertRegex(text, r"(?m)error: .*broken.txt: not UTF-8 text \(byte 0xe9 at [0-9,]+\); convert it first$")
+        message = r"(?m)error: .*broken.txt: not UTF-8 text \(byte 0xe9 at [0-9,]+\); convert it first in line 501 "
+        self.assertRegex(text, message + r"\(--skip_broken_rows leaves it out\)$")
         self.assertNotIn("Traceback", text)
 
     @parameterized.product(script=("pre_train", "fine_tune"), workers=("0", "1"))
