@@ -1,5 +1,7 @@
-"""Text that is read, tokenised and packed during the pre-training. `objective` is an `Objective`
-(objectives/objective.py)."""
+"""Text that is read, tokenised and packed during the pre-training.
+
+`objective` is an `Objective` (objectives/objective.py).
+"""
 
 import io
 import itertools

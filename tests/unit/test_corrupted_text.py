@@ -12,6 +12,7 @@ from arguments.task import TaskArguments, check_tasks
 from corpora.examples import ChunkDataset
 from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from data_collator_t5 import T5DataCollator
+from foundry.features import NO_FEATURES
 from tasks.mixtures import CorruptedText, Mixture
 from tasks.tasks import Task, TaskData, Tasks
 
@@ -64,7 +65,7 @@ class CorruptedTextTest(parameterized.TestCase):
         for file in files.values():
             Path(file).write_text('{"a": "x", "b": "y"}\n' * 60)
         training = SimpleNamespace(seed=0, main_process_first=lambda **_: contextlib.nullcontext())
-        training.predict_with_generate, training.world_size = True, 1
+        training.predict_with_generate, training.world_size, training.features = True, 1, NO_FEATURES
         training.train_batch_size, training.gradient_accumulation_steps = 8, 1
         names = Tasks([Task(name, entry, args, tasks > 1) for name in "ab"[:tasks]])
         made = TaskData(names, self.tokenizer, training)
