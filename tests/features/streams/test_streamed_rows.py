@@ -243,6 +243,21 @@ class OwnPairsTest(test_own_pairs.ReadTest):
         with self.assertRaisesRegex(UserError, "--streaming: pairs of your own need --validation_file"):
             self.of_flags(f"--train_file pairs.jsonl --streaming {test_own_pairs.COLUMNS}")
 
+    @parameterized.parameters(
+        ("--span_corruption_file a.txt", "--streaming True: excludes --span_corruption_file"),
+        (
+            "--preference dpo",
+            "--streaming True: --preference dpo .* before training: leave it out, or give --preference s",
+        ),
+    )
+    def test_what_needs_all_rows_is_refused(self, flags, message):
+        Path("a.txt").write_text("some text\n")
+        Path("p.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+        columns = "" if "preference" in flags else "--source_column prompt --target_column chosen"
+        tasks = self.of_flags(f"--train_file p.jsonl --validation_file p.jsonl --streaming {columns} {flags}")
+        with self.assertRaisesRegex(UserError, message):
+            tasks.flags(None)
+
 
 # ---------------------------------------------------------------- scripts
 class StreamedDataSetTest(test_create_tokenizer.TestCase):
