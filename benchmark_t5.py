@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import inputs, kernels, mistakes, plan, scripts, step, step_profile, streams, trainers
+from benchmarks import inputs, kernels, mistakes, plan, scripts, step, step_profile, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from common.curves import draw_scores
@@ -39,6 +39,7 @@ from common.errors import UserError
 from common.processes import has_amx, run_script
 from common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS, OPTIMIZERS
+from foundry.features import features_of
 
 
 # ---------------------------------------------------------------- parts
@@ -62,11 +63,6 @@ PARTS = {
         inputs.measure_tokenise,
         "text to chunks of tokens against datasets.map and grouping",
         dict(source_length=512),
-    ),
-    "stream": Part(
-        streams.measure_stream,
-        "what all data workers of a stream read, and in which order the text comes, simulated",
-        dict(megabytes=512.0),
     ),
     "step": Part(
         step.measure_steps,
@@ -111,6 +107,7 @@ PARTS = {
         dict(model="t5-v1_1-xl", batch=16, source_length=512),
     ),
 }
+PARTS |= {name: Part(*part) for kind in features_of("benchmark_t5") for name, part in kind().parts().items()}
 # The command gpu: {--part: (command, its flags, share of --minutes after which it begins nothing new)}, in this order.
 SUITE = {
     "kernels": ("kernels", {}, 0.1),

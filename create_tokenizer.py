@@ -26,15 +26,22 @@ from transformers import PreTrainedTokenizerBase
 
 from arguments.model import LEAST_VOCABULARY
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from common.command_line import check_folder, exit_on_user_error, listed, option, parse_arguments, refuse
+from common.command_line import (
+    Flags,
+    check_folder,
+    check_rules,
+    exit_on_user_error,
+    listed,
+    option,
+    parse_arguments,
+    refuse,
+)
 from common.errors import UserError
 from common.processes import run_script
 from common.reports import end_summary, start_summary
 from common.whole_folders import made_aside
-from constants import BUILTIN_CORPUS, NUM_SENTINELS, TASK_RECORD
-from corpora.hub import load_dataset_splits
+from constants import NUM_SENTINELS, TASK_RECORD
 from corpora.preview import Seen, described_files, files_read, print_preview
-from corpora.reading import column_texts
 from corpora.round_trip import MOST_TEXTS, Sample, described_losses, round_trip
 from corpora.sources import described, find_corpora, find_sources
 from corpora.tokenizers import (
@@ -49,6 +56,7 @@ from corpora.tokenizers import (
 )
 from corpora.word_encoder import cuts_at_spaces
 from data_collator_t5 import find_sentinel_ids
+from foundry.features import Features, features_of
 from model_t5 import build_config, load_model
 from modeling.generation_settings import drop_idle_search
 from modeling.new_vocabulary import change_vocabulary
@@ -75,7 +83,6 @@ class TokenizerArguments:
     dataset_name: str | None = option(None, "Saved `datasets` folder, Hub name, or the built-in installed_docs.")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
-    streaming: bool = option(False, "Read the data set on the fly, without storing it first.")
     max_train_samples: int | None = option(None, "Read the first N documents only.", at_least=1)
     output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is complete.")
     vocab_size: int = option(32_100, f"Size, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
@@ -96,12 +103,13 @@ class TokenizerArguments:
     data_cache_dir: str = option("~/.cache/t5_foundry", "Cache folder of the built-in corpus.")
 
 
+FLAGS = [TokenizerArguments, *features_of("create_tokenizer")]
+
+
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     """The flags of the text as PreTrainingDataArguments. UserError for contradictions."""
     if args.from_tokenizer or args.model_name_or_path or args.add_tokens or args.eos_token or args.pad_token:
         _check_adding(args)
-    if args.streaming and args.dataset_name in (None, BUILTIN_CORPUS):
-        raise UserError("--streaming needs a data set in --dataset_name; files are read as a stream anyway")
     check_folder("--output_dir", args.output_dir)
     if Path(args.output_dir).is_dir() and any(Path(args.output_dir).iterdir()):
         raise UserError(f"--output_dir {args.output_dir} is not empty: name another folder")
@@ -130,7 +138,7 @@ def _check_adding(args: TokenizerArguments) -> None:
         )
     refuse(
         args,
-        "train_file validation_file dataset_name dataset_config_name text_column streaming max_train_samples "
+        "train_file validation_file dataset_name dataset_config_name text_column max_train_samples "
         "vocab_size byte_fallback normalization character_coverage max_sentences config_name",
         "is for a tokenizer that is trained; --add_tokens changes no other token",
     )
@@ -187,34 +195,24 @@ def find_documents(
 ) -> tuple[dict[str, str | None], Iterator[str], Iterator[str]]:
     """(rows of the summary about the text, its documents, at most --max_train_samples of them, the first of
     --validation_file or of the data set's validation split)."""
-    files, held_out = None, []
-    if args.streaming:
-        name, config = args.dataset_name, args.dataset_config_name
-        rows = iter(load_dataset_splits(name, config, "--dataset_name", streaming=True, needed="train")["train"])
-        row = next(rows, {})
-        if args.text_column not in row:
-            raise UserError(f"--text_column {args.text_column}: {args.dataset_name} has the columns {listed(row)}")
-        documents = column_texts(itertools.chain([row], rows), args.text_column, args.dataset_name)
-        text = f"{args.dataset_name}, streamed"
-    else:
-        splits = [find_sources(alone) for _, alone in find_corpora(data_args).values()]
-        sources = [of_corpus["train"] for of_corpus in splits]
-        held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
-        text, files = (
-            described(sources),
-            described_files(files_read({"train": [source.files for source in sources]}), "train"),
-        )
-        documents = itertools.chain.from_iterable(source.documents() for source in sources)
+    splits = [find_sources(alone) for _, alone in find_corpora(data_args).values()]
+    sources = [of_corpus["train"] for of_corpus in splits]
+    held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
+    files = files_read({"train": [source.files for source in sources]})
+    documents = itertools.chain.from_iterable(source.documents() for source in sources)
     limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
     validation = itertools.chain.from_iterable(source.documents() for source in held_out)
     documents = itertools.islice(documents, args.max_train_samples)
-    return {"text": text + limit, "files": files}, documents, itertools.islice(validation, MOST_TEXTS)
+    text = {"text": described(sources) + limit, "files": described_files(files, "train")}
+    return text, documents, itertools.islice(validation, MOST_TEXTS)
 
 
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> str:
     """Runs the script; returns the folder it wrote."""
-    (args,) = parse_arguments([TokenizerArguments], argv, about=__doc__)
+    args, *features = parse_arguments(FLAGS, argv, about=__doc__)
+    for feature in features:
+        check_rules(Flags(args, *features), feature.rules)
     data_args = check_tokenizer(args)
     if args.from_tokenizer or args.model_name_or_path:
         with made_aside(Path(args.output_dir)) as folder:
@@ -223,7 +221,7 @@ def main(argv: list[str] | None = None) -> str:
         return args.output_dir
     if args.config_name:
         build_config(args.config_name)  # refuses an unknown name before the training
-    text, documents, held_out = find_documents(args, data_args)
+    text, documents, held_out = Features(features).replacement(find_documents)(args, data_args)
     start_summary(text | {"tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
     seen, sample = Seen(), Sample()
     with made_aside(Path(args.output_dir)) as folder:

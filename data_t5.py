@@ -4,8 +4,8 @@
     text = Text(found, objective, args)                     # text.train, text.validation
 
 A text is one corpus, or several that are drawn by weight, of texts or of ready-made ids. It is tokenised once into flat
-files of ids (corpora/token_files.py), or with --streaming while the model trains (corpora/streamed_text.py). Every
-corpus works with every objective.
+files of ids (corpora/token_files.py). Every corpus works with every objective. A feature may put a subclass in the
+place of both classes, which reads the text otherwise.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from arguments.model import ModelArguments
-from arguments.text import EVALUATED, EVALUATED_OF_A_STREAM, PreTrainingDataArguments
+from arguments.text import EVALUATED, PreTrainingDataArguments
 from arguments.training import T5TrainingArguments, global_batch_size
 from common.command_line import refuse
 from common.errors import UserError
@@ -28,7 +28,7 @@ from corpora.own_ids import has_ids, ids_tokenizer
 from corpora.preview import Shown, described_files, described_spread, evenly, files_read, spread
 from corpora.round_trip import Losses
 from corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
-from corpora.token_files import tokenised
+from corpora.token_files import TokenFile, tokenised
 from corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
 from model_t5 import flops_per_sequence
 from objectives.metrics import corpora_metrics
@@ -39,21 +39,17 @@ class FoundText:
     """What the user named as text: corpora, their weights, and the tokenizer that reads them.
 
     tokenizer: the one that the flags name; None to train one on the text, or to make one for ready-made ids. sources:
-    {name of a corpus: {split: its Source, or with --streaming its Corpus}}. UserError if there is no text, or a stream
-    of texts without a tokenizer.
+    {name of a corpus: {split: its Source}}. UserError if there is no text.
     """
 
     def __init__(
         self, args: PreTrainingDataArguments, model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase | None
     ):
         self.args, self.ids = args, has_ids(args)
-        find = find_sources
-        if args.streaming:
-            from corpora.streamed_text import open_corpus as find
         found = find_corpora(args)
         self.names, self.is_mixed = list(found), len(found) > 1
         self.weights = [weight for weight, _ in found.values()]
-        self.sources = {name: find(alone) for name, (_, alone) in found.items()}
+        self.sources = {name: self.find(alone) for name, (_, alone) in found.items()}
         if all("validation" in splits for splits in self.sources.values()):
             refuse(
                 args,
@@ -65,14 +61,18 @@ class FoundText:
             self.origin = model_args.tokenizer_name or model_args.model_name_or_path
         elif self.ids:
             self.tokenizer = ids_tokenizer(model_args.vocab_size)
-        elif args.streaming:
-            raise UserError(
-                "--streaming needs --tokenizer_name: create_tokenizer.py trains one on a sample of the text"
-            )
         else:
-            size, cache = model_args.vocab_size, Path(args.data_cache_dir).expanduser()
-            self.tokenizer = tokenizer_for(self.of_split("train"), size, cache, model_args.byte_fallback)
+            self.tokenizer = self.trained_tokenizer(model_args)
         check_saved(self.tokenizer)
+
+    def find(self, alone: PreTrainingDataArguments) -> dict:
+        """{split: Source} of one corpus."""
+        return find_sources(alone)
+
+    def trained_tokenizer(self, model_args: ModelArguments) -> PreTrainedTokenizerBase:
+        """A tokenizer that is trained on the text, or was before."""
+        size, cache = model_args.vocab_size, Path(self.args.data_cache_dir).expanduser()
+        return tokenizer_for(self.of_split("train"), size, cache, model_args.byte_fallback)
 
     def of_split(self, split: str) -> list:
         """The sources of a split, one for each corpus that has this split."""
@@ -92,29 +92,25 @@ class Text:
     """The examples of a text for an objective, and what a run reports of them.
 
     train, validation: the data sets; validation is None if it has no example. files: {split: [a TokenFile of each
-    corpus]}; a stream has only those of validation. rows: [training examples of each corpus]; [] for a stream.
+    corpus]}. rows: [training examples of each corpus].
 
-    checkpoint: where a resumed stream continues. UserError if there are too few examples for one step, or none to
-    evaluate on although --eval_strategy is not "no".
+    checkpoint: the one that is resumed, for a text that has to know its place itself. UserError if there are too few
+    examples for one step, or none to evaluate on although --eval_strategy is not "no".
     """
+
+    evaluated = EVALUATED  # validation examples to score, where no flag says how many
+    read_for, known_in = "", "in"  # words of the plan
 
     def __init__(
         self, found: FoundText, objective: Objective, args: T5TrainingArguments, checkpoint: str | None = None
     ):
         self.found, self.args, self.objective, self.batch = found, found.args, objective, global_batch_size(args)
+        self.training_args = args
         # A --validation_file validates all corpora together; without it each corpus has held-out text of its own.
         self.is_joined = found.is_mixed and not self.args.validation_file
-        default = EVALUATED_OF_A_STREAM if self.args.streaming else EVALUATED
-        most = self.args.max_eval_samples or default
+        most = self.args.max_eval_samples or self.evaluated
         most = evaluation_shares(found.weights, most) if self.is_joined else [most] * len(found.names)
-        if self.args.streaming:
-            from corpora.streamed_text import held_out_files
-
-            self.files = held_out_files(found, objective, most)
-        else:
-            with args.main_process_first(desc="tokenising the text"):  # the other processes find it in the cache
-                corpora = [tokenised(self.args, sources, found.tokenizer) for sources in found.sources.values()]
-            self.files = {split: [files[split] for files in corpora] for split in ("train", "validation")}
+        self.files = self.read_files(most)
         held_out = [objective.rows(file.tokens) for file in self.files["validation"]]
         self.held_out = sum(map(len, held_out))
         scored = [
@@ -125,20 +121,26 @@ class Text:
         if not len(validation) and args.eval_strategy != "no":
             raise UserError(self._too_little_validation())
         self.validation: Dataset | None = validation if len(validation) else None
-        if self.args.streaming:
-            from corpora.streamed_text import training_stream
+        self.rows, self.train = self.training(checkpoint)
 
-            self.rows, self.train = [], training_stream(found, objective, args, self.files["validation"], checkpoint)
-        else:
-            self.rows = [objective.rows(file.tokens, args.seed) for file in self.files["train"]]
-            self._check_rows()
-            self.train = WeightedExamples(self.rows, found.weights, args.seed) if found.is_mixed else self.rows[0]
+    def read_files(self, most: list[int]) -> dict[str, list[TokenFile]]:  # noqa: ARG002
+        """{split: [a TokenFile of each corpus]}. most: validation examples that are scored, of each corpus."""
+        with self.training_args.main_process_first(desc="tokenising the text"):  # others find it in the cache
+            corpora = [tokenised(self.args, sources, self.found.tokenizer) for sources in self.found.sources.values()]
+        return {split: [files[split] for files in corpora] for split in ("train", "validation")}
 
-    def _check_rows(self) -> None:
+    def training(self, checkpoint: str | None) -> tuple[list, Dataset]:  # noqa: ARG002
+        """(training examples of each corpus, the data set of them all)."""
+        found, seed = self.found, self.training_args.seed
+        rows = [self.objective.rows(file.tokens, seed) for file in self.files["train"]]
+        self._check_rows(rows)
+        return rows, WeightedExamples(rows, found.weights, seed) if found.is_mixed else rows[0]
+
+    def _check_rows(self, of_corpora: list) -> None:
         """UserError if the training text has fewer rows than a step needs, or a corpus has none."""
         found = self.found
-        empty = [name for name, rows in zip(found.names, self.rows, strict=True) if not len(rows)]
-        total = 0 if empty else sum(map(len, self.rows))
+        empty = [name for name, rows in zip(found.names, of_corpora, strict=True) if not len(rows)]
+        total = 0 if empty else sum(map(len, of_corpora))
         if total < self.batch:
             of_which = f" of the corpus {empty[0]}" if empty and found.is_mixed else ""
             raise UserError(
@@ -150,15 +152,17 @@ class Text:
     def _too_little_validation(self) -> str:
         """The message for a validation text that is shorter than a row."""
         tokens = sum(len(file.tokens) for file in self.files["validation"])
-        if self.args.validation_file or self.args.streaming:
-            advice = "give a longer --validation_file"
-        else:
-            held_out = "percentage" if self.args.validation_split_count is None else "count"
-            advice = f"documents are held out whole; raise --validation_split_{held_out}, give --validation_file"
         return (
             f"the validation text ({tokens} tokens) gives no chunk of {self.objective.tokens_length:.0f} tokens: "
-            f"{advice}, or set --eval_strategy no"
+            f"{self.longer_validation()}, or set --eval_strategy no"
         )
+
+    def longer_validation(self) -> str:
+        """How to get a longer validation text, for a message."""
+        if self.args.validation_file:
+            return "give a longer --validation_file"
+        held_out = "percentage" if self.args.validation_split_count is None else "count"
+        return f"documents are held out whole; raise --validation_split_{held_out}, give --validation_file"
 
     # ------------------------------------------------------------ what a run reports
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
@@ -196,29 +200,28 @@ class Text:
     def shown(self, whole: bool) -> list[list[Shown]]:
         """For the preview: the first and a middle document, and an example as the objective makes it. whole: twice as
         many documents. Of several corpora the first document of each."""
-        found = self.found
-        if self.args.streaming:
-            from corpora.streamed_text import first_documents
-
-            documents, example, name = first_documents(found), self.validation, "validation"
-        else:
-            documents, example, name = [], self.train, "example"
-            for corpus, file in zip(found.names, self.files["train"], strict=True):
-                chosen = evenly(file.places, 1 if found.is_mixed else 4 if whole else 2)
-                before = f"{corpus}, " if found.is_mixed else ""
-                documents += [
-                    Shown(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
-                    for number, begin, size in chosen
-                ]
+        documents, name, examples = self.shown_of_training(whole)
         rows = [[document] for document in documents]
-        if example is None:
+        if examples is None:
             return rows
-        batch = self.objective([example[0]])
+        batch = self.objective([examples[0]])
         parts = [
             Shown(f"{name} {side}", [n for n in batch[ids][0].tolist() if n >= 0], None, self.objective.sentinel_ids)
             for side, ids in (("source", "input_ids"), ("target", "labels"))
         ]
         return [*rows[:4], parts, *rows[4:]]
+
+    def shown_of_training(self, whole: bool) -> tuple[list[Shown], str, Dataset | None]:
+        """(training documents for the preview, the name of an example, the data set whose first one is shown)."""
+        documents, found = [], self.found
+        for corpus, file in zip(found.names, self.files["train"], strict=True):
+            chosen = evenly(file.places, 1 if found.is_mixed else 4 if whole else 2)
+            before = f"{corpus}, " if found.is_mixed else ""
+            documents += [
+                Shown(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
+                for number, begin, size in chosen
+            ]
+        return documents, "example", self.train
 
     @property
     def unknown(self) -> dict[str, float] | None:
@@ -237,14 +240,13 @@ class Text:
 
     @property
     def tokens_per_example(self) -> float:
-        """Mean raw tokens of a training example; for a stream, of a validation example."""
-        examples = self.validation if self.args.streaming else self.train
-        return getattr(examples, "tokens_length", self.objective.tokens_length)
+        """Mean raw tokens of a training example."""
+        return getattr(self.train, "tokens_length", self.objective.tokens_length)
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in a pass over the text; None for a stream, whose length is not known."""
-        return None if self.args.streaming else len(self.train) // self.batch
+        """Optimizer steps in a pass over the text; None if its length is not known."""
+        return len(self.train) // self.batch
 
     def flops_per_sequence(self, config: PretrainedConfig) -> int:
         """Floating-point operations for one training row."""
@@ -259,34 +261,23 @@ class Text:
         documents = numbers["documents"].get("train") or numbers["documents"]["validation"]
         text_bytes, tokens = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
         of_text = f", {text_bytes / tokens:.2f} bytes per token" if text_bytes else ""
-        per_step, scored = round(self.batch * length), len(self.validation or ())
-        held_out = f"{scored:,} validation"
-        if self.args.streaming:
-            epochs, read, chunks, in_epochs = None, "read for validation ", "a stream for", ""
-        else:
-            epochs, read, chunks = steps / self.steps_per_epoch, "", f"{len(self.train):,}"
-            in_epochs = f" ({epochs:.1f} epochs)"
-            if self.held_out > scored:
-                held_out = f"{scored:,} of {self.held_out:,} validation"
+        per_step = round(self.batch * length)
+        epochs = steps / self.steps_per_epoch if self.steps_per_epoch else None
+        in_epochs = f" ({epochs:.1f} epochs)" if epochs else ""
         rows = {
             "text": described(found.of_split("train")),
             "files": described_files(numbers["files"], told="train"),
-            "documents": f"{documents['read']:,} {read}({documents['empty']:,} empty ones left out) of "
+            "documents": f"{documents['read']:,} {self.read_for}({documents['empty']:,} empty ones left out) of "
             f"{described_spread(documents)}",
             "tokenizer": f"{self._described_tokenizer}{of_text}",
         }
-        among = "among the first 1,000 of" if self.args.streaming else "in"
         known = [
-            f"{file.known:,} of {file.documents:,} validation documents are {among} the training text"
+            f"{file.known:,} of {file.documents:,} validation documents are {self.known_in} the training text"
             + f" of {name}" * found.is_mixed
             for file, name in zip(self.files["validation"], found.names, strict=True)
             if file.known
         ]
-        rows["known"] = "; ".join(known) or None
-        if self.args.streaming:
-            if any(file.digests for file in files):
-                rows["known"] = f"copies of the {documents['read']:,} held-out documents are left out of the stream"
-            rows["stream"] = self.train.described()
+        rows |= {"known": "; ".join(known) or None} | self.plan_of_training()
         if found.is_mixed:
             seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(found.names)
             parts = zip(found.names, found.weights, seen, strict=True)
@@ -295,11 +286,21 @@ class Text:
             rows
             | objective.plan(self.rows)
             | {
-                "chunks": f"{chunks} training, {held_out}, of {length:.0f} raw tokens -> {objective.inputs_length} "
+                "chunks": f"{self.chunks()} validation, of {length:.0f} raw tokens -> {objective.inputs_length} "
                 f"input, {objective.targets_length} target tokens",
                 "tokens": f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total{in_epochs}",
             }
         )
+
+    def plan_of_training(self) -> dict[str, str | None]:
+        """Further rows of the plan about the training text."""
+        return {}
+
+    def chunks(self) -> str:
+        """For the plan: "9,600 training, 512 of 1,000"."""
+        scored = len(self.validation or ())
+        of_all = f" of {self.held_out:,}" if self.held_out > scored else ""
+        return f"{len(self.train):,} training, {scored:,}{of_all}"
 
     def compute_metrics(self) -> Callable:
         """The function from predictions to metrics; those of each corpus too, if every corpus has held-out text."""

@@ -64,7 +64,7 @@ from common.reports import end_summary, plain_json, read_json
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from corpora.round_trip import described_losses
 from corpora.tokenizers import load_tokenizer, named_tokenizer
-from foundry.features import Features, features_of, features_of_tasks
+from foundry.features import Features, features_of, features_of_tasks, recorded_types
 from model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from modeling.generation_settings import set_generation_length
 from runs.callbacks import T5ProgressCallback, install_callbacks
@@ -81,7 +81,7 @@ NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 PRE_TRAINING_FLAGS = (
     "text_column",
     "input_ids_column",
-    "streaming",
+    *recorded_types("pre_train_t5"),
     "max_train_samples",
     "max_eval_samples",
     "bf16",
@@ -120,8 +120,7 @@ class EvaluationRunArguments(T5TrainingArguments):
     _argument_group_name = "other flags"
     # What T5TrainingArguments hides, except do_predict, and the tasks' flags of training.
     _without_effect = T5TrainingArguments._without_effect.replace("do_predict ", "") + (
-        " mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share max_train_samples "
-        "shuffle_buffer_size"
+        " mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share max_train_samples"
     )
     _usual = (
         "output_dir overwrite_output_dir per_device_eval_batch_size bf16 predict_with_generate generation_num_beams "
@@ -269,7 +268,8 @@ def build_job(
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
-    task = Task(name, check_task(args), args, is_one_of_several, recorded_fields(model, trained))
+    make = run_args.features.replacement(Task)
+    task = make(name, check_task(args), args, is_one_of_several, recorded_fields(model, trained))
     check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
@@ -482,12 +482,12 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     with args.main_process_first(desc="finding the text"):
         named = dict(model_name_or_path=evaluation.model_name_or_path, tokenizer_name=evaluation.tokenizer_name)
         model_args = ModelArguments(**named)
-        found = FoundText(text_args, model_args, named_tokenizer(model_args))
+        found = args.features.replacement(FoundText)(text_args, model_args, named_tokenizer(model_args))
     model = load(evaluation, evaluation.model_name_or_path, args)
     tokenizer = found.tokenizer
     fit_vocabulary(model, len(tokenizer))
     objective = get_objective(text_args, tokenizer, model)
-    text = Text(found, objective, args)
+    text = args.features.replacement(Text)(found, objective, args)
     rows = text.validation
     if rows is None:
         raise UserError(f"the held-out text gives no row of {objective.tokens_length:.0f} tokens: give a longer one")

@@ -68,7 +68,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
     )
     args = args.replaced(features=Features(features))
     check_model(model)
-    tasks = Tasks.of_flags(data)
+    tasks = Tasks.of_flags(data, args.features)
     if not (model.model_name_or_path or model.config_name or all("builtin" in task.entry for task in tasks)):
         raise UserError(
             f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> dict:
         tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
     model, vocabulary = build_model(run, tokenizer, run.args.features.dropout)
     with run.args.main_process_first():
-        data = TaskData(tasks, tokenizer, run.args)
+        data = run.args.features.replacement(TaskData)(tasks, tokenizer, run.args)
     check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), *run.groups)
     data.resume(run.checkpoint)
     forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))

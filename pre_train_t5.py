@@ -91,14 +91,15 @@ def main(argv: list[str] | None = None) -> dict:
     run = decide(argv)
     set_seed(run.args.seed)
     with run.args.main_process_first():
-        found = FoundText(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
+        find = run.args.features.replacement(FoundText)
+        found = find(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
     tokenizer = found.tokenizer
     if run.model.model_name_or_path is None:
         tokenizer = objective_type(run.data).new_tokenizer(tokenizer, run.data)
     model, vocabulary = build_model(run, tokenizer, dropout=0.0)
     objective = get_objective(run.data, tokenizer, model)
     check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), *run.groups)
-    text = Text(found, objective, run.args, run.checkpoint)
+    text = run.args.features.replacement(Text)(found, objective, run.args, run.checkpoint)
 
     trainer = T5Trainer(
         model=model,

@@ -96,7 +96,7 @@ def has_training_rows(args: Any) -> bool:
     return bool(args.train_file or args.source_file or args.hub_dataset)
 
 
-def _has_validation_files(args: Any) -> bool:
+def has_validation_files(args: Any) -> bool:
     return bool(args.validation_file or args.validation_source_file)
 
 
@@ -127,14 +127,11 @@ def check_own_pairs(args: Any) -> None:
                 f"--{flags[0]} names {counts[0]} files and --{flags[1]} {counts[1]}: give the two sides "
                 "of each pair of files"
             )
-    validates = args.hub_dataset or _has_validation_files(args)
-    if args.streaming and (args.validation_split_percentage or not validates):
-        raise UserError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")
 
 
 def complete_own_pairs(args: Any) -> None:
     """Sets --validation_split_percentage, if not given, to HELD_OUT where files without validation rows are named."""
-    named = (args.train_file or args.source_file) and not _has_validation_files(args)
+    named = (args.train_file or args.source_file) and not has_validation_files(args)
     if named and args.validation_split_percentage is None:
         args.validation_split_percentage = HELD_OUT
 

@@ -84,9 +84,6 @@ class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
     )
     max_train_samples: int | None = option(None, "Train on the first N rows only.", at_least=1)
     max_eval_samples: int | None = option(None, "Evaluate on the first N rows of each split only.", at_least=1)
-    streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
-    skip_broken_rows: bool = option(False, "Streaming: leave out lines of local files that are no UTF-8 or JSON.")
-    shuffle_buffer_size: int = option(10_000, "Streaming: rows shuffled at a time, over all ranks.", at_least=1)
     max_piece_length: int | None = option(
         None, "Tasks on running text: most characters of a piece. Not set: the task's.", at_least=1, unit="character"
     )
@@ -153,7 +150,6 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
         refuse(args, "mixing mixing_cap mixing_temperature", "needs several tasks, and --dataset_name names one")
     if args.span_corruption_file:
         expand_files("--span_corruption_file", args.span_corruption_file, TEXT_SUFFIXES)
-        refuse(args, "streaming", "excludes --span_corruption_file: a stream cannot be mixed")
     else:
         refuse(args, "span_corruption_share", "is for the text in --span_corruption_file: name it")
     if args.mixing != "temperature":

@@ -22,7 +22,7 @@ CORRUPTION_FLAGS = (
 CHUNKS = "chunks"  # --packing: rows of running text; other values keep documents apart, by the EOS between them
 LONGEST = 10**6  # most tokens of a row
 MOST_PROCESSES = 1024
-EVALUATED, EVALUATED_OF_A_STREAM = 10_240, 512  # defaults of --max_eval_samples, for all corpora (docs/defaults.md)
+EVALUATED = 10_240  # default of --max_eval_samples, for all corpora (docs/defaults.md)
 _SPANS = DENOISERS["span_corruption"]
 
 
@@ -32,9 +32,7 @@ class PreTrainingDataArguments:
 
     _argument_group_name = "text"
     _shown_first = True
-    _usual = (
-        "train_file validation_file dataset_name dataset_config_name text_column streaming objective input_seq_length"
-    )
+    _usual = "train_file validation_file dataset_name dataset_config_name text_column objective input_seq_length"
     _groups = {
         "text": _usual.partition(" objective")[0],
         "objective and span corruption": "objective input_seq_length noise_density mean_noise_span_length packing "
@@ -51,9 +49,6 @@ class PreTrainingDataArguments:
     validation_file: list[str] | None = option(None, "Validation text, like --train_file.")
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
-    streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
-    skip_broken_rows: bool = option(False, "Streaming: leave out lines of local files that are no UTF-8 or JSON.")
-    shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks.", at_least=1)
     validation_split_percentage: float = option(
         5.0, "Percent of documents held out if no validation text is named.", above=0, below=100
     )
@@ -63,8 +58,7 @@ class PreTrainingDataArguments:
     max_train_samples: int | None = option(None, "Use the first N training documents of each corpus only.", at_least=1)
     max_eval_samples: int | None = option(
         None,
-        f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}; of a stream: "
-        f"{EVALUATED_OF_A_STREAM}.",
+        f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}; on the fly fewer.",
         at_least=1,
     )
     objective: str = option("span_corruption", "Pre-training objective.", choices=OBJECTIVES)
@@ -122,12 +116,6 @@ _RULES = (
         "eos_between_documents",
         lambda args: args.packing != CHUNKS and not args.eos_between_documents,
         "--packing {packing} finds documents by the EOS between them; leave it out",
-    ),
-    (
-        _HELD_OUT,
-        lambda args: args.streaming,
-        "the length of a stream is not known: leave it out, and the first documents are held out, enough for "
-        "--max_eval_samples chunks; or give --validation_file",
     ),
     (
         _HELD_OUT,

@@ -321,7 +321,6 @@ class FineTuningArguments(T5TrainingArguments):
     packing: bool = option(False, "Put several examples into a row, masked apart.", auto=True)
 
 
-_ONE_SHAPE = "a stream's batches are cut on the fly, all of one size: leave out this flag or --streaming"
 _RULES = (
     (
         "do_predict",
@@ -415,10 +414,6 @@ _PRE_TRAINING_RULES = (
         "the rows of pre-training all have one length; leave it out",
     ),
 )
-_STREAMING_RULES = (
-    ("train_sampling_strategy", lambda _: True, "a stream is always shuffled, by its blocks and --shuffle_buffer_size"),
-    ("length_buckets packing", lambda _: True, _ONE_SHAPE),
-)
 
 
 def settle_training(
@@ -429,7 +424,6 @@ def settle_training(
     settled = args.replaced()
     decide_features(settled, data, model)
     check_training(settled, settled.features.job(job))
-    check_streaming(data, settled)
     return settled
 
 
@@ -522,24 +516,6 @@ def warmup_of(arguments: dict, total_steps: int) -> int:
 def global_batch_size(args: T5TrainingArguments) -> int:
     """Sequences of one optimizer step: per process x accumulation x processes."""
     return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-
-
-def check_streaming(args: PreTrainingDataArguments | TaskArguments, training_args: T5TrainingArguments) -> None:
-    """UserError for contradictions among the flags of a stream, or for one of its flags without a stream. Sets
-    ignore_data_skip: when a run resumes, the stream itself begins at the right row, so Trainer must skip none."""
-    if not args.streaming:
-        refuse(args, "shuffle_buffer_size", "needs --streaming")
-        refuse(args, "skip_broken_rows", "needs --streaming")
-        return
-    if training_args.max_steps < 1:
-        raise UserError("--streaming needs --max_steps: the length of a stream is not known in advance")
-    refuse(
-        args,
-        "max_train_samples",
-        "which rows of a stream come first depends on the order; give a smaller file, or --max_steps",
-    )
-    check_rules(training_args, _STREAMING_RULES)
-    training_args.ignore_data_skip = True
 
 
 def other_defaults(args: T5TrainingArguments) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.measure import benchmark_config, parameter_shapes, table
 from common.reports import human_count, read_json
 from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
-from corpora.streams import readers_of
+from corpora.examples import readers_of
 from data_collator_t5 import compute_input_and_target_lengths
 from model_t5 import flops_per_sequence
 from runs import memory

@@ -4,6 +4,7 @@ A data set of N examples takes any number n: example n % N in epoch n // N, with
 Everything is a function of the number, so all ranks, workers and resumed runs agree.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,7 +13,13 @@ import torch
 from data_collator_t5 import example_keys
 
 GOLDEN = 0.6180339887498949  # the golden ratio's fraction
+LANES = 2**6 * 3**3  # most lanes of a stream; a multiple of every number of ranks 2^a * 3^b up to 64 with b <= 3
 SAMPLER_BLOCK = 65_536  # examples whose numbers are handed out at once
+
+
+def readers_of(ranks: int, lanes: int = LANES) -> int:
+    """How many ranks read and tokenise the same row."""
+    return ranks // math.gcd(ranks, lanes)
 
 
 def shares(rates: Sequence[float], total: int) -> list[int]:

@@ -13,14 +13,12 @@ from common.reports import first_line, read_json
 from constants import DATASET_VALS
 from corpora.files import SAVED_BY_DATASETS, say_once
 
-SAVED_SHARDS = 96  # shards into which a saved data set is cut when it is streamed
-
 
 def load_dataset_splits(
-    name: str, config: str | None, flag: str, streaming: bool = False, needed: str | None = None
+    name: str, config: str | None, flag: str, needed: str | None = None, **how: Any
 ) -> dict[str, Any]:
-    """{split: a datasets.Dataset, with `streaming` an IterableDataset} of a saved folder or a Hub name. UserError if
-    there is none, or no split called `needed`."""
+    """{split: a datasets.Dataset} of a saved folder or a Hub name. how: further arguments of `datasets.load_dataset`,
+    for the Hub. UserError if there is none, or no split called `needed`."""
     import datasets
 
     do_not_wait_for_the_hub(name)
@@ -31,11 +29,8 @@ def load_dataset_splits(
             loaded = datasets.load_from_disk(name)
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
             splits = {split: _plain(rows) for split, rows in splits.items()}
-            if streaming:
-                shards = {split: max(1, min(SAVED_SHARDS, len(rows))) for split, rows in splits.items()}
-                splits = {split: rows.to_iterable_dataset(shards[split]) for split, rows in splits.items()}
         else:
-            splits = _published(name, config, streaming)
+            splits = _published(name, config, how)
     except (OSError, ValueError, RuntimeError) as error:
         hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
@@ -55,13 +50,13 @@ def saved_files(name: str, split: str) -> list[Path]:
     return [folder / file["filename"] for file in state.get("_data_files", [])]
 
 
-def _published(name: str, config: str | None, streaming: bool) -> dict[str, Any]:
+def _published(name: str, config: str | None, how: dict[str, Any]) -> dict[str, Any]:
     """The splits of a data set of the Hub. If it has a loading script, which `datasets` no longer runs, the Hub's own
     conversion to parquet is read instead."""
     import datasets
 
     try:
-        return datasets.load_dataset(name, config, streaming=streaming)
+        return datasets.load_dataset(name, config, **how)
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
@@ -76,7 +71,7 @@ def _published(name: str, config: str | None, streaming: bool) -> dict[str, Any]
         files.setdefault(file.split, []).append(file.url)
     part = " (of its first gigabytes)" if any("/partial-" in file.url for file in found) else ""
     print_once(f"{name}: its script is not run; the Hub's conversion to parquet{part} is read")
-    return datasets.load_dataset("parquet", data_files=files, streaming=streaming)
+    return datasets.load_dataset("parquet", data_files=files, **how)
 
 
 def _plain(rows: Any) -> Any:

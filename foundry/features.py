@@ -16,7 +16,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_type_hints
 
 from common.command_line import Flags, Rules, check_rules
 from common.errors import UserError
@@ -56,6 +56,7 @@ class Feature:
     instead: ClassVar[str] = ""  # the flag with which it works in place of the script (`work`)
     backends: ClassVar[Sequence[str]] = ()  # values of --backend of predict_t5.py whose `engine` it has
     formats: ClassVar[Sequence[str]] = ()  # values of --formats of export_checkpoint.py that `export` writes
+    recorded: ClassVar[Sequence[str]] = ()  # flags that an evaluation takes over from the training
     logit_copies: ClassVar[int] = 0  # float32 tensors of a chunk's logits that its loss adds, for the memory plan
     dropout: ClassVar[float | None] = None  # the dropout rate if no flag gives one; None: the checkpoint's
 
@@ -112,6 +113,11 @@ class Feature:
     def hold(self, model: "PreTrainedModel", device: Any, bf16: bool) -> None:
         """Gives the frozen weights their form, before training or answering."""
 
+    def replacement(self, of: Callable) -> Callable:
+        """What is called in the place of a class or function of the core, such as a maker of its subclass: FoundText,
+        Text (data_t5.py), Task, Tasks, TaskData (tasks/tasks.py), find_documents (create_tokenizer.py)."""
+        return of
+
     def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
         """{task: its tokenised training rows}, perhaps with further columns."""
         return data
@@ -141,6 +147,10 @@ class Feature:
 
     def memory(self, args: Any) -> dict[str, int]:
         """{what it holds: its bytes in each process}, beside the model that is trained."""
+        return {}
+
+    def parts(self) -> dict[str, tuple]:
+        """{what benchmark_t5.py measures of it: (function, help, defaults of its flags)}."""
         return {}
 
     def plan(self, args: Any, model: "PreTrainedModel") -> dict[str, str | None]:
@@ -262,6 +272,12 @@ class Features:
         for feature in self:
             folder = feature.model_folder(folder)
         return folder
+
+    def replacement(self, of: Callable) -> Callable:
+        """What is called in the place of a class or function of the core."""
+        for feature in self:
+            of = feature.replacement(of)
+        return of
 
     def loaded(self, model: "PreTrainedModel", overrides: dict) -> None:
         """Lets them change a checkpoint's model. UserError for an override that none of them understands."""
@@ -410,6 +426,11 @@ class TaskFeature:
 def features_of_tasks() -> list[type[TaskFeature]]:
     """The classes of the features that change tasks."""
     return features_of("tasks")
+
+
+def recorded_types(script: str) -> dict[str, Any]:
+    """{flag: its type} of what evaluations take over from a training by this script."""
+    return {name: get_type_hints(kind)[name] for kind in features_of(script) for name in kind.recorded}
 
 
 def features_of(script: str) -> list[Any]:

@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.reports import plain_json, read_json, write_json
 from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
 from corpora.reading import first_line, with_spaces
-from corpora.streams import cut_sentences
+from corpora.sentences import cut_sentences
 from tasks.own_pairs import translated
 from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
 from tasks.rows import (

@@ -1,12 +1,12 @@
 """Rows of the tasks in `DATASET_VALS`: read from files or the Hub under the entry's own column names, and checked.
 
-record of a file, the Hub or a stream --file_columns, preprocess--> rows --the entry's columns--> rows of the task
+record of a file or the Hub --file_columns, preprocess--> rows --the entry's columns--> rows of the task
 """
 
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from arguments.own_pairs import OWN
 from arguments.task import TaskArguments
 from common.command_line import comma_words, did_you_mean, home_path, listed, quoted
 from common.errors import UserError
-from corpora.blocks import Corpus, FileCorpus, hub_corpora
 from corpora.files import (
     ROW_SUFFIXES,
     TEXT_SUFFIXES,
@@ -38,8 +37,8 @@ from corpora.reading import (
     read_tsv,
     with_spaces,
 )
+from corpora.sentences import cut_sentences
 from corpora.sources import builtin_corpus
-from corpora.streams import cut_sentences
 from tasks.registry import (
     UnreadableRow,
     answer_columns,
@@ -57,7 +56,11 @@ from tasks.transforms import is_messages
 
 Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together
 MISSING = object()  # a missing column; None is an empty value
-HELD_OUT = 1_000  # rows held out of a streamed text where neither --validation_file nor --max_eval_samples is given
+
+
+def is_text_corpus(task: dict) -> bool:
+    """Whether the task's rows are pieces of running text, cut from documents."""
+    return bool(task.get("max_piece_length"))
 
 
 def load_rows(
@@ -67,19 +70,19 @@ def load_rows(
     split: str,
     left_out: Counter | None = None,
     files: dict[str, list] | None = None,
+    most: int | None = None,
 ) -> list[dict]:
     """All rows of a split as {column: value} with the entry's column names. UserError if there are none.
 
-    Rows of a test split have the target column only where their labels are public. With --streaming at most
-    --max_eval_samples rows of a --validation_file are read. left_out: a counter to which {(column, value): rows that
-    this condition of skip_where leaves out} is added. files: a dictionary that gets {split: [the files read]}.
+    Rows of a test split have the target column only where their labels are public. left_out: a counter to which
+    {(column, value): rows that this condition of skip_where leaves out} is added. files: a dictionary that gets {split:
+    [the files read]}. most: no more rows than these are read.
     """
     named, evaluated = own_files(args, task), eval_splits(task)[0]
     held_out = task.get("held_out") and split in ("train", evaluated) and evaluated not in named
     source = "train" if held_out else split
-    limit = args.max_eval_samples if args.streaming and source in named else None
     reader = SplitReader(name, task, args, source)
-    rows = list(itertools.islice(reader, limit))
+    rows = list(itertools.islice(reader, most))
     if files is not None:
         files[source] = [reader.files]
     if left_out is not None:
@@ -482,51 +485,3 @@ def value_of(row: dict, column: str | int) -> object:
         values = [value_of(item, rest) if isinstance(item, dict) else MISSING for item in value]
         return MISSING if MISSING in values else [one for value in values for one in as_list(value)]
     return value_of(value, rest) if isinstance(value, dict) else MISSING
-
-
-# ---------------------------------------------------------------- --streaming
-def is_text_corpus(task: dict) -> bool:
-    """Whether the task's rows are pieces of running text, cut from documents."""
-    return bool(task.get("max_piece_length"))
-
-
-def open_corpus(name: str, task: dict, args: TaskArguments) -> Corpus:
-    """The corpus of the training rows, of which none is read yet. UserError if there are no training files, or files
-    whose lines belong together."""
-    files = files_of_split(name, task, args, "train")
-    if isinstance(files, dict):
-        raise UserError(
-            f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
-            "one file of rows of them"
-        )
-    if files:
-        read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
-        cache = Path(args.data_cache_dir).expanduser()
-        return FileCorpus(files, read_whole=read_whole, cache=cache, skip_broken=args.skip_broken_rows)
-    dataset, config = task["hub"]
-    return hub_corpora(dataset, config, f"task {name}, data set", ("train",))["train"]
-
-
-def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
-    """The rows of a text corpus's first documents, to evaluate on: --max_eval_samples or HELD_OUT of them, up to the
-    end of a document. Training then begins after these documents."""
-    rows_of = row_splitter(name, task, args, "validation", corpus)
-    held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
-    return [row for record in held_out for row in rows_of(record)]
-
-
-def row_splitter(
-    name: str, task: dict, args: TaskArguments, split: str = "train", corpus: Corpus | None = None
-) -> Callable[[dict], list[dict]]:
-    """The function from a record of the corpus to a split's rows. corpus: gives the record's place, for errors."""
-    reader = SplitReader(name, task, args, split, files_of="train")
-    names = classes_of(getattr(corpus, "dataset", None))
-    for path in reader.files or []:
-        names |= class_names(path)
-
-    def rows_of(record: dict) -> list[dict]:
-        (record,) = reader.with_class_names([record], names)
-        rows = list(reader.rows_of(record, corpus.here(f"task {name}, ") if corpus else f"task {name}, a row"))
-        return training_rows(task, rows) if split == "train" else rows
-
-    return rows_of

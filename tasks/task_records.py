@@ -18,14 +18,15 @@ from common.processes import print_once
 from common.reports import parse_json
 from constants import DATASET_VALS, TASK_RECORD
 from corpora.files import compressed
-from foundry.features import features_of_tasks
+from foundry.features import features_of_tasks, recorded_types
 from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list
 
 # The flags that say where the rows are: taken from the record all together or not at all.
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
-_PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", "streaming")
+_OF_FEATURES = recorded_types("fine_tune_t5")  # {flag: its type}
+_PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", *_OF_FEATURES)
 _OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
 _OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where")
 _OWN_PAIRS += FLAGS_OF_FEATURES
@@ -45,10 +46,9 @@ def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
     validation rows are taken from the training rows if --validation_file names none.
     """
     flags = {name: value for group in groups for name, value in vars(group).items()}
-    evaluates_training_rows = not flags["validation_file"] and (flags["streaming"] or holds_out)
-    left_out = () if evaluates_training_rows else (*_TRAINING, "streaming")
+    left_out = () if holds_out and not flags["validation_file"] else (*_TRAINING, *_OF_FEATURES)
     left_out += () if generates else tuple(_GENERATION)
-    record = {name: flags[name] for name in _FLAGS if flags[name] is not None and name not in left_out}
+    record = {name: flags[name] for name in _FLAGS if flags.get(name) is not None and name not in left_out}
     if "hub_dataset" in record and Path(record["hub_dataset"]).exists():
         record["hub_dataset"] = _absolute(record["hub_dataset"])
     return record | {name: _absolute(record[name]) for name in _PATHS if name in record}
@@ -70,7 +70,7 @@ def read_record(folder: str) -> dict:
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}). {advice}") from None
     own = {"benchmark": str, "dataset_name": str, NUMBERS: dict[str, dict[str, float]], FUNCTIONS: dict[str, dict]}
-    types = typing.get_type_hints(TaskArguments) | _RUN_FLAGS | own
+    types = typing.get_type_hints(TaskArguments) | _OF_FEATURES | _RUN_FLAGS | own
     if not isinstance(record, dict) or not {"benchmark", "dataset_name"} <= record.keys():
         raise UserError(f"{path}: no record of a task, which has at least benchmark and dataset_name. {advice}")
     record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS) if name in record}

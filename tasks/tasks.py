@@ -1,7 +1,7 @@
 """The tasks that the flags name, from their entries in DATASET_VALS to the data sets and metrics of a training.
 
 tasks = Tasks.of_flags(task_args)               # entries and metrics; no row is read
-data = TaskData(tasks, tokenizer, training_args)   # rows and their tokens, or a stream of them
+data = TaskData(tasks, tokenizer, training_args)   # rows and their tokens
 T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tasks=data.judged, ...)
 """
 
@@ -26,22 +26,20 @@ from common.command_line import refuse
 from common.errors import UserError
 from common.processes import print_once
 from common.whole_folders import cached
-from corpora.blocks import Corpus
 from corpora.examples import row_lengths
 from corpora.files import say_once
 from corpora.preview import UNCUT, Shown, described_files, described_spread, evenly, files_read, spread
 from corpora.round_trip import Losses, percent
-from corpora.streams import StreamDataset, one_by_one
 from corpora.token_files import TOKENS_FORMAT
 from corpora.tokenizers import tokenizer_fingerprint
 from corpora.unknown import unknown_in_rows
-from foundry.features import features_of_tasks
+from foundry.features import NO_FEATURES, Features, features_of_tasks
 from model_t5 import flops_per_sequence
 from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_pairs import as_source, completed, name_of, translated
-from tasks.rows import held_out_rows, is_text_corpus, load_rows, open_corpus, row_splitter
+from tasks.rows import load_rows
 from tasks.task_records import FUNCTIONS, NUMBERS, task_record
 
 if TYPE_CHECKING:
@@ -72,26 +70,13 @@ class Task:
         self.args = dataclasses.replace(args, benchmark=benchmark) if slash else args
         self.files: dict[str, list] = {}  # {split: lists of the files that were read}
 
-    def open_stream(self) -> Corpus:
-        """The corpus of the training rows with --streaming; no row is read yet."""
-        return open_corpus(self.name, self.entry, self.args)
-
-    def read(self, splits: list[str], corpus: Corpus | None = None) -> dict[str, list[dict]]:
-        """{split: all its rows}. A streamed text without --validation_file is evaluated on its first documents.
-
-        corpus: that of streamed training rows; it then begins after those documents. UserError if the training rows and
-        others are read, and no row meets a condition of --skip_rows_where.
-        """
-        holds_out = self.args.streaming and is_text_corpus(self.entry) and not self.args.validation_file
-        if holds_out and corpus is None:
-            corpus = self.open_stream()
+    def read(self, splits: list[str]) -> dict[str, list[dict]]:
+        """{split: all its rows}. UserError if the training rows and others are read, and no row meets a condition of
+        --skip_rows_where."""
         rows, skipped = {}, Counter()
         for split in splits:
             left_out = Counter()
-            if holds_out and split in registry.eval_splits(self.entry):
-                rows[split] = held_out_rows(self.name, self.entry, self.args, corpus)
-            else:
-                rows[split] = load_rows(self.name, self.entry, self.args, split, left_out, self.files)
+            rows[split] = self.rows_of(split, left_out)
             for (column, value), count in left_out.items() if self.name == OWN else ():
                 say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
             skipped.update(left_out)
@@ -100,6 +85,10 @@ class Task:
             column, value = unmet
             raise UserError(f"--skip_rows_where {column}={value}: no row has this value. Give one that the column has")
         return rows
+
+    def rows_of(self, split: str, left_out: Counter) -> list[dict]:
+        """The rows of a split; left_out and `files` get what `load_rows` adds to them."""
+        return load_rows(self.name, self.entry, self.args, split, left_out, self.files)
 
     def label(self, split: str) -> str:
         """What the names of a split's metrics begin with after "eval_": "", "cola", "validation_matched" or
@@ -113,20 +102,14 @@ class LoadedTask(Task):
     """A task with its rows and their tokens.
 
     rows: {split: its rows}, of which at most --max_train_samples or --max_eval_samples are kept; data: {split: their
-    tokens}; shown: {split: some of them for the preview}; examples: {split: number of rows before this limit}. corpus:
-    that of streamed training rows. The entry of a task of numbers gets step and range from the training rows, or else
-    from the first split that has targets.
+    tokens}; shown: {split: some of them for the preview}; examples: {split: number of rows before this limit}. The
+    entry of a task of numbers gets step and range from the training rows, or else from the first split that has
+    targets.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        rows: dict[str, list[dict]],
-        tokenizer: PreTrainedTokenizerBase,
-        corpus: Corpus | None = None,
-    ):
+    def __init__(self, task: Task, rows: dict[str, list[dict]], tokenizer: PreTrainedTokenizerBase):
         self.name, self.args, self.is_one_of_several = task.name, task.args, task.is_one_of_several
-        self.functions, self.tokenizer, self.corpus, self.files = task.functions, tokenizer, corpus, task.files
+        self.functions, self.tokenizer, self.files = task.functions, tokenizer, task.files
         self.entry, self.numbers_from = task.entry, "as its entry says"
         target = self.entry["target"]
         if self.entry["target_type"] == "number" and "numbers" not in self.entry:
@@ -147,7 +130,7 @@ class LoadedTask(Task):
             self.data[split] = self._tokens(split)
             numbers = evenly(range(len(of_split)), SHOWN_ROWS)
             made = [self.data[split][number] for number in numbers]
-            self.shown[split] = self._shown(split, [of_split[number] for number in numbers], made)
+            self.shown[split] = self.shown_of(split, [of_split[number] for number in numbers], made)
             if self.entry["target_type"] == "class" and self.entry["target"] in of_split[0]:
                 used = {registry.target_text(self.name, self.entry, row) for row in of_split}
                 missing = [label for label in self.entry["labels"] if label not in used]
@@ -156,7 +139,7 @@ class LoadedTask(Task):
                     print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
             self._warn_about_rouge(split)
 
-    def _shown(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Shown]]:
+    def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Shown]]:
         """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
         whole = made
         if rows and "tokenize" not in self.entry:
@@ -240,24 +223,6 @@ class LoadedTask(Task):
         losses_of = partial(examples.losses_of, self.name, self.entry, self.tokenizer)
         return {split: losses_of(rows) for split, rows in self.rows.items()}
 
-    def stream(self, args: T5TrainingArguments) -> StreamDataset:
-        """The streamed training rows {"input_ids", "attention_mask", "labels"}, cut and with EOS."""
-        lengths = examples.max_lengths(self.entry, "train")
-        tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, *lengths)
-
-        def make_examples(_: np.ndarray | None, rows: list[dict]) -> list[dict]:
-            rows = examples.without_end_tokens(self.entry, self.tokenizer, rows)
-            return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
-
-        split = row_splitter(self.name, self.entry, self.args, corpus=self.corpus)
-        first = itertools.islice((row for _, record in self.corpus.all_rows() for row in split(record)), 1)
-        first = examples.without_end_tokens(self.entry, self.tokenizer, list(first))
-        self.shown = {"train": self._shown("train", first, make_examples(None, first) if first else [])} | self.shown
-        units = one_by_one(split)
-        described = f"{registry.preprocess_of(self.entry)[1]} {self.entry.get('max_piece_length')}"
-        size = self.args.shuffle_buffer_size
-        return StreamDataset.of_run([(self.corpus, units)], make_examples, args, size, description=described)
-
     def judge(self, split: str, with_generate: bool) -> examples.EvaluationTask:
         """How the answers to a split are found and scored. with_generate: generate texts even for a task of classes."""
         labels = examples.class_label_ids(self.entry, self.tokenizer)
@@ -284,10 +249,10 @@ class Tasks:
         self.tasks, self.args = tasks, tasks[0].args
 
     @classmethod
-    def of_flags(cls, args: TaskArguments) -> "Tasks":
+    def of_flags(cls, args: TaskArguments, features: Features = NO_FEATURES) -> "Tasks":
         """The tasks that the flags name. UserError for an unknown task or a wrong entry."""
-        entries = check_tasks(args)
-        return cls([Task(name, entry, args, len(entries) > 1) for name, entry in entries.items()])
+        entries, task = check_tasks(args), features.replacement(Task)
+        return features.replacement(cls)([task(name, entry, args, len(entries) > 1) for name, entry in entries.items()])
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)
@@ -327,8 +292,6 @@ class Tasks:
         """{training flag: value} that follows from the tasks: which metric chooses the best checkpoint, which way it is
         better, and whether to generate. UserError for flags that do not go with these tasks, and for a metric whose
         direction is unknown."""
-        if len(self) > 1 and self.args.streaming:
-            raise UserError(f"--streaming needs one task, and --dataset_name names {len(self)}. Name one of them")
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
         for feature in args.features.all:
@@ -367,7 +330,7 @@ class Tasks:
     @property
     def packable(self) -> bool:
         """Whether several examples may be put into a row."""
-        return not (self.args.streaming or self.answers > 1)
+        return self.answers == 1
 
     @staticmethod
     def job(has_checkpoint: bool) -> str:
@@ -375,13 +338,7 @@ class Tasks:
         return "fine-tuning a checkpoint" if has_checkpoint else "fine-tuning from scratch"
 
     def training_texts(self) -> list[str]:
-        """The sources and targets of all training rows, for a tokenizer that is trained on them. UserError with
-        --streaming."""
-        if self.args.streaming:
-            raise UserError(
-                "--streaming: a model from scratch needs a tokenizer, and the rows are not read beforehand. Train one "
-                "with create_tokenizer.py and give it as --tokenizer_name"
-            )
+        """The sources and targets of all training rows, for a tokenizer that is trained on them."""
         texts = []
         for task in self:
             for row in task.read(["train"])["train"][: self.args.max_train_samples]:
@@ -403,9 +360,9 @@ class Tasks:
 
 
 class TaskData:
-    """The rows of the tasks, read and tokenised; with --streaming, training rows are read while the model trains.
+    """The rows of the tasks, read and tokenised.
 
-    train: a table of tokenised rows, a Mixture or a stream. validation: a data set, or {name: data set} if there are
+    train: a table of tokenised rows or a Mixture. validation: a data set, or {name: data set} if there are
     several. judged: {name: EvaluationTask}, in the same order. unknown: {split: share of <unk> in its rows}. losses:
     what the tokenizer loses of each split.
     """
@@ -420,13 +377,8 @@ class TaskData:
                 length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, tokenizer))
                 entry = as_source(name_of(self.args), task.entry | {"max_target_length": length})
                 print_once(f"your pairs as an entry of constants.py, which may replace the flags:\n{entry}\n")
-            corpus, splits = None, registry.eval_splits(task.entry)
-            if self.args.streaming:
-                corpus = task.open_stream()
-            else:
-                splits = ["train", *splits]
-            read.append((task, task.read(splits, corpus), corpus))
-        self.tasks = [LoadedTask(task, rows, tokenizer, corpus) for task, rows, corpus in read]
+            read.append((task, self.read_rows(task)))
+        self.tasks = [LoadedTask(task, rows, tokenizer) for task, rows in read]
         self.unknown = self._by_name(lambda task: unknown_in_rows(tokenizer, task.data))
         self.losses = self._by_name(LoadedTask.losses)
         self.empty = self._by_name(
@@ -440,16 +392,19 @@ class TaskData:
             rows = {task.name: task.data["train"] for task in self.tasks if "train" in task.data}
             for name, changed in feature.rows(rows, args, self.args).items():
                 next(task for task in self.tasks if task.name == name).data["train"] = changed
-        self.train = self._training_data()
+        self.train = self.training_data()
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
         self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
         data = {name: task.data[split] for name, (task, split) in places.items()}
         self.validation = data if len(data) > 1 else next(iter(data.values()))
 
-    def _training_data(self) -> "Dataset | Mixture | StreamDataset":
+    def read_rows(self, task: Task) -> dict[str, list[dict]]:
+        """{split: all its rows} of a task."""
+        return task.read(["train", *registry.eval_splits(task.entry)])
+
+    def training_data(self) -> "Dataset | Mixture":
+        """The training rows of all tasks."""
         args, first = self.training_args, self.tasks[0]
-        if first.corpus is not None:
-            return first.stream(args)
         parts, share = {task.name: task.data["train"] for task in self.tasks}, 0.0
         sizes = [len(rows) for rows in parts.values()]
         rates, cap = [1.0], max(sizes)
@@ -466,10 +421,8 @@ class TaskData:
         return Mixture(parts, rates, round(rows / (1 - share))) if len(parts) > 1 else parts[first.name]
 
     def resume(self, checkpoint: str | None) -> None:
-        """Lets a stream continue where it was when the checkpoint was written; other data sets need nothing, since the
-        sampler decides where they continue."""
-        if self.args.streaming and checkpoint:
-            self.train.resume(checkpoint)
+        """Lets training data that know their own place continue where the checkpoint was written. These need nothing,
+        since the sampler decides where they continue."""
 
     @property
     def generation_length(self) -> int:
@@ -493,8 +446,6 @@ class TaskData:
         """What was read, in numbers: {"files": as `files_read`, "rows": {name as in `documents`: {"read": rows,
         "lengths": {side: the shortest, median and longest in tokens, cut as the model gets them}}}}."""
         files = files_read(self._by_name(lambda task: task.files))
-        if (corpus := self.tasks[0].corpus) is not None:
-            files = files_read({"train": [getattr(corpus, "files", None)]}) | files
         if self.args.span_corruption_file:
             files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
         rows, sides = {}, {"input_ids": "sources", "labels": "targets"}
@@ -518,9 +469,7 @@ class TaskData:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in a pass over the training rows; None for a stream, whose length is unknown."""
-        if self.args.streaming:
-            return None
+        """Optimizer steps in a pass over the training rows; None if their number is unknown."""
         rows = getattr(self.train, "rows_per_epoch", len(self.train))
         return -(-rows // global_batch_size(self.training_args))
 
@@ -531,18 +480,21 @@ class TaskData:
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """Hashes of each data set, named as in `documents`, of all training data ("train") and of the tokenizer."""
         prints = self._by_name(lambda task: {split: rows._fingerprint for split, rows in task.data.items()})
-        corpus = self.tasks[0].corpus
-        prints["train"] = self.train._fingerprint if corpus is None else corpus.fingerprint
+        prints["train"] = self.train_fingerprint
         return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}
+
+    @property
+    def train_fingerprint(self) -> str:
+        """The hash of all training data."""
+        return self.train._fingerprint
 
     def plan(self, steps: int) -> dict[str, str | None]:  # noqa: ARG002
         """The rows of the plan: what is read, mixed and measured."""
-        corpus, data = self.tasks[0].corpus, self._by_name(lambda task: task.data)
+        data = self._by_name(lambda task: task.data)
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
         empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
         read = self.read
         return {
-            "stream": corpus and f"{corpus.description}; {self.train.described()}",
             "files": described_files(read["files"]),
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
             "lengths": "; ".join(itertools.starmap(_described_lengths, read["rows"].items())),
@@ -572,8 +524,7 @@ class TaskData:
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
-        0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too. The training
-        rows of a stream are not known."""
+        0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too."""
         cut = {}
         for split, rows in task.data.items():
             longest, of_targets = examples.max_lengths(task.entry, split)
@@ -611,11 +562,15 @@ class TaskData:
                 plan.setdefault(row, []).append(f"{text} ({name})")
         return {row: "; ".join(texts) for row, texts in plan.items()}
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether rows of the training files are held out to evaluate on, where no validation rows are named."""
+        return any(task.entry.get("held_out") for task in self.tasks)
+
     def record(self) -> dict:
         """The content of task.json, with which evaluate_t5.py repeats the evaluation."""
         generates = any(task.predict_with_generate for task in self.judged.values())
-        holds_out = any(task.entry.get("held_out") for task in self.tasks)
-        flags = task_record(self.args, self.training_args, generates=generates, holds_out=holds_out)
+        flags = task_record(self.args, *self.training_args.groups, generates=generates, holds_out=self.holds_out)
         numbers = {task.name: task.entry["numbers"] for task in self.tasks if "numbers" in task.entry}
         functions = {task.name: task.functions for task in self.tasks if task.functions}
         return flags | ({NUMBERS: numbers} if numbers else {}) | ({FUNCTIONS: functions} if functions else {})

@@ -117,7 +117,7 @@ class TaskDistillation(Distillation):
         ),
         (
             "teacher_top_k",
-            lambda flags: flags.streaming,
+            lambda flags: flags.get("streaming"),
             "caches predictions of --teacher for all rows, and a stream has no end: leave it out",
         ),
         (

@@ -243,7 +243,8 @@ class Preferences(Feature):
         refuse(args, "packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
         if self.how.has_reference:
             known = "needs the reference's log-probabilities of all rows before training"
-            refuse(tasks.args, "streaming", f"{name} {known}: leave it out, or give --preference simpo")
+            if args.features.flags().get("streaming"):
+                raise UserError(f"--streaming True: {name} {known}: leave it out, or give --preference simpo")
             if zero_stage(args) == 3:
                 raise UserError(
                     f"--deepspeed {args.deepspeed}: {name} {known}, and ZeRO-3 holds no whole weights then; take "

@@ -1,13 +1,10 @@
-"""Tests of data_t5.py: every kind of text with every objective, streamed and cached, gives the same rows on any number
-of ranks, and goes on from a checkpoint with exactly the rows that an uninterrupted run has."""
+"""Tests of data_t5.py: every kind of text with every objective."""
 
 import contextlib
-import itertools
 import json
 import random
 import string
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -19,9 +16,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import constants
 from arguments.text import PreTrainingDataArguments
-from corpora import blocks, hub, streams
 from corpora.own_ids import has_ids
-from corpora.streams import MixedLane, StreamLoader
 from data_t5 import FoundText, Text
 from foundry.features import offered
 from objectives import registry
@@ -48,11 +43,6 @@ class TestCase(parameterized.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.enterClassContext(mock.patch.object(blocks, "BLOCK_BYTES", 1_500))
-        cls.enterClassContext(mock.patch.object(streams, "ENCODE_BATCH", 300))
-        cls.enterClassContext(mock.patch.multiple(streams, LANES=24, LANE_BYTES=1_000))
-        cls.enterClassContext(mock.patch.object(hub, "SAVED_SHARDS", streams.LANES))  # datasets copies each for a while
-        cls.enterClassContext(mock.patch.object(blocks, "FEW_SHARDS", streams.LANES))
         generator = np.random.default_rng(0)
         ids = [generator.integers(0, IDS, generator.integers(3, 150)).tolist() for _ in range(300)]
         for name, seed in (("a", 1), ("b", 2)):
@@ -80,16 +70,20 @@ class TestCase(parameterized.TestCase):
             weighted_saved=dict(dataset_name=f"{one}:0.7,{two}:0.3"),
             weighted_ids=dict(train_file=[f"{ids_a}:0.6", f"{ids_b}:0.4"], input_ids_column="ids"),
         )[kind]
-        values = dict(input_seq_length=LENGTH, shuffle_buffer_size=96, max_eval_samples=8) | source | others
+        values = dict(input_seq_length=LENGTH, max_eval_samples=8) | source | others
         return PreTrainingDataArguments(
             data_cache_dir=str(self.folder / "cache"), preprocessing_num_workers=1, **values
         )
+
+    def replacement(self, of: type):
+        """What makes the text: a feature has a maker of its own."""
+        return of
 
     def open(self, flags, rank: int = 0, ranks: int = 1, checkpoint: str | None = None):
         """(text, objective, training examples) of a rank."""
         name = None if has_ids(flags) else "letters"
         model_args = SimpleNamespace(tokenizer_name=name, model_name_or_path=None, vocab_size=IDS)
-        found = FoundText(flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
+        found = self.replacement(FoundText)(flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
         tokenizer = objective_type(flags).new_tokenizer(found.tokenizer, flags)
         config = T5Config(
             vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
@@ -105,7 +99,7 @@ class TestCase(parameterized.TestCase):
             eval_strategy="steps",
             main_process_first=lambda **_: contextlib.nullcontext(),
         )
-        text = Text(found, objective, args, checkpoint)
+        text = self.replacement(Text)(found, objective, args, checkpoint)
         return text, objective, text.train
 
     _tokenizer = None
@@ -131,26 +125,14 @@ class TestCase(parameterized.TestCase):
         return cls._tokenizer
 
 
-def batches(objective, stream, count: int) -> list[tuple[dict[str, torch.Tensor], dict]]:
-    """(tensors, state after it) of the first batches."""
-    loader = StreamLoader(stream, objective, 0)
-    return [(batch, json.loads(json.dumps(loader.state))) for batch in itertools.islice(loader, count)]
-
-
-def raw_rows(stream, count: int) -> Iterator[dict[str, np.ndarray]]:
-    """The first batches as the objective gets them."""
-    loader = StreamLoader(stream, lambda rows: {name: np.stack([row[name] for row in rows]) for name in rows[0]}, 0)
-    return itertools.islice(loader, count)
-
-
 class PreviewTest(TestCase):
-    @parameterized.product(kind=TEXTS, streaming=(False, True))
-    def test_it_has_the_ids_that_the_model_gets(self, kind, streaming):
+    @parameterized.parameters(*TEXTS)
+    def test_it_has_the_ids_that_the_model_gets(self, kind):
         objective = tuple(OBJECTIVES)[TEXTS.index(kind) % len(OBJECTIVES)]
-        text, corrupt, train = self.open(self.flags(kind, streaming=streaming, **OBJECTIVES[objective]))
+        text, corrupt, train = self.open(self.flags(kind, **OBJECTIVES[objective]))
         rows = text.shown(whole=True)
         (example,) = [row for row in rows if len(row) == 2]
-        batch = corrupt([(text.validation if streaming else train)[0]])
+        batch = corrupt([train[0]])
         self.assertEqual(list(example[0].ids), batch["input_ids"][0].tolist())
         self.assertEqual(list(example[1].ids), [number for number in batch["labels"][0].tolist() if number >= 0])
         documents = [row[0] for row in rows if len(row) == 1]
@@ -158,94 +140,6 @@ class PreviewTest(TestCase):
         for file, document in zip(text.files.get("train", []), documents, strict=False):
             np.testing.assert_array_equal(file.tokens[: len(document.ids)], document.ids)
             self.assertEqual(sum(length * count for length, count in file.lengths.items()), len(file.tokens))
-
-
-class StreamedTextTest(TestCase):
-    @parameterized.product(kind=TEXTS, objective=tuple(OBJECTIVES))
-    def test_ranks_and_resuming_change_nothing(self, kind, objective):
-        flags = self.flags(kind, streaming=True, **OBJECTIVES[objective])
-        _, corrupt, stream = self.open(flags)
-        whole = batches(corrupt, stream, 12)
-        for name, tensor in whole[0][0].items():
-            self.assertEqual(tensor.shape, whole[-1][0][name].shape)
-        # Two ranks: example n of the run is row n // 2 of rank n % 2.
-        of_ranks = []
-        for rank in range(2):
-            _, corrupt, stream = self.open(flags, rank, 2)
-            of_ranks.append(batches(corrupt, stream, 12))
-        for step, (one, other) in enumerate(zip(*of_ranks, strict=True)):
-            for name, tensor in whole[step][0].items():
-                both = torch.stack([one[0][name], other[0][name]], dim=1).flatten(0, 1)
-                torch.testing.assert_close(both, tensor, rtol=0, atol=0, msg=f"step {step}, {name}")
-        # A checkpoint of step 5, of one rank and of two, goes on with step 6 on one rank.
-        for states in ([whole[4][1]], [batches_of[4][1] for batches_of in of_ranks]):
-            with tempfile.TemporaryDirectory() as checkpoint:
-                for rank, state in enumerate(states):
-                    (Path(checkpoint) / f"stream_state_{rank}.json").write_text(json.dumps(state))
-                _, corrupt, stream = self.open(flags, checkpoint=checkpoint)
-            for (found, _), (wanted, _) in zip(batches(corrupt, stream, 7), whole[5:], strict=True):
-                for name, tensor in wanted.items():
-                    torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
-
-    @parameterized.parameters(*OBJECTIVES)
-    def test_rows_are_the_text(self, objective):
-        """What a row masks and keeps together are the documents' own tokens, each as often as it stands in the text."""
-        flags = self.flags("file", streaming=True, **OBJECTIVES[objective])
-        self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 10**9))  # a row goes on from one block to another
-        self.enter_context(mock.patch.object(streams, "LANE_BYTES", 10**9))
-        text, corrupt, stream = self.open(flags)
-        encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
-        eos = [1] if flags.eos_between_documents else []
-        wanted = [token for line in lines(1) for token in [*map(encode.get, line), *eos]]
-        joined = "," + ",".join(map(str, wanted)) + ","
-        for batch in raw_rows(stream, 5):
-            for row in batch["input_ids"][:, :30]:
-                self.assertIn("," + ",".join(map(str, row)) + ",", joined)
-            self.assertEqual(corrupt(batch)["input_ids"].shape, (BATCH, LENGTH))
-
-    @parameterized.parameters("weighted", "weighted_saved", "weighted_ids")
-    def test_corpora_come_by_their_weights(self, kind):
-        text, _, stream = self.open(self.flags(kind, streaming=True))
-        lane = MixedLane(stream.sources, stream.turns, 0)
-        turns = [lane._turn(number) for number in range(2 * len(stream.turns))]
-        shares = np.bincount([corpus for corpus, _ in turns]) / len(turns)
-        np.testing.assert_allclose(shares, text.found.weights, atol=1e-3)
-        for corpus in range(2):  # and each corpus is read in its own order, without gaps
-            own = [number for of, number in turns if of == corpus]
-            self.assertEqual(sorted(own), list(range(len(own))))
-        files = [file.tokens for file in text.files["validation"]]
-        self.assertLen(files, 2)
-        self.assertTrue(all(map(len, files)), "each corpus holds out text of its own")
-
-    def test_kinds_of_rows_come_by_their_shares(self):
-        _, corrupt, stream = self.open(self.flags("file", streaming=True, objective="ul2"))
-        kinds = np.concatenate([batch["row"] for batch in raw_rows(stream, 150)])
-        found = np.bincount(kinds, minlength=len(corrupt.shares)) / len(kinds)
-        np.testing.assert_allclose(found, corrupt.shares, atol=0.05)
-
-    def test_documents_packed_on_the_fly_are_those_of_the_index(self):
-        """One file, one block, no shuffling: the stream's rows are the rows that the whole file is cut into."""
-        one_block, one_lane = (
-            mock.patch.object(blocks, "BLOCK_BYTES", 10**9),
-            mock.patch.object(streams, "LANE_BYTES", 10**9),
-        )
-        with one_block, one_lane:
-            text, objective, stream = self.open(
-                self.flags(
-                    "file",
-                    streaming=True,
-                    packing="documents",
-                    shuffle_buffer_size=1,
-                    validation_file=[str(self.folder / "b.txt")],
-                )
-            )
-            found = np.concatenate([batch["input_ids"] for batch in raw_rows(stream, 20)])
-        encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
-        tokens = np.array([token for line in lines(1) for token in [*map(encode.get, line), 1]], dtype=np.uint32)
-        rows = objective.rows(tokens)
-        count = min(len(found), len(rows))
-        self.assertGreater(count, 100)
-        np.testing.assert_array_equal(found[:count], rows.__getitems__(np.arange(count))["input_ids"])
 
 
 class CachedTextTest(TestCase):
@@ -326,7 +220,8 @@ class NewObjectiveTest(TestCase):
                 return {"input_ids": inputs, "labels": labels}
 
         with mock.patch.object(registry, "offered", return_value={"last": lambda: LastTokens}):
-            for streaming in (False, True):
-                _, objective, train = self.open(self.flags("weighted", packing="last", streaming=streaming))
-                batch = next(raw_rows(train, 1)) if streaming else train.__getitems__(np.arange(BATCH))
-                self.assertEqual(objective(batch)["input_ids"].shape, (BATCH, LENGTH))
+            self.check_rows()
+
+    def check_rows(self):
+        _, objective, train = self.open(self.flags("weighted", packing="last"))
+        self.assertEqual(objective(train.__getitems__(np.arange(BATCH)))["input_ids"].shape, (BATCH, LENGTH))

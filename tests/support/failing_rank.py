@@ -1,22 +1,21 @@
 """pre_train_t5.py with one failing rank; the first word says how it fails (for test_launchers.py; run by torchrun).
 
-step: rank 1 raises in the third step. stream: rank 1 reads no further than seven batches. full_disk: rank 0 has no room
-for the model of checkpoint-4. full_disk_random: rank 1 has none for its random numbers there.
+step: rank 1 raises in the third step. full_disk: rank 0 has no room for the model of checkpoint-4. full_disk_random:
+rank 1 has none for its random numbers there.
 """
 
 import errno
-import itertools
 import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+
 import pre_train_t5
-from corpora.streams import StreamDataset
 from training.row_order import RowOrderTrainer
 
-plain_step, plain_batches = pre_train_t5.T5Trainer.training_step, StreamDataset.items
+plain_step = pre_train_t5.T5Trainer.training_step
 
 
 def fill_disk(owner: type, method: str) -> None:
@@ -36,16 +35,9 @@ def training_step(trainer, *args, **kwargs):
     return plain_step(trainer, *args, **kwargs)
 
 
-def batches(stream, *worker):
-    yield from itertools.islice(plain_batches(stream, *worker), 7)
-    raise OSError("the network is gone")
-
-
 what = sys.argv.pop(1)
 if os.environ["RANK"] == "1" and what == "step":
     pre_train_t5.T5Trainer.training_step = training_step
-if os.environ["RANK"] == "1" and what == "stream":
-    StreamDataset.items = batches
 if os.environ["RANK"] == "0" and what == "full_disk":
     fill_disk(RowOrderTrainer, "_save")
 if os.environ["RANK"] == "1" and what == "full_disk_random":

@@ -110,3 +110,15 @@ def small_disk(largest: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def only(*names: str) -> Callable[[type], type]:
+    """Of the tests that a class inherits, only those whose names begin so."""
+
+    def chosen(case: type) -> type:
+        for name in dir(case):
+            if name.startswith("test") and not name.startswith(names) and name not in vars(case):
+                setattr(case, name, None)
+        return case
+
+    return chosen

@@ -85,7 +85,6 @@ class CorruptedTextTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(span_corruption_file=None, span_corruption_share=0.2), "--span_corruption_share 0.2: is for the text in"),
         (dict(span_corruption_file=["nowhere.txt"]), "--span_corruption_file nowhere.txt"),
-        (dict(streaming=True), "--streaming True: excludes --span_corruption_file"),
     )
     def test_refused(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -40,13 +40,11 @@ from common.errors import UserError
 from common.whole_folders import cached, write_manifest
 from constants import BUILTIN_CORPUS
 from corpora import hub, installed_docs, token_files
-from corpora.blocks import FileCorpus, HubCorpus, hub_corpora
 from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
 from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, expand_files, say_once
 from corpora.hub import do_not_wait_for_the_hub, load_dataset_splits
-from corpora.reading import python_rows, read_documents, read_rows, read_tsv, text_of
+from corpora.reading import python_rows, read_documents, read_rows, read_tsv
 from corpora.sources import find_sources, tokenizer_for
-from corpora.streamed_text import open_corpus
 from corpora.token_files import split_documents, tokenised
 from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
@@ -86,6 +84,12 @@ def setUpModule():
 
 
 class TestCase(parameterized.TestCase):
+    def read(self, args: PreTrainingDataArguments, column: str) -> tuple[list, str, list[Path]]:  # noqa: ARG002
+        """(documents, fingerprint, files) of a text."""
+        source = find_sources(args)["train"]
+        documents = [getattr(document, "ids", document) for document in source.documents()]
+        return [d if isinstance(d, str) else list(d) for d in documents], source.fingerprint, [*source.files]
+
     def write(self, name: str, content: str | bytes) -> Path:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,6 +127,11 @@ class ReadTextTest(TestCase):
 
     @parameterized.parameters("a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "wiki_00", "a.txt.gz")
     def test_separators_are_spaces_and_end_no_line(self, name):
+        path, documents = self.write_separators(name)
+        self.assertEqual(list(read_documents(path, "text")), documents)
+
+    def write_separators(self, name: str) -> tuple[Path, list[str]]:
+        """(a file of this name, its documents)."""
         """What Python and Unicode call white space, other than tabs, line ends and spaces, is one space."""
         others = [
             chr(n) for n in range(0x3000) if chr(n).isspace() and unicodedata.category(chr(n)) in ("Cc", "Zl", "Zp")
@@ -139,10 +148,7 @@ class ReadTextTest(TestCase):
         if path.suffix == ".parquet":
             pyarrow.parquet.write_table(pyarrow.table({"text": [text]}), path)
         self.assertLen(others, 12)
-        documents = ["T\n" * (name == "wiki_00") + "one" + " x" * 9]
-        self.assertEqual(list(read_documents(path, "text")), documents)
-        corpus = FileCorpus([path])
-        self.assertEqual([text_of(row["text"], "text", "") for _, row in corpus.all_rows()], documents)
+        return path, ["T\n" * (name == "wiki_00") + "one" + " x" * 9]
 
     def test_wikiextractor_pages(self):
         path = self.write(
@@ -199,6 +205,13 @@ class ReadRowsTest(TestCase):
             list(read_rows(self.folder / "broken.parquet"))
 
     def test_numbers_of_parquet_are_those_that_their_type_prints(self):
+        path, table = self.write_numbers()
+        datasets.Dataset(table).save_to_disk(self.folder / "saved")
+        rows = load_dataset_splits(str(self.folder / "saved"), None, "")["train"]
+        self.assertEqual(python_rows(rows.with_format("arrow")[:], "saved"), list(read_rows(path)))
+
+    def write_numbers(self) -> tuple[Path, pyarrow.Table]:
+        """A parquet file of numbers of all types, which are read rightly, and its table."""
         numbers = [6.2, 0.1, 1e10, 3.0, 1.5e-5]
         table = pyarrow.table(
             {
@@ -220,27 +233,22 @@ class ReadRowsTest(TestCase):
         self.assertEqual(read[0], first | {"exact": decimal.Decimal("6.20")})
         self.assertEqual([row["half"] for row in read], [6.2, 0.1, None])
         self.assertEqual([row["list"] for row in read[1:]], [[None], None])
-        corpus = FileCorpus([path], read_whole=read_rows)
-        self.assertEqual([row for _, row in corpus.all_rows()], read)
-        datasets.Dataset(table).save_to_disk(self.folder / "saved")
-        for streaming in (False, True):
-            rows = load_dataset_splits(str(self.folder / "saved"), None, "", streaming)["train"]
-            if streaming:
-                rows = [row for _, row in HubCorpus("saved", None, "train", rows).all_rows()]
-            else:
-                rows = python_rows(rows.with_format("arrow")[:], "saved")
-            self.assertEqual(rows, read)
+        return path, table
 
     def test_parquet_that_is_not_utf8_names_the_row(self):
+        path, message = self.write_bytes_of_no_text()
+        with self.assertRaisesRegex(UserError, message):
+            list(read_rows(path))
+
+    def write_bytes_of_no_text(self) -> tuple[Path, str]:
+        """(a parquet file whose row 2 of group 1 is not UTF-8, the message)."""
         data = pyarrow.array([b"fine", b"so", b"fine", b"na\xefve"])
         column = pyarrow.Array.from_buffers(pyarrow.string(), 4, data.buffers())
         pyarrow.parquet.write_table(
             pyarrow.table({"text": column}), path := self.folder / "a.parquet", row_group_size=2
         )
         message = rf"{path}, row group 1, row 2: the column text is not UTF-8 text \(byte 0xef\); convert it first"
-        for read in (lambda: read_rows(path), FileCorpus([path]).all_rows):
-            with self.assertRaisesRegex(UserError, message):
-                list(read())
+        return path, message
 
     def test_byte_order_mark_and_windows_line_ends(self):
         for name, content in (("a.csv", "text,id\r\nx,1\r\n"), ("a.tsv", "text\tid\r\nx\t1\r\n")):
@@ -449,13 +457,10 @@ class ContentTest(TestCase):
         found = {}
         for file in (self.write(name, text), self.write(f"a.jsonl{'.gz' if name.endswith('.gz') else ''}", text)):
             args = self.arguments(file, **flags)
-            cached_source, streamed = find_sources(args)["train"], open_corpus(args)["train"]
-            column = "ids" if flags else "text"
-            found[file] = [getattr(document, "ids", document) for document in cached_source.documents()]
-            self.assertEqual([row[column] for _, row in streamed.all_rows()], [row[column] for row in rows])
-            found[file].append([] if one and name == "a.json" else [cached_source.fingerprint, streamed.fingerprint])
-            self.assertEqual([*cached_source.files], [file])
-            self.assertEqual([*streamed.files], [file])
+            documents, fingerprint, files = self.read(args, "ids" if flags else "text")
+            self.assertEqual(documents, [row["ids" if flags else "text"] for row in rows])
+            found[file] = [documents, [] if one and name == "a.json" else fingerprint]
+            self.assertEqual(files, [file])
         self.assertEqual(*found.values())
 
     @parameterized.named_parameters(
@@ -538,10 +543,8 @@ class SourcesTest(TestCase):
             state = self.folder / name / "train/state.json"
             state.write_text(json.dumps(json.loads(state.read_text()) | {"_fingerprint": "0" * 16}))
             args = self.arguments(dataset_name=str(self.folder / name))
-            found.append((find_sources(args)["train"].fingerprint, open_corpus(args)["train"].fingerprint))
-        (cached_one, streamed_one), (cached_two, streamed_two) = found
-        self.assertNotEqual(cached_one, cached_two)
-        self.assertNotEqual(streamed_one, streamed_two)
+            found.append(self.read(args, "text")[1])
+        self.assertNotEqual(*found)
 
 
 class OfflineTest(TestCase):
@@ -600,8 +603,8 @@ class OfflineTest(TestCase):
             mock.patch("huggingface_hub.list_dataset_parquet_files", listed),
             contextlib.redirect_stdout(io.StringIO()) as out,
         ):
-            for streaming in (False, True):
-                splits = load_dataset_splits("who/what", "it", "--dataset_name", streaming=streaming)
+            for how in ({}, dict(streaming=True)):
+                splits = load_dataset_splits("who/what", "it", "--dataset_name", **how)
                 rows = {split: [row["text"] for row in found] for split, found in splits.items()}
                 self.assertEqual(rows, {"train": ["it train 0", "it train 1"], "test": ["it test 0"]})
             said = "who/what: its script is not run; the Hub's conversion to parquet (of its first gigabytes) is read"
@@ -616,9 +619,9 @@ class OfflineTest(TestCase):
         self.write("d/file", "text\n")
         with mock.patch("huggingface_hub.list_dataset_parquet_files", side_effect=AssertionError("the Hub was asked")):
             for name, message in (("d/ds", "d/ds has a script, which is not run"), ("d/file", "is a file")):
-                for streaming in (False, True):
+                for how in ({}, dict(streaming=True)):
                     with self.assertRaisesRegex(UserError, f"^--dataset_name {name}: .*{message}"):
-                        load_dataset_splits(name, None, "--dataset_name", streaming=streaming)
+                        load_dataset_splits(name, None, "--dataset_name", **how)
 
     def test_a_missing_configuration_is_answered_with_those_there_are(self):
         lines = ["---", "configs:"]
@@ -927,17 +930,12 @@ class TokenisedTest(TestCase):
         self.assertEqual((tokens["validation"].known, tokens["validation"].documents), (3, 4))
         self.assertLen(tokens["train"].tokens, len(self.ids(LINES[:300])))
 
-    @parameterized.parameters(False, True)
-    def test_pictures_beside_the_text_are_not_decoded(self, streaming):
+    def test_pictures_beside_the_text_are_not_decoded(self):
         features = datasets.Features({"text": datasets.Value("string"), "picture": datasets.Image()})
         rows = {"text": LINES[:600], "picture": [{"bytes": b"none", "path": None}] * 600}
         datasets.Dataset.from_dict(rows, features=features).save_to_disk(self.folder / "saved")
         name = str(self.folder / "saved")
-        if streaming:
-            corpus = hub_corpora(name, None, "--dataset_name", ("train",), "text")["train"]
-            self.assertEqual([row for _, row in corpus.all_rows()], [{"text": line} for line in LINES[:600]])
-        else:
-            self.assertEqual(list(find_sources(self.arguments(dataset_name=name))["train"].documents()), LINES[:600])
+        self.assertEqual(list(find_sources(self.arguments(dataset_name=name))["train"].documents()), LINES[:600])
 
     def test_a_saved_data_set_without_validation(self):
         datasets.Dataset.from_dict({"text": LINES[:600]}).save_to_disk(self.folder / "saved")

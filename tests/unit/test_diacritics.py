@@ -41,14 +41,13 @@ class TransformTest(parameterized.TestCase):
         self.assertEqual(row["text"][:7], "și țara")
         self.assertEqual(row["text"][-1], "ș")
 
-    def test_the_task_reads_plain_text_without_streaming_too(self):
+    def test_the_task_reads_plain_text(self):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "a.txt"
             file.write_text("Așa e. Într-o zi!\n\n* * *\n" + "ă" * 450 + "\n")
             args = TaskArguments(train_file=str(file), validation_file=str(file))
             rows = load_rows("x", RESTORE, args, "validation")
-            args.streaming, args.max_eval_samples = True, 2  # no more than these are read
-            self.assertLen(load_rows("x", RESTORE, args, "validation"), 2)
+            self.assertLen(load_rows("x", RESTORE, args, "validation", most=2), 2)
         texts = [(source_text(RESTORE, row), target_text("x", RESTORE, row)) for row in rows]
         self.assertEqual(texts[:2], [("Asa e.", "Așa e."), ("Intr-o zi!", "Într-o zi!")])
         self.assertEqual([len(target) for _, target in texts[2:]], [200, 200, 50])

@@ -18,7 +18,6 @@ from common import digests
 from common.digests import contents_digest, kept_digests
 from corpora.own_ids import ids_tokenizer
 from corpora.sources import find_sources, tokenizer_for
-from corpora.streamed_text import open_corpus
 from corpora.token_files import tokenised
 from tests.support.helpers import sentences
 
@@ -160,11 +159,11 @@ class SecondStartTest(parameterized.TestCase):
         args = PreTrainingDataArguments(train_file=[str(file)], data_cache_dir=str(folder / "cache"))
 
         def start() -> list:
-            sources, streamed = find_sources(args), open_corpus(args)
+            sources = find_sources(args)
             of_text = partial(tokenizer_for, [sources["train"]], 300, folder / "cache")
             tokenizer = ids_tokenizer(300) if sources["train"].ids else of_text()
             tokens = {split: found.tokens.tolist() for split, found in tokenised(args, sources, tokenizer).items()}
-            return [sources["train"].fingerprint, streamed["train"].fingerprint, tokens]
+            return [sources["train"].fingerprint, tokens]
 
         first = start()
         with NOTHING_READ:

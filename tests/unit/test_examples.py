@@ -27,7 +27,7 @@ from tasks import examples, registry, tasks
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
-from tasks.rows import load_rows, nested_rows, open_corpus, row_splitter
+from tasks.rows import load_rows, nested_rows
 from tasks.tasks import LoadedTask, Task
 
 GLUE = DATASET_VALS["glue"]
@@ -199,14 +199,6 @@ class GlueFilesTest(TestCase):
     def test_texts(self, name, split):
         rows = load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), split)
         self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, split])
-
-    @parameterized.parameters(name for name, split in TEXTS if split == "train")
-    def test_streamed_rows_are_the_same(self, name):
-        args = self.arguments(name, data_dir=str(self.folder), streaming=True)
-        corpus = open_corpus(name, GLUE[name], args)
-        split = row_splitter(name, GLUE[name], args)
-        rows = [row for _, record in corpus.all_rows() for row in split(record)]
-        self.assertEqual(self.texts(name, GLUE[name], rows), TEXTS[name, "train"])
 
     def test_every_task_and_split_stands_in_the_table(self):
         expected = {
@@ -411,14 +403,6 @@ class OwnTaskTest(TestCase):
         entry = self.ENTRY | dict(held_out=50.0, files=dict(train="train.jsonl"))
         with self.assertRaisesRegex(ValueError, "task stars: 1 different sources are too few .*--validation_file"):
             load_rows("stars", entry, self.arguments("stars", data_dir=str(self.folder)), "validation")
-
-    def test_files_whose_lines_belong_together_are_not_streamed(self):
-        entry = self.ENTRY | dict(files=dict(train=dict(body="a.txt", rating="b.txt")))
-        for name in "ab":
-            (self.folder / f"{name}.txt").write_text("x\n")
-        args = self.arguments("stars", data_dir=str(self.folder))
-        with self.assertRaisesRegex(ValueError, "task stars reads files whose lines belong together .body, rating."):
-            open_corpus("stars", entry, args)
 
     @parameterized.parameters(
         ({"a": 1, "b": [{"c": 2}, {"c": 3}]}, ["b"], [{"a": 1, "c": 2}, {"a": 1, "c": 3}]),

@@ -1,10 +1,9 @@
-"""Tests of lines and rows: the same ones whole, in blocks, in pieces of any size, and from any place on.
+"""Tests of lines: the same ones in pieces of any size.
 
 The reference is the file read in one piece. Hermetic, a few seconds.
 """
 
 import gzip
-import json
 import random
 import re
 from pathlib import Path
@@ -12,9 +11,8 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from corpora import blocks, reading
-from corpora.blocks import FileCorpus, Piece
-from corpora.reading import CONTROL, read_rows, read_text_documents
+from corpora import reading
+from corpora.reading import CONTROL, read_text_documents
 
 CHOOSER = random.Random(3)
 ODD = "ab ö  \u3000\x07\t€😀x"
@@ -46,31 +44,3 @@ class LinesTest(parameterized.TestCase):
         for _ in range(10):
             text = odd_text(2_000)
             self.assertEqual(list(read_text_documents(self.write(name, text))), documents_of(text))
-
-    @parameterized.product(size=(1, 7, 50, 10_000), read_at_once=(1, 5, 100))
-    def test_blocks_of_any_size_and_every_place(self, size, read_at_once):
-        self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", size))
-        self.enter_context(mock.patch.object(reading, "CHUNK_BYTES", read_at_once))
-        text = odd_text(1_200)
-        corpus = FileCorpus([self.write("a.txt", text)])
-        rows = [(block, place, row["text"]) for block in range(len(corpus)) for place, row in corpus.rows(Piece(block))]
-        self.assertEqual([text for *_, text in rows], documents_of(text))
-        for number in range(0, len(rows), 7):
-            block, place, _ = rows[number]
-            rest = [text for other, _, text in rows[number:] if other == block]
-            self.assertEqual([row["text"] for _, row in corpus.rows(Piece(block), place)], rest)
-
-    @parameterized.parameters("\r", "\n", "\r\n")
-    def test_rows_at_every_line_end(self, end):
-        self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 10))
-        for name, lines in (
-            ("a.jsonl", [json.dumps({"text": f"text {n}"}) for n in range(20)]),
-            ("a.csv", ["id,text", *(f'{n},"two{end}lines {n}"' for n in range(20))]),
-        ):
-            file = self.write(name, end.join(lines) + end)
-            corpus = FileCorpus([file])
-            self.assertEqual([row for _, row in corpus.all_rows()], list(read_rows(file)))
-            for block in range(len(corpus)):
-                rows = list(corpus.rows(Piece(block)))
-                for number, (place, _) in enumerate(rows):
-                    self.assertEqual(list(corpus.rows(Piece(block), place)), rows[number:])

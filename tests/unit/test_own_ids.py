@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import itertools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -20,15 +18,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import pre_train_t5
 from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from arguments.training import T5TrainingArguments
 from common.command_line import check_limits
-from corpora.blocks import hub_corpora
-from corpora.examples import ChunkDataset
 from corpora.own_ids import IdDocument, IdEncoder, has_ids, ids_offset, ids_tokenizer, read_ids
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from data_t5 import FoundText, Text
 from model_t5 import build_config
 
 ROOT = Path(pre_train_t5.__file__).parent
@@ -121,39 +115,6 @@ class TokensTest(TestCase):
             self.assertGreater(len(file.tokens), 500)
             np.testing.assert_array_equal(file.tokens, flat[: len(file.tokens)])
 
-    def test_a_stream_gives_no_second_eos_either(self):
-        path = self.path("rows.jsonl", self.ENDED * 8)
-        args = self.arguments(path, input_ids_column="ids", validation_file=[str(path)], eos_between_documents=True)
-        args.streaming, args.shuffle_buffer_size = True, 1
-        objective = SimpleNamespace(tokens_length=6, window=6, identity="whole", cut=lambda ids, _: (6, {"ids": ids}))
-        objective.rows = lambda tokens, seed=0: ChunkDataset(tokens, 6, seed)
-        training = T5TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2)
-        found = FoundText(args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None), make_tokenizer(1_000))
-        text = Text(found, objective, training)
-        self.assertEqual(text.files["validation"][0].tokens.tolist(), self.CLOSED * 8)
-        rows = np.array([row["ids"] for found, _ in itertools.islice(text.train, 8) for row in found.values()])
-        np.testing.assert_array_equal(rows, np.reshape(self.CLOSED * 8, (16, 6)))
-
-    @parameterized.parameters(False, True)
-    def test_a_stream_leaves_out_copies_of_what_it_holds_out(self, has_file):
-        documents = np.random.default_rng(0).integers(100, 800, (30, 60)).tolist()
-        path = self.path("rows.jsonl", [*documents, *documents[:6]])
-        args = self.arguments(path, input_ids_column="ids", max_eval_samples=3, streaming=True, shuffle_buffer_size=4)
-        args.validation_file = [str(self.path("held.jsonl", documents[:3]))] if has_file else None
-        objective = SimpleNamespace(tokens_length=60, window=60, identity="whole", inputs_length=60, targets_length=60)
-        objective.cut, objective.plan = lambda ids, _: (60, {"ids": ids}), lambda _: {}
-        objective.rows = lambda tokens, seed=0: ChunkDataset(tokens, 60, seed)
-        training = T5TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2)
-        found = FoundText(args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None), make_tokenizer(1_000))
-        text = Text(found, objective, training)
-        rows = [row["ids"].tolist() for found, _ in itertools.islice(text.train, 100) for row in found.values()]
-        seen = {tuple(row) for row in rows}
-        self.assertEqual(seen, set(map(tuple, documents[0 if has_file else 3 :])))
-        known = "copies of the 3 held-out documents are left out of the stream"
-        if has_file:
-            known = "3 of 3 validation documents are among the first 1,000 of the training text"
-        self.assertEqual(text.plan(1)["known"], known)
-
     @parameterized.parameters(2, 20)
     def test_copies_are_on_one_side(self, copies):
         documents = np.random.default_rng(0).integers(0, 10, (400 // copies, 50)).tolist() * copies
@@ -183,8 +144,6 @@ class TokensTest(TestCase):
         args = self.arguments(train_file=None, dataset_name=str(self.folder / "saved"), input_ids_column="ids")
         tokens = tokenised(args, find_sources(args), ids_tokenizer(10))
         self.assertEqual(sum(len(file.tokens) for file in tokens.values()), 8 * 300)
-        streamed = hub_corpora(args.dataset_name, None, "--dataset_name", ("train",))["train"]
-        self.assertEqual([row["ids"] for _, row in streamed.all_rows()], ROWS * 300)
 
     def test_weighted_arrays_are_ids(self):
         paths = [self.path(f"{name}.npy", np.array(SQUARE)) for name in "ab"]

@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import csv
-import dataclasses
 import gzip
 import io
 import json
@@ -30,9 +29,9 @@ from modeling.loss import STATISTICS
 from tasks.own_pairs import as_source, translated
 from tasks.predictions import InputReader
 from tasks.registry import check_entry, reference_texts, source_text
-from tasks.rows import load_rows, open_corpus, row_splitter
+from tasks.rows import load_rows
 from tasks.task_records import recorded_flags, task_record
-from tasks.tasks import LoadedTask, TaskData, Tasks
+from tasks.tasks import LoadedTask, Task, TaskData, Tasks
 
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {
@@ -122,6 +121,10 @@ class TestCase(parameterized.TestCase):
         argv = flags.split() if isinstance(flags, str) else flags
         (args,) = parse_arguments([TaskArguments], [word for word in argv if word])
         return Tasks.of_flags(args)
+
+    def rows_read(self, task: Task) -> list[dict]:
+        """The rows of a task whose training and validation files are the same."""
+        return load_rows(task.name, task.entry, task.args, "validation")
 
     def rows(self, flags: str | list[str], split: str = "train") -> list[tuple[str, list[str]]]:
         """(source, references) of the rows of the own pairs."""
@@ -316,18 +319,12 @@ class ReadTest(TestCase):
             dict(prompt=MESSAGES[:-1], completion=MESSAGES[-1:]),
             dict(prompt=MESSAGES[:1], completion=MESSAGES[1:]),
             dict(prompt=MESSAGES[:-1], completion="No."),
-        ),
-        streaming=(False, True),
+        )
     )
-    def test_messages_are_read_as_one_text(self, record, streaming):
+    def test_messages_are_read_as_one_text(self, record):
         Path("x.jsonl").write_text(lines([record]))
-        (task,) = self.tasks("--train_file x.jsonl --validation_file x.jsonl" + " --streaming" * streaming)
-        if streaming:
-            corpus = open_corpus(task.name, task.entry, task.args)
-            rows_of = row_splitter(task.name, task.entry, task.args, corpus=corpus)
-            rows = [row for _, record in corpus.all_rows() for row in rows_of(record)]
-        else:
-            rows = load_rows(task.name, task.entry, task.args, "validation")
+        (task,) = self.tasks("--train_file x.jsonl --validation_file x.jsonl")
+        rows = self.rows_read(task)
         found = [(source_text(task.entry, row), reference_texts("pairs", task.entry, row)) for row in rows]
         self.assertEqual(found, [("system: Be brief.\nuser: Hi?\nassistant: Yes.\nuser: So?", ["No."])])
 
@@ -402,12 +399,6 @@ class ReadTest(TestCase):
             args = TaskArguments(benchmark="mine", dataset_name="it", **flags)
             rows = {split: load_rows("it", entry, args, split) for split in ("train", "validation")}
             self.assertEqual((len(rows["train"]), len(rows["validation"])), counts)
-
-    def test_a_hub_stream_has_several_targets(self):
-        flags = "--hub_dataset some/set --source_column q --target_column a,b --streaming --max_eval_samples 2"
-        (task,) = self.tasks(flags)
-        rows = row_splitter(task.name, task.entry, task.args)({"q": "x", "a": "1", "b": "2"})
-        self.assertEqual(rows, [{"q": "x", "a or b": "1"}, {"q": "x", "a or b": "2"}])
 
     def test_a_hub_data_set(self):
         import datasets
@@ -547,12 +538,8 @@ class ReadTest(TestCase):
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 splits = [load_rows("pairs", task.entry, task.args, split) for split in ("train", "validation")]
-                args = dataclasses.replace(task.args, streaming=True)
-                corpus = open_corpus("pairs", task.entry, args)
-                split_row = row_splitter("pairs", task.entry, args, corpus=corpus)
-                streamed = [row for _, record in corpus.all_rows() for row in split_row(record)]
                 read = [item.texts for item in InputReader(task.entry, None, None).read(Path(file))]
-            found[file] = [*splits, streamed, read]
+            found[file] = [*splits, self.rows_read(task), read]
         self.assertEqual(found[name], found["x.jsonl"])
         self.assertEqual([row["a"] for row in found[name][0]], ["grey", "it is grey", "blue", "no list"])
         self.assertEqual(found[name][2], found[name][0])
@@ -629,10 +616,8 @@ class ReadTest(TestCase):
         self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl"), [("i", ["o"])])
         self.assertEqual(list(read_documents(Path("x.jsonl"), "input")), [""])
 
-    @parameterized.product(
-        saved=("folder", "parquet"), labels=(None, "good,bad", "0,1"), kind=("class", "text"), streaming=(False, True)
-    )
-    def test_classes_of_a_data_set_have_its_names(self, saved, labels, kind, streaming):
+    @parameterized.product(saved=("folder", "parquet"), labels=(None, "good,bad", "0,1"), kind=("class", "text"))
+    def test_classes_of_a_data_set_have_its_names(self, saved, labels, kind):
         """As datasets' own int2str; --labels in another order, or of numbers, say what they say."""
         if kind == "text" and labels:
             return
@@ -646,13 +631,8 @@ class ReadTest(TestCase):
         flags = "--hub_dataset saved" if saved == "folder" else "--train_file x.parquet --validation_file x.parquet"
         flags += f" --source_column q --target_column a --target_type {kind} --skip_rows_where a=-1"
         flags += f" --labels {labels}" if labels else ""
-        flags += " --streaming" if streaming else ""
         (task,) = self.tasks(flags)
-        found = load_rows(task.name, task.entry, task.args, "validation")
-        if streaming:
-            corpus = open_corpus(task.name, task.entry, task.args)
-            rows_of = row_splitter(task.name, task.entry, task.args, corpus=corpus)
-            found = [row for _, record in corpus.all_rows() for row in rows_of(record)]
+        found = self.rows_read(task)
         self.assertEqual([reference_texts("pairs", task.entry, row) for row in found], [[name] for name in wanted])
 
     def test_empty_files_of_a_pattern_and_what_spark_writes(self):
@@ -816,7 +796,6 @@ class MistakeTest(TestCase):
         ),
         (f"--train_file book.csv {COLUMNS}", "book.csv: looks like .* Excel workbook: save its sheet as CSV"),
         (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: such columns are named by number"),
-        (f"--train_file pairs.jsonl --streaming {COLUMNS}", "--streaming: pairs of your own need --validation_file"),
     )
     def test_message(self, flags, message, error=ValueError):
         printed = io.StringIO()

@@ -29,7 +29,7 @@ from corpora.preview import LINES, Seen, Shown, block, described_files, files_re
 from corpora.token_files import MOST_PLACES, TokenWriter
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from data_collator_t5 import find_sentinel_ids
-from foundry.features import NO_FEATURES
+from foundry.features import NO_FEATURES, Features
 from tasks.tasks import Task, TaskData, Tasks
 
 SPLITS = ("train", "validation")
@@ -203,14 +203,17 @@ def rows_file(path: Path, rows: list[dict]) -> str:
 
 
 class TasksTest(parameterized.TestCase):
+    features = ()  # their classes
+
     def data(self, *flags: str, dry_run: bool = False) -> tuple[TaskData, dict[str, str]]:
         """(the data, {name: text of each part of the preview})."""
         argv = [*flags, "--data_cache_dir", str(self.folder / "cache"), "--output_dir", str(self.folder / "out")]
         argv += ["--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no"]
-        task_args, args = parse_arguments([TaskArguments, FineTuningArguments], argv)
+        task_args, args, *features = parse_arguments([TaskArguments, FineTuningArguments, *self.features], argv)
+        args = args.replaced(features=Features(features))
         with contextlib.redirect_stdout(io.StringIO()):
-            tasks = Tasks.of_flags(task_args)
-            data = TaskData(tasks, BYTES, args.replaced(**tasks.flags(args)))
+            tasks = Tasks.of_flags(task_args, args.features)
+            data = args.features.replacement(TaskData)(tasks, BYTES, args.replaced(**tasks.flags(args)))
         parts = [part for row in data.shown(whole=dry_run) for part in row]
         return data, {part.name: part.text(BYTES, 999) for part in parts}
 
@@ -279,12 +282,6 @@ class TasksTest(parameterized.TestCase):
         self.assertEqual(lines[0], "a train source  x</s>")
         self.assertEqual(lines[-1], "4 more rows: --dry_run shows them")
 
-    def test_a_streamed_row_is_the_first_of_the_file(self):
-        data, shown = self.data(*self.pairs(), "--streaming", "--max_source_length", "20")
-        self.assertEqual(shown["train source"], "do: source 0</s>")
-        self.assertEqual(shown["validation target"], r"answer\n3</s>")
-        self.assertEqual(list(data.read["rows"]), ["validation"])
-
 
 # ---------------------------------------------------------------- scripts
 class ScriptsTest(parameterized.TestCase):
@@ -325,15 +322,6 @@ class ScriptsTest(parameterized.TestCase):
             [{"text": " ".join(sentences(60, seed))} for seed in range(9)], "--dry_run", "--validation_split_count", "1"
         )
         self.assertRegex(printed, r"text +corpus.jsonl, [\d.]+ KiB\ndocuments +8 \(0 empty")
-
-    def test_a_stream_shows_its_first_document_and_the_validation(self):
-        printed = self.pre_train(
-            [{"text": f"{line} {line} {line}"} for line in sentences(300)],
-            *("--streaming", "--max_eval_samples", "4", "--dry_run"),
-        )
-        self.assertRegex(printed, r"\nknown +copies of the \d+ held-out documents are left out of the stream\n")
-        self.assertIn("first of block 1", printed)
-        self.assertIn("validation target", printed)
 
     def test_a_new_tokenizer(self):
         (self.folder / "text.txt").write_text("\n".join(sentences(300)))

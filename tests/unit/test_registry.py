@@ -34,7 +34,7 @@ from tasks.registry import (
     target_text,
 )
 from tasks.registry import test_splits as splits_without_labels
-from tasks.rows import load_rows, open_corpus, row_splitter
+from tasks.rows import load_rows
 from tasks.tasks import LoadedTask, Task, Tasks
 from tasks.transforms import TRANSFORMS, pad_punctuation
 
@@ -518,17 +518,6 @@ class RegistryTest(TestCase):
         task = DATASET_VALS[group][name]
         found = self.texts(group, name, split, task, data_dir=str(self.write(FILES[group, name])))
         self.assertEqual(found, TEXTS[group, name][split])
-
-    @parameterized.parameters(
-        *[key for key in ENTRIES if isinstance(DATASET_VALS[key[0]][key[1]]["files"]["train"], str)]
-    )
-    def test_streamed_rows_are_the_same(self, group, name):
-        task, args = DATASET_VALS[group][name], TaskArguments(group, name, data_dir=str(self.write(FILES[group, name])))
-        corpus = open_corpus(name, task, args)
-        split = row_splitter(name, task, args)
-        rows = [row for _, record in corpus.all_rows() for row in split(record)]
-        found = [(source_text(task, row), reference_texts(name, task, row)) for row in rows]
-        self.assertEqual(found, TEXTS[group, name]["train"])
 
     @parameterized.named_parameters(*[case for case in CASES if (case[1], case[2]) in HUB])
     def test_columns_of_the_hub(self, group, name, split):

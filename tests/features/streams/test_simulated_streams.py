@@ -1,4 +1,4 @@
-"""benchmarks/streams.py: what a stream reads, simulated, and the least text that this needs."""
+"""What a stream reads, simulated, and the least text that this needs."""
 
 import tempfile
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from benchmarks.streams import BATCH, CHARACTERS, WINDOW, simulated
 from common.errors import UserError
+from features.streams.simulation import BATCH, CHARACTERS, WINDOW, simulated
 
 
 class SimulatedStreamsTest(parameterized.TestCase):

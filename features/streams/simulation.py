@@ -10,8 +10,9 @@ import numpy as np
 
 from common.errors import UserError
 from common.reports import aligned
-from corpora.blocks import FileCorpus
-from corpora.streams import StreamDataset, packed, readers_of
+from corpora.examples import readers_of
+from features.streams.blocks import FileCorpus
+from features.streams.lanes import StreamDataset, packed
 
 WINDOW = 568  # raw tokens of an example, from which span corruption makes 512 input and 114 target tokens
 CHARACTERS = 4  # characters that count as a token

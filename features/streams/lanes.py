@@ -20,9 +20,7 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,12 +32,10 @@ from transformers import TrainingArguments
 
 from common.command_line import listed
 from common.errors import StreamError, UserError
-from corpora.blocks import Corpus, Piece
-from corpora.examples import shares
+from corpora.examples import LANES, readers_of, shares
 from corpora.own_ids import is_blank, with_eos
-from corpora.tokenizers import cut_at_spaces
+from features.streams.blocks import Corpus, Piece
 
-LANES = 2**6 * 3**3  # most lanes; a multiple of every number of ranks 2^a * 3^b up to 64 with b <= 3
 OPEN_LANES = 2**6 * 3  # most lanes if each keeps a file open
 ALL_LANES = 2**14  # most lanes of all corpora together
 LANE_BYTES = 2**16  # least text that a lane has in a pass; half of it for multiples of FEW_LANES
@@ -54,25 +50,6 @@ Units = Callable[[Rows], Iterator[tuple[Place, object]]]  # turns rows into unit
 
 
 # ---------------------------------------------------------------- units
-_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+")
-_LETTER = re.compile(r"[^\W\d_]")
-
-
-def cut_sentences(text: str, longest: int) -> list[str]:
-    """Sentence-like pieces of at most `longest` characters: "Se poate. El e!", 9 -> ["Se poate.", "El e!"].
-
-    The end of a line ends a piece, and so does white space after . ! ? or … (and closing quotes). A longer piece is cut
-    at a space, or within a word that has none. White space around pieces, and pieces without a letter, are left out.
-    """
-    pieces = []
-    for line in text.splitlines():
-        start = 0
-        for end in itertools.chain((match.end() for match in _SENTENCE_END.finditer(line)), [len(line)]):
-            pieces += [part.strip() for part in cut_at_spaces(line[start:end].strip(), longest)]
-            start = end
-    return [piece for piece in pieces if _LETTER.search(piece)]
-
-
 def one_by_one(split: Callable[[dict], list]) -> Units:
     """Units that are the parts into which `split` divides a row."""
 
@@ -156,11 +133,6 @@ def number_of_lanes(corpora: Sequence[Corpus]) -> int:
         numbers = [n for n in numbers if n * LANE_BYTES <= size * (2 if n % FEW_LANES == 0 and n <= OPEN_LANES else 1)]
     numbers = [n for n in numbers if 3 * n >= max(numbers)]
     return min(numbers, key=lambda n: (sum(readers_of(ranks, n) for ranks in USUAL_RANKS), -n))
-
-
-def readers_of(ranks: int, lanes: int = LANES) -> int:
-    """How many ranks read and tokenise the same row."""
-    return ranks // math.gcd(ranks, lanes)
 
 
 class LaneSource:

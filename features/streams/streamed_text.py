@@ -1,15 +1,14 @@
-"""Text that is read, tokenised and packed during the training (`--streaming`).
+"""Text that is read, tokenised and packed during the pre-training.
 
-Only runs that stream import this module, so a cached text loads neither blocks nor streams. `found` is the `FoundText`
-of data_t5.py, `objective` an `Objective` (objectives/objective.py).
+`objective` is an `Objective` (objectives/objective.py).
 """
 
 import io
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from transformers import TrainingArguments
@@ -17,20 +16,76 @@ from transformers import TrainingArguments
 from common.command_line import listed
 from common.errors import UserError
 from constants import BUILTIN_CORPUS
-from corpora.blocks import Corpus, FileCorpus, Piece, hub_corpora
 from corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank, with_eos
 from corpora.preview import Shown
-from corpora.reading import text_of
+from corpora.reading import column_texts, text_of
 from corpora.sources import builtin_sources
-from corpora.streams import StreamDataset, packed
 from corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
 from corpora.tokenizers import tokenizer_fingerprint
 from data_collator_t5 import example_keys
+from data_t5 import FoundText, Text
+from features.streams import CHUNKS, Streams, check_held_out
+from features.streams.blocks import Corpus, FileCorpus, Piece, hub_corpora, streamed_splits
+from features.streams.lanes import StreamDataset, packed
 
 SEEN = 1_000  # first documents of a stream that are compared with a --validation_file
 
 
-def open_corpus(args: Any) -> dict[str, Corpus]:
+class StreamedFoundText(FoundText):
+    """A FoundText whose `sources` are {name of a corpus: {split: its Corpus}}. stream: the flags."""
+
+    def __init__(self, stream: Streams, args: Any, *others: Any):
+        self.stream = stream
+        check_held_out(args)
+        super().__init__(args, *others)
+
+    def find(self, alone: Any) -> dict[str, Corpus]:
+        return open_corpus(alone, self.stream.skip_broken_rows)
+
+    def trained_tokenizer(self, model_args: Any) -> NoReturn:
+        raise UserError("--streaming needs --tokenizer_name: create_tokenizer.py trains one on a sample of the text")
+
+
+class StreamedText(Text):
+    """A Text whose training examples are made on the fly. `files` has those of validation alone. stream: the flags."""
+
+    evaluated, read_for, known_in = CHUNKS, "read for validation ", f"among the first {SEEN:,} of"
+    steps_per_epoch = None
+
+    def __init__(self, stream: Streams, *others: Any):
+        self.stream = stream
+        super().__init__(*others)
+
+    def read_files(self, most: list[int]) -> dict[str, list[TokenFile]]:
+        return held_out_files(self.found, self.objective, most)
+
+    def training(self, checkpoint: str | None) -> tuple[list, StreamDataset]:
+        size, held_out = self.stream.shuffle_buffer_size, self.files["validation"]
+        return [], training_stream(self.found, self.objective, self.training_args, held_out, size, checkpoint)
+
+    def longer_validation(self) -> str:
+        return "give a longer --validation_file"
+
+    def shown_of_training(self, whole: bool) -> tuple[list[Shown], str, Any]:  # noqa: ARG002
+        return first_documents(self.found), "validation", self.validation
+
+    @property
+    def tokens_per_example(self) -> float:
+        """Mean raw tokens of a validation example."""
+        return getattr(self.validation, "tokens_length", self.objective.tokens_length)
+
+    def plan_of_training(self) -> dict[str, str | None]:
+        rows = {"stream": self.train.described()}
+        if any(file.digests for file in self.files["validation"]):
+            documents = self.documents["validation"]
+            rows = {"known": f"copies of the {documents:,} held-out documents are left out of the stream"} | rows
+        return rows
+
+    def chunks(self) -> str:
+        return f"a stream for training, {len(self.validation or ()):,}"
+
+
+def open_corpus(args: Any, skip_broken: bool = False) -> dict[str, Corpus]:
     """{split: corpus} of the text that the flags name, as `find_sources` finds it for a cached text."""
     column, cache = args.input_ids_column or args.text_column, Path(args.data_cache_dir).expanduser()
     if args.train_file:
@@ -42,11 +97,11 @@ def open_corpus(args: Any) -> dict[str, Corpus]:
     else:
         name, config = args.dataset_name, args.dataset_config_name
         return hub_corpora(name, config, "--dataset_name", ("train", "validation"), column)
-    options = dict(ids=has_ids(args), cache=cache, skip_broken=args.skip_broken_rows)
+    options = dict(ids=has_ids(args), cache=cache, skip_broken=skip_broken)
     return {split: FileCorpus(files[split], column, **options) for split in files}
 
 
-def document_reader(found: Any, corpus: Corpus) -> Callable[[dict], str | IdDocument]:
+def document_reader(found: FoundText, corpus: Corpus) -> Callable[[dict], str | IdDocument]:
     """The function from the row that was read last to its document. UserError if its column is missing."""
     flag, column, read = "--text_column", found.args.text_column, text_of
     if found.ids:
@@ -61,12 +116,12 @@ def document_reader(found: Any, corpus: Corpus) -> Callable[[dict], str | IdDocu
     return document
 
 
-def eos_between(found: Any) -> int | None:
+def eos_between(found: FoundText) -> int | None:
     """The id that ends each document; None if nothing does, as in T5."""
     return found.tokenizer.eos_token_id if found.args.eos_between_documents else None
 
 
-def held_out_files(found: Any, objective: Any, rows: list[int]) -> dict[str, list[TokenFile]]:
+def held_out_files(found: FoundText, objective: Any, rows: list[int]) -> dict[str, list[TokenFile]]:
     """{"validation": [a token file of each corpus]}, from its validation text, or else from the first documents of its
     training text, which are then held out. rows: how many examples are wanted of each corpus."""
     encode = document_encoder(found.tokenizer, found.ids)
@@ -75,7 +130,7 @@ def held_out_files(found: Any, objective: Any, rows: list[int]) -> dict[str, lis
     return {"validation": [_first_tokens(found, sources, count, encode) for sources, count in splits]}
 
 
-def _first_tokens(found: Any, sources: dict[str, Corpus], wanted: int, encode: Callable) -> TokenFile:
+def _first_tokens(found: FoundText, sources: dict[str, Corpus], wanted: int, encode: Callable) -> TokenFile:
     """At least `wanted` tokens in whole documents, or all there are."""
     file = io.BytesIO()
     writer = TokenWriter(file, found.tokenizer, encode, eos_between(found))
@@ -103,7 +158,7 @@ def _first_tokens(found: Any, sources: dict[str, Corpus], wanted: int, encode: C
     return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **info, known=known, digests=frozenset(digests))
 
 
-def first_documents(found: Any) -> list[Shown]:
+def first_documents(found: FoundText) -> list[Shown]:
     """The first training document, and the first one of the middle block, as the model gets them; of several corpora
     the first one of each. No more is read."""
     encode, shown = document_encoder(found.tokenizer, found.ids), []
@@ -120,10 +175,15 @@ def first_documents(found: Any) -> list[Shown]:
 
 
 def training_stream(
-    found: Any, objective: Any, args: TrainingArguments, held_out: list[TokenFile], checkpoint: str | None = None
+    found: FoundText,
+    objective: Any,
+    args: TrainingArguments,
+    held_out: list[TokenFile],
+    buffer: int,
+    checkpoint: str | None = None,
 ) -> StreamDataset:
-    """The stream of this rank's training examples, without copies of the documents that are held out of it. It begins
-    where the checkpoint, if there is one, was written."""
+    """The stream of this rank's training examples, without copies of the documents that are held out of it. buffer: how
+    many it shuffles at a time. It begins where the checkpoint, if there is one, was written."""
     encode, eos_id = document_encoder(found.tokenizer, found.ids), eos_between(found)
     left_out = frozenset().union(*(file.digests for file in held_out))
 
@@ -145,8 +205,21 @@ def training_stream(
     ]
     column = found.args.input_ids_column or found.args.text_column
     described = f"{objective.identity} {column} {eos_id} {tokenizer_fingerprint(found.tokenizer)}"
-    size = found.args.shuffle_buffer_size
-    stream = StreamDataset.of_run(corpora, make_examples, args, size, weights=found.weights, description=described)
+    stream = StreamDataset.of_run(corpora, make_examples, args, buffer, weights=found.weights, description=described)
     if checkpoint:
         stream.resume(checkpoint)
     return stream
+
+
+def streamed_documents(args: Any, _: Any) -> tuple[dict[str, str | None], Iterator[str], Iterator[str]]:
+    """As `find_documents` of create_tokenizer.py, whose flags `args` are, of a data set that is not stored."""
+    name, column, most = args.dataset_name, args.text_column, args.max_train_samples
+    if name in (None, BUILTIN_CORPUS):
+        raise UserError("--streaming needs a data set in --dataset_name; files are read as a stream anyway")
+    rows = iter(streamed_splits(name, args.dataset_config_name, "--dataset_name")["train"])
+    row = next(rows, {})
+    if column not in row:
+        raise UserError(f"--text_column {column}: {name} has the columns {listed(row)}")
+    documents = column_texts(itertools.chain([row], rows), column, name)
+    text = f"{name}, streamed" + (f", its first {most:,} documents" if most else "")
+    return {"text": text, "files": None}, itertools.islice(documents, most), iter(())

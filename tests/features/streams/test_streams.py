@@ -1,4 +1,4 @@
-"""Tests of corpora/blocks.py and streams.py: every example once, in one order for any ranks and workers, and from any
+"""Tests of blocks.py and lanes.py: every example once, in one order for any ranks and workers, and from any
 place on without reading what came before. Then of both scripts with `--streaming`, up to killed runs."""
 
 import contextlib
@@ -25,15 +25,19 @@ import fine_tune_t5
 import pre_train_t5
 from arguments.task import TaskArguments
 from arguments.training import FineTuningArguments
-from benchmarks.streams import simulated
 from common import digests
 from constants import DATASET_VALS
-from corpora import blocks, streams
-from corpora.blocks import FileCorpus, Piece, hub_corpora
-from corpora.streams import Lane, StreamDataset, StreamLoader, cut_sentences, one_by_one, packed, readers_of
+from corpora.examples import readers_of
+from corpora.sentences import cut_sentences
 from corpora.tokenizers import plain_encoder
 from corpora.word_encoder import flat
-from tasks.tasks import LoadedTask, Task
+from features.streams import TaskStreams, blocks
+from features.streams import lanes as streams
+from features.streams.blocks import FileCorpus, Piece, hub_corpora
+from features.streams.lanes import Lane, StreamDataset, StreamLoader, one_by_one, packed
+from features.streams.simulation import simulated
+from features.streams.streamed_tasks import StreamedTask, training_stream
+from tasks.tasks import LoadedTask
 
 EXAMPLES = 1_500
 CHOOSER = random.Random(5)
@@ -790,12 +794,13 @@ class ScriptTest(parameterized.TestCase):
         (self.folder / "a.txt").write_text("\n".join(lines * 30))
         lengths = dict(max_piece_length=90, max_source_length=24, max_target_length=24)
         task = DATASET_VALS["text"]["restore_diacritics"] | lengths
-        args = TaskArguments(train_file=str(self.folder / "a.txt"), streaming=True)
+        args = TaskArguments(train_file=str(self.folder / "a.txt"))
         training_args = FineTuningArguments(
             output_dir=str(self.folder / "out"), per_device_train_batch_size=8, max_steps=2, report_to="none"
         )
-        streamed = Task("restore_diacritics", task, args)
-        stream = LoadedTask(streamed, {}, tokenizer, streamed.open_stream()).stream(training_args)
+        streamed = StreamedTask(TaskStreams(streaming=True), "restore_diacritics", task, args)
+        loaded = LoadedTask(streamed, {}, tokenizer)
+        stream = training_stream(loaded, streamed.open_stream(), training_args, 10_000)
         collator = fine_tune_t5.padding_collator(tokenizer)
         encode, seen = plain_encoder(tokenizer), set()
         texts = {

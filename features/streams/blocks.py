@@ -46,6 +46,7 @@ BLOCK_BYTES = 2**15  # smallest block of text: small, so that a small corpus has
 MOST_BLOCKS = 2**14  # text of more than half a gigabyte gets this many, larger blocks
 READ_BYTES = 2**15  # bytes of text read at a time; its file is closed in between
 PARQUET_ROWS, PARQUET_BYTES = 256, 2**18  # rows decoded and bytes read at a time, instead of a whole row group
+SAVED_SHARDS = 96  # shards into which a saved data set is cut
 FEW_SHARDS = 96  # a Hub stream with fewer shards opens its files at the start to find their row groups
 Rows = Iterator[tuple[int, dict]]
 
@@ -348,12 +349,21 @@ def hub_corpora(
 ) -> dict[str, "HubCorpus"]:
     """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
     UserError without a split "train"."""
-    found = load_dataset_splits(name, config, flag, streaming=True, needed="train")
+    found = streamed_splits(name, config, flag)
     if only:  # other columns, such as pictures, would be decoded for nothing
         found = {
             s: rows.select_columns([only]) if only in (rows.column_names or ()) else rows for s, rows in found.items()
         }
     return {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
+
+
+def streamed_splits(name: str, config: str | None, flag: str) -> dict[str, Any]:
+    """{split: a datasets.IterableDataset} of a Hub or saved data set. UserError without a split "train"."""
+    found = load_dataset_splits(name, config, flag, needed="train", streaming=True)
+    for split, rows in found.items():
+        if hasattr(rows, "to_iterable_dataset"):  # a table, of a saved folder
+            found[split] = rows.to_iterable_dataset(max(1, min(SAVED_SHARDS, len(rows))))
+    return found
 
 
 class HubCorpus(Corpus):

@@ -1,0 +1,167 @@
+"""Streams: training rows are read, tokenised and shuffled while the model trains.
+
+    python pre_train_t5.py --streaming --dataset_name allenai/c4 --dataset_config_name en --tokenizer_name ...
+    python fine_tune_t5.py --task text/restore_diacritics --streaming --max_steps 10000 --train_file 'books/*.txt' ...
+
+blocks.py cuts a corpus into blocks, lanes.py reads them in their order, streamed_text.py makes a `Text` of it,
+streamed_tasks.py a `TaskData`. simulation.py measures what is read: `benchmark_t5.py stream`.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from common.command_line import Flags, Rules, check_rules, option, refuse
+from common.errors import UserError
+from foundry.features import Feature
+
+CHUNKS = 512  # validation chunks to score, where --max_eval_samples is not given (docs/defaults.md)
+
+
+def check_held_out(flags: Any) -> None:
+    """UserError if the flags hold out a share of a stream."""
+    refuse(
+        flags,
+        "validation_split_percentage validation_split_count",
+        "the length of a stream is not known: leave it out, and the first documents are held out, enough for "
+        "--max_eval_samples chunks; or give --validation_file",
+    )
+
+
+@dataclass
+class Streams(Feature):
+    """Streams of text, for pre-training."""
+
+    _argument_group_name = "text"
+    _usual = "streaming"
+    rules: ClassVar[Rules] = (
+        ("shuffle_buffer_size", lambda flags: not flags.streaming, "needs --streaming"),
+        ("skip_broken_rows", lambda flags: not flags.streaming, "needs --streaming"),
+    )
+    recorded: ClassVar = ("streaming",)
+    # Checked while it is on. A flag with its default value is not refused, as a recipe may give it.
+    _refused: ClassVar[Rules] = (
+        (
+            "max_train_samples",
+            lambda _: True,
+            "which rows of a stream come first depends on the order; give a smaller file, or --max_steps",
+        ),
+        (
+            "train_sampling_strategy",
+            lambda _: True,
+            "a stream is always shuffled, by its blocks and --shuffle_buffer_size",
+        ),
+    )
+
+    streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
+    skip_broken_rows: bool = option(False, "Streaming: leave out lines of local files that are no UTF-8 or JSON.")
+    shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks.", at_least=1)
+
+    def is_on(self) -> bool:
+        return self.streaming
+
+    def decide(self, flags: Flags) -> dict[str, Any]:
+        """ignore_data_skip: when a run resumes, the stream itself begins at the right row, so Trainer must skip
+        none."""
+        self.check_flags(flags)
+        if flags.max_steps < 1:
+            raise UserError("--streaming needs --max_steps: the length of a stream is not known in advance")
+        check_rules(flags, self._refused)
+        return {"ignore_data_skip": True}
+
+    def check_flags(self, flags: Flags) -> None:
+        """UserError for flags of the text that do not go with a stream."""
+        check_held_out(flags)
+
+    def replacement(self, of: Callable) -> Callable:
+        modules = {"FoundText": "streamed_text", "Text": "streamed_text"}
+        modules |= dict.fromkeys(("Task", "Tasks", "TaskData"), "streamed_tasks")
+        if of.__name__ not in modules:
+            return of
+        own = importlib.import_module(f"features.streams.{modules[of.__name__]}")
+        return partial(getattr(own, f"Streamed{of.__name__}"), self)
+
+
+@dataclass
+class TaskStreams(Streams):
+    """Streams of rows, for fine-tuning."""
+
+    _argument_group_name = "task"
+    _usual = ""
+    _refused: ClassVar[Rules] = (
+        *Streams._refused,
+        (
+            "length_buckets packing",
+            lambda _: True,
+            "a stream's batches are cut on the fly, all of one size: leave out this flag or --streaming",
+        ),
+    )
+
+    streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
+    shuffle_buffer_size: int = option(10_000, "Streaming: rows shuffled at a time, over all ranks.", at_least=1)
+
+    def check_flags(self, flags: Flags) -> None:
+        pass
+
+
+@dataclass
+class EvaluatedStreams(TaskStreams):
+    """What evaluate_t5.py reads of a stream: the first documents, which the training held out."""
+
+    _without_effect = "shuffle_buffer_size"
+
+    def decide(self, flags: Flags) -> dict[str, Any]:  # noqa: ARG002
+        return {}  # an evaluation has no steps
+
+
+@dataclass
+class StreamedDataSet(Feature):
+    """A data set that create_tokenizer.py reads without storing it."""
+
+    _argument_group_name = "tokenizer"
+    rules: ClassVar[Rules] = (
+        (
+            "streaming",
+            lambda flags: flags.from_tokenizer or flags.model_name_or_path or flags.add_tokens,
+            "is for a tokenizer that is trained; --add_tokens changes no other token",
+        ),
+    )
+
+    streaming: bool = option(False, "Read the data set on the fly, without storing it first.")
+
+    def is_on(self) -> bool:
+        return self.streaming
+
+    def replacement(self, of: Callable) -> Callable:
+        from features.streams.streamed_text import streamed_documents
+
+        return streamed_documents
+
+
+@dataclass
+class StreamBenchmark(Feature):
+    """What all data workers read, simulated."""
+
+    def is_on(self) -> bool:
+        return True
+
+    def parts(self) -> dict[str, tuple]:
+        about = "what all data workers of a stream read, and in which order the text comes, simulated"
+        return {"stream": (self.measure, about, dict(megabytes=512.0))}
+
+    @staticmethod
+    def measure(args: Any) -> dict:
+        from features.streams.simulation import measure_stream
+
+        return measure_stream(args)
+
+
+FEATURE = {
+    "pre_train_t5": Streams,
+    "fine_tune_t5": TaskStreams,
+    "evaluate_t5": EvaluatedStreams,
+    "create_tokenizer": StreamedDataSet,
+    "benchmark_t5": StreamBenchmark,
+}

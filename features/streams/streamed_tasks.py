@@ -1,0 +1,163 @@
+"""Tasks whose training rows are read while the model trains. stream: the flags, in all classes."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from arguments.own_pairs import OWN, has_validation_files
+from arguments.task import TaskArguments
+from arguments.training import FineTuningArguments, T5TrainingArguments
+from common.errors import UserError
+from corpora.hub import classes_of
+from corpora.preview import files_read
+from corpora.reading import class_names
+from features.streams import TaskStreams
+from features.streams.blocks import Corpus, FileCorpus, hub_corpora
+from features.streams.lanes import StreamDataset, one_by_one
+from tasks import examples, registry
+from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
+from tasks.tasks import LoadedTask, Task, TaskData, Tasks
+
+HELD_OUT = 1_000  # rows held out of a text where neither --validation_file nor --max_eval_samples is given
+
+
+class StreamedTask(Task):
+    """A task that is evaluated on the first documents of its text, if it has no --validation_file, and that reads no
+    more of such a file than --max_eval_samples rows. corpus: that of the training rows, once it is opened."""
+
+    def __init__(self, stream: TaskStreams, name: str, entry: dict, args: TaskArguments, *others: Any):
+        if name == OWN and (args.validation_split_percentage or not (args.hub_dataset or has_validation_files(args))):
+            raise UserError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")
+        super().__init__(name, entry, args, *others)
+        self.stream, self.corpus = stream, None
+
+    def open_stream(self) -> Corpus:
+        """The corpus of the training rows; no row is read yet."""
+        self.corpus = open_corpus(self.name, self.entry, self.args, self.stream.skip_broken_rows)
+        return self.corpus
+
+    def rows_of(self, split: str, left_out: Counter) -> list[dict]:
+        if is_text_corpus(self.entry) and not self.args.validation_file and split in registry.eval_splits(self.entry):
+            return held_out_rows(self.name, self.entry, self.args, self.corpus or self.open_stream())
+        most = self.args.max_eval_samples if split in own_files(self.args, self.entry) else None
+        return load_rows(self.name, self.entry, self.args, split, left_out, self.files, most)
+
+
+class StreamedTasks(Tasks):
+    """One task."""
+
+    packable = False
+
+    def __init__(self, stream: TaskStreams, tasks: list[Task]):
+        super().__init__(tasks)
+        self.stream = stream
+
+    def flags(self, args: FineTuningArguments) -> dict:
+        if self.args.span_corruption_file:
+            raise UserError("--streaming True: excludes --span_corruption_file: a stream cannot be mixed")
+        if len(self) > 1:
+            raise UserError(f"--streaming needs one task, and --dataset_name names {len(self)}. Name one of them")
+        return super().flags(args)
+
+    def training_texts(self) -> NoReturn:
+        raise UserError(
+            "--streaming: a model from scratch needs a tokenizer, and the rows are not read beforehand. Train one "
+            "with create_tokenizer.py and give it as --tokenizer_name"
+        )
+
+
+class StreamedTaskData(TaskData):
+    """A TaskData whose `train` is a stream. corpus: that of the training rows, which are not known beforehand."""
+
+    steps_per_epoch, holds_out = None, True
+
+    def __init__(self, stream: TaskStreams, *others: Any):
+        self.stream = stream
+        super().__init__(*others)
+
+    def read_rows(self, task: Any) -> dict[str, list[dict]]:
+        self.corpus = task.open_stream()
+        return task.read(registry.eval_splits(task.entry))
+
+    def training_data(self) -> StreamDataset:
+        return training_stream(self.tasks[0], self.corpus, self.training_args, self.stream.shuffle_buffer_size)
+
+    def resume(self, checkpoint: str | None) -> None:
+        if checkpoint:
+            self.train.resume(checkpoint)
+
+    @property
+    def train_fingerprint(self) -> str:
+        return self.corpus.fingerprint
+
+    @property
+    def read(self) -> dict[str, dict]:
+        read = super().read
+        return read | {"files": files_read({"train": [getattr(self.corpus, "files", None)]}) | read["files"]}
+
+    def plan(self, steps: int) -> dict[str, str | None]:
+        return {"stream": f"{self.corpus.description}; {self.train.described()}"} | super().plan(steps)
+
+
+def training_stream(task: LoadedTask, corpus: Corpus, args: T5TrainingArguments, buffer: int) -> StreamDataset:
+    """The streamed training rows {"input_ids", "attention_mask", "labels"}, cut and with EOS."""
+    lengths = examples.max_lengths(task.entry, "train")
+    tokenize = examples.build_tokenize_function(task.name, task.entry, task.tokenizer, *lengths)
+
+    def make_examples(_: np.ndarray | None, rows: list[dict]) -> list[dict]:
+        rows = examples.without_end_tokens(task.entry, task.tokenizer, rows)
+        return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
+
+    split = row_splitter(task.name, task.entry, task.args, corpus=corpus)
+    first = itertools.islice((row for _, record in corpus.all_rows() for row in split(record)), 1)
+    first = examples.without_end_tokens(task.entry, task.tokenizer, list(first))
+    task.shown = {"train": task.shown_of("train", first, make_examples(None, first) if first else [])} | task.shown
+    units = one_by_one(split)
+    described = f"{registry.preprocess_of(task.entry)[1]} {task.entry.get('max_piece_length')}"
+    return StreamDataset.of_run([(corpus, units)], make_examples, args, buffer, description=described)
+
+
+def open_corpus(name: str, task: dict, args: TaskArguments, skip_broken: bool = False) -> Corpus:
+    """The corpus of the training rows, of which none is read yet. UserError if there are no training files, or files
+    whose lines belong together."""
+    files = files_of_split(name, task, args, "train")
+    if isinstance(files, dict):
+        raise UserError(
+            f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
+            "one file of rows of them"
+        )
+    if files:
+        read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
+        cache = Path(args.data_cache_dir).expanduser()
+        return FileCorpus(files, read_whole=read_whole, cache=cache, skip_broken=skip_broken)
+    dataset, config = task["hub"]
+    return hub_corpora(dataset, config, f"task {name}, data set", ("train",))["train"]
+
+
+def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
+    """The rows of a text corpus's first documents, to evaluate on: --max_eval_samples or HELD_OUT of them, up to the
+    end of a document. Training then begins after these documents."""
+    rows_of = row_splitter(name, task, args, "validation", corpus)
+    held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
+    return [row for record in held_out for row in rows_of(record)]
+
+
+def row_splitter(
+    name: str, task: dict, args: TaskArguments, split: str = "train", corpus: Corpus | None = None
+) -> Callable[[dict], list[dict]]:
+    """The function from a record of the corpus to a split's rows. corpus: gives the record's place, for errors."""
+    reader = SplitReader(name, task, args, split, files_of="train")
+    names = classes_of(getattr(corpus, "dataset", None))
+    for path in reader.files or []:
+        names |= class_names(path)
+
+    def rows_of(record: dict) -> list[dict]:
+        (record,) = reader.with_class_names([record], names)
+        rows = list(reader.rows_of(record, corpus.here(f"task {name}, ") if corpus else f"task {name}, a row"))
+        return training_rows(task, rows) if split == "train" else rows
+
+    return rows_of

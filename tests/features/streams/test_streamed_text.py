@@ -1,0 +1,156 @@
+"""Streamed text with every objective gives the same rows on any number of ranks, after a resume and in its preview."""
+
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import test_text
+import torch
+from absl.testing import parameterized
+from test_text import BATCH, LENGTH, OBJECTIVES, TEXTS, lines
+
+from features.streams import Streams, blocks, lanes
+from features.streams.lanes import MixedLane, StreamLoader
+
+
+class StreamCase(test_text.TestCase):
+    """Texts whose examples are made on the fly."""
+
+    stream = Streams(streaming=True, shuffle_buffer_size=96)
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.enterClassContext(mock.patch.object(blocks, "BLOCK_BYTES", 1_500))
+        cls.enterClassContext(mock.patch.object(lanes, "ENCODE_BATCH", 300))
+        cls.enterClassContext(mock.patch.multiple(lanes, LANES=24, LANE_BYTES=1_000))
+        cls.enterClassContext(mock.patch.multiple(blocks, SAVED_SHARDS=24, FEW_SHARDS=24))  # datasets copies each
+
+    def replacement(self, of: type):
+        return self.stream.replacement(of)
+
+
+def batches(objective, stream, count: int) -> list[tuple[dict[str, torch.Tensor], dict]]:
+    """(tensors, state after it) of the first batches."""
+    loader = StreamLoader(stream, objective, 0)
+    return [(batch, json.loads(json.dumps(loader.state))) for batch in itertools.islice(loader, count)]
+
+
+def raw_rows(stream, count: int) -> Iterator[dict[str, np.ndarray]]:
+    """The first batches as the objective gets them."""
+    loader = StreamLoader(stream, lambda rows: {name: np.stack([row[name] for row in rows]) for name in rows[0]}, 0)
+    return itertools.islice(loader, count)
+
+
+class PreviewTest(StreamCase):
+    @parameterized.parameters(*TEXTS)
+    def test_it_has_the_ids_that_the_model_gets(self, kind):
+        objective = tuple(OBJECTIVES)[TEXTS.index(kind) % len(OBJECTIVES)]
+        text, corrupt, _ = self.open(self.flags(kind, **OBJECTIVES[objective]))
+        rows = text.shown(whole=True)
+        (example,) = [row for row in rows if len(row) == 2]
+        batch = corrupt([text.validation[0]])
+        self.assertEqual(list(example[0].ids), batch["input_ids"][0].tolist())
+        self.assertEqual(list(example[1].ids), [number for number in batch["labels"][0].tolist() if number >= 0])
+        self.assertNotEmpty([row[0] for row in rows if len(row) == 1])
+
+
+class NewObjectiveTest(StreamCase, test_text.NewObjectiveTest):
+    """What CONTRIBUTING.md shows works for streams too."""
+
+    def check_rows(self):
+        _, objective, train = self.open(self.flags("weighted", packing="last"))
+        self.assertEqual(objective(next(raw_rows(train, 1)))["input_ids"].shape, (BATCH, LENGTH))
+
+    test_a_mixture_is_an_entry = None
+
+
+class StreamedTextTest(StreamCase):
+    @parameterized.product(kind=TEXTS, objective=tuple(OBJECTIVES))
+    def test_ranks_and_resuming_change_nothing(self, kind, objective):
+        flags = self.flags(kind, **OBJECTIVES[objective])
+        _, corrupt, stream = self.open(flags)
+        whole = batches(corrupt, stream, 12)
+        for name, tensor in whole[0][0].items():
+            self.assertEqual(tensor.shape, whole[-1][0][name].shape)
+        # Two ranks: example n of the run is row n // 2 of rank n % 2.
+        of_ranks = []
+        for rank in range(2):
+            _, corrupt, stream = self.open(flags, rank, 2)
+            of_ranks.append(batches(corrupt, stream, 12))
+        for step, (one, other) in enumerate(zip(*of_ranks, strict=True)):
+            for name, tensor in whole[step][0].items():
+                both = torch.stack([one[0][name], other[0][name]], dim=1).flatten(0, 1)
+                torch.testing.assert_close(both, tensor, rtol=0, atol=0, msg=f"step {step}, {name}")
+        # A checkpoint of step 5, of one rank and of two, goes on with step 6 on one rank.
+        for states in ([whole[4][1]], [batches_of[4][1] for batches_of in of_ranks]):
+            with tempfile.TemporaryDirectory() as checkpoint:
+                for rank, state in enumerate(states):
+                    (Path(checkpoint) / f"stream_state_{rank}.json").write_text(json.dumps(state))
+                _, corrupt, stream = self.open(flags, checkpoint=checkpoint)
+            for (found, _), (wanted, _) in zip(batches(corrupt, stream, 7), whole[5:], strict=True):
+                for name, tensor in wanted.items():
+                    torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+
+    @parameterized.parameters(*OBJECTIVES)
+    def test_rows_are_the_text(self, objective):
+        """What a row masks and keeps together are the documents' own tokens, each as often as it stands in the text."""
+        flags = self.flags("file", **OBJECTIVES[objective])
+        self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 10**9))  # a row goes on from one block to another
+        self.enter_context(mock.patch.object(lanes, "LANE_BYTES", 10**9))
+        text, corrupt, stream = self.open(flags)
+        encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
+        eos = [1] if flags.eos_between_documents else []
+        wanted = [token for line in lines(1) for token in [*map(encode.get, line), *eos]]
+        joined = "," + ",".join(map(str, wanted)) + ","
+        for batch in raw_rows(stream, 5):
+            for row in batch["input_ids"][:, :30]:
+                self.assertIn("," + ",".join(map(str, row)) + ",", joined)
+            self.assertEqual(corrupt(batch)["input_ids"].shape, (BATCH, LENGTH))
+
+    @parameterized.parameters("weighted", "weighted_saved", "weighted_ids")
+    def test_corpora_come_by_their_weights(self, kind):
+        text, _, stream = self.open(self.flags(kind))
+        lane = MixedLane(stream.sources, stream.turns, 0)
+        turns = [lane._turn(number) for number in range(2 * len(stream.turns))]
+        shares = np.bincount([corpus for corpus, _ in turns]) / len(turns)
+        np.testing.assert_allclose(shares, text.found.weights, atol=1e-3)
+        for corpus in range(2):  # and each corpus is read in its own order, without gaps
+            own = [number for of, number in turns if of == corpus]
+            self.assertEqual(sorted(own), list(range(len(own))))
+        files = [file.tokens for file in text.files["validation"]]
+        self.assertLen(files, 2)
+        self.assertTrue(all(map(len, files)), "each corpus holds out text of its own")
+
+    def test_kinds_of_rows_come_by_their_shares(self):
+        _, corrupt, stream = self.open(self.flags("file", objective="ul2"))
+        kinds = np.concatenate([batch["row"] for batch in raw_rows(stream, 150)])
+        found = np.bincount(kinds, minlength=len(corrupt.shares)) / len(kinds)
+        np.testing.assert_allclose(found, corrupt.shares, atol=0.05)
+
+    def test_documents_packed_on_the_fly_are_those_of_the_index(self):
+        """One file, one block, no shuffling: the stream's rows are the rows that the whole file is cut into."""
+        one_block, one_lane = (
+            mock.patch.object(blocks, "BLOCK_BYTES", 10**9),
+            mock.patch.object(lanes, "LANE_BYTES", 10**9),
+        )
+        self.stream = Streams(streaming=True, shuffle_buffer_size=1)
+        with one_block, one_lane:
+            text, objective, stream = self.open(
+                self.flags(
+                    "file",
+                    packing="documents",
+                    validation_file=[str(self.folder / "b.txt")],
+                )
+            )
+            found = np.concatenate([batch["input_ids"] for batch in raw_rows(stream, 20)])
+        encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
+        tokens = np.array([token for line in lines(1) for token in [*map(encode.get, line), 1]], dtype=np.uint32)
+        rows = objective.rows(tokens)
+        count = min(len(found), len(rows))
+        self.assertGreater(count, 100)
+        np.testing.assert_array_equal(found[:count], rows.__getitems__(np.arange(count))["input_ids"])
