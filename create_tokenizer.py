@@ -2,16 +2,15 @@
 
     python create_tokenizer.py --train_file 'corpus/*.txt' --vocab_size 32100 --output_dir out/tokenizer
     python create_tokenizer.py --train_file corpus.jsonl.gz --text_column content --config_name t5-v1_1-base
-    python create_tokenizer.py --dataset_name allenai/c4 --dataset_config_name it --streaming --max_train_samples 99999
     python create_tokenizer.py --from_tokenizer google/flan-t5-base --add_tokens '\\n' '{' '}'
     python create_tokenizer.py --model_name_or_path google/flan-t5-base --add_tokens '{' --output_dir out/new
     python create_tokenizer.py --from_tokenizer ai-forever/FRED-T5-large --eos_token '</s>' --pad_token '<pad>'
 
 The folder loads with AutoTokenizer and AutoConfig; give it to the other scripts as `--tokenizer_name`. 10 MB of text
-take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. --streaming
-reads a data set of the Hub on the fly, up to --max_train_samples. Added tokens get embedding rows in a
-checkpoint when it is trained with the new tokenizer (--model_name_or_path and --tokenizer_name), or at once if
---model_name_or_path names it here. Rows of old tokens and sentinels do not change; new rows begin at their mean.
+take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. Added tokens
+get embedding rows in a checkpoint when it is trained with the new tokenizer (--model_name_or_path and
+--tokenizer_name), or at once if --model_name_or_path names it here. Rows of old tokens and sentinels do not change; new
+rows begin at their mean.
 """
 
 import itertools

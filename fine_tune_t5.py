@@ -6,8 +6,8 @@ r"""Fine-tune a T5 on your own pairs or any task of DATASET_VALS (constants.py),
     python fine_tune_t5.py --task glue/sst2 --model_name_or_path google/t5-v1_1-base
     python fine_tune_t5.py --task glue/rte --data_dir glue/ --model_name_or_path out/base
     python fine_tune_t5.py --task glue/all,super_glue/rte --mixing equal --model_name_or_path google/t5-v1_1-base
-    python fine_tune_t5.py --task text/restore_diacritics --streaming --max_steps 10000 \
-        --train_file 'books/*.txt' --model_name_or_path google/mt5-base
+    python fine_tune_t5.py --task text/restore_diacritics --train_file 'books/*.txt' \
+        --model_name_or_path google/mt5-base
     torchrun --nproc_per_node 8 fine_tune_t5.py --deepspeed zero_stage2_config.json --task glue/mnli \
         --model_name_or_path google/t5-v1_1-xl
 

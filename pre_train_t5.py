@@ -1,11 +1,9 @@
-r"""Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or from a checkpoint.
+"""Pre-train a T5 with span corruption, prefix LM or UL2, from scratch or from a checkpoint.
 
     python pre_train_t5.py                         # tiny model, built-in English, a laptop's CPU
     python pre_train_t5.py recipes/italian_t5_base.yaml --dry_run     # what a recipe will do
     python pre_train_t5.py --config_name t5-v1_1-base --train_file 'corpus/*.jsonl.gz' --output_dir out/base
     python pre_train_t5.py --model_name_or_path google/t5-v1_1-base --train_file my.txt
-    python pre_train_t5.py --streaming --dataset_name allenai/c4 --dataset_config_name en \
-        --tokenizer_name google/t5-v1_1-base --config_name t5-v1_1-base   # tokenised on the fly
 
 Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cost and the numbers to expect. Writes the
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.

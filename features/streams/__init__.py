@@ -2,6 +2,7 @@
 
     python pre_train_t5.py --streaming --dataset_name allenai/c4 --dataset_config_name en --tokenizer_name ...
     python fine_tune_t5.py --task text/restore_diacritics --streaming --max_steps 10000 --train_file 'books/*.txt' ...
+    python create_tokenizer.py --dataset_name allenai/c4 --dataset_config_name it --streaming --max_train_samples 99999
 
 blocks.py cuts a corpus into blocks, lanes.py reads them in their order, streamed_text.py makes a `Text` of it,
 streamed_tasks.py a `TaskData`. simulation.py measures what is read: `benchmark_t5.py stream`.

@@ -155,7 +155,7 @@ class CachedTextTest(TestCase):
 
     @parameterized.product(kind=("file", "weighted"), objective=tuple(OBJECTIVES))
     def test_of_much_held_out_text_a_part_is_scored(self, kind, objective):
-        with mock.patch("data_t5.EVALUATED", 6):
+        with mock.patch.object(Text, "evaluated", 6):
             many = dict(validation_split_percentage=50, max_eval_samples=None)
             text, corrupt, _ = self.open(self.flags(kind, **many, **OBJECTIVES[objective]))
         self.assertRegex(text.plan(10)["chunks"], r" 6 of \d\d+ validation")

@@ -127,12 +127,12 @@ class ReadTextTest(TestCase):
 
     @parameterized.parameters("a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "wiki_00", "a.txt.gz")
     def test_separators_are_spaces_and_end_no_line(self, name):
+        """What Python and Unicode call white space, other than tabs, line ends and spaces, is one space."""
         path, documents = self.write_separators(name)
         self.assertEqual(list(read_documents(path, "text")), documents)
 
     def write_separators(self, name: str) -> tuple[Path, list[str]]:
         """(a file of this name, its documents)."""
-        """What Python and Unicode call white space, other than tabs, line ends and spaces, is one space."""
         others = [
             chr(n) for n in range(0x3000) if chr(n).isspace() and unicodedata.category(chr(n)) in ("Cc", "Zl", "Zp")
         ]
