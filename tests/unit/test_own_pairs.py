@@ -123,8 +123,8 @@ class TestCase(parameterized.TestCase):
         return Tasks.of_flags(args)
 
     def rows_read(self, task: Task) -> list[dict]:
-        """The rows of a task whose training and validation files are the same."""
-        return load_rows(task.name, task.entry, task.args, "validation")
+        """The training rows of a task."""
+        return load_rows(task.name, task.entry, task.args, "train")
 
     def rows(self, flags: str | list[str], split: str = "train") -> list[tuple[str, list[str]]]:
         """(source, references) of the rows of the own pairs."""
