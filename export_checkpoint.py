@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
+from arguments.own_pairs import OWN
 from arguments.task import task_arguments, task_names
 from arguments.training import PreTrainingArguments
 from common.command_line import (
@@ -137,6 +138,11 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
         return found, path.name
     names = task_of(run)
     if names and (task := first_entry(names, run["arguments"])):
+        if names[1] == OWN and task.get("hub"):  # a downloaded folder may name anything
+            print_once(
+                f"{task['hub'][0]} of run.json is not fetched: comparing on built-in sentences, or --samples_file"
+            )
+            return list(TEXTS[: args.num_samples]), "built-in sentences"
         name, task_args, split = task_names(*names)[0], task_arguments(run["arguments"]), eval_splits(task)[0]
         try:
             rows = load_rows(name, task, task_args, split)[: args.num_samples]

@@ -135,7 +135,8 @@ class T5Trainer(FiniteTrainer):
         self.callback_handler.callbacks.insert(0, FlowCallback(self))
         self.add_callback(ResumeCallback(self))
         self.add_callback(self.preemption)
-        self.add_callback(WatchCallback())
+        self.watch = WatchCallback()
+        self.add_callback(self.watch)
         self.feature_callbacks = [callback for feature in args.features for callback in feature.callbacks(self)]
         for callback in self.feature_callbacks:
             self.add_callback(callback)
@@ -167,6 +168,7 @@ class T5Trainer(FiniteTrainer):
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
             self.preemption.on_train_end()
+            self.watch.on_train_end()
             self.end_data_workers()
 
     def _finalize_training(self, *args, **kwargs):

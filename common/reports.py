@@ -244,6 +244,8 @@ def read_metrics(path: str | Path) -> list[dict]:
             raise UserError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
         if not isinstance(record, dict):
             raise UserError(f"{path}, line {number} is no JSON object: {line[:60]!r}")
+        if not isinstance(record.get("step", 0), int):
+            raise UserError(f"{path}, line {number}: its step is no whole number: {line[:60]!r}")
         records.append(with_floats(record))
     return records
 

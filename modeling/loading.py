@@ -71,6 +71,12 @@ def reading_weights(shown: str, place: str) -> Iterator[None]:
         if "file named" in reason:
             reason += "; transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
         raise UserError(f"{shown}: its weights cannot be read ({reason})") from None
+    except ValueError as error:  # of its configurations, which transformers checks as it loads the model
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{shown}: its configuration or generation_config.json is wrong ({first_line(error)})"
+        ) from None
 
 
 def load_whole(kind: Any, name_or_path: str, flag: str, **options: Any) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from warm_python import SHARED, quick_runs, start_server
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests that run side by side must not wait for each other
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The longest files begin, so that with `-n 2 --no-loadscope-reorder` no worker is left with one at the end.
-LONGEST = "launchers checkpoints zoo wandb_agent fuzz sweep_t5 tracking trainer_t5 step streams triton_kernel "
+LONGEST = "features launchers checkpoints zoo wandb_agent fuzz sweep_t5 tracking trainer_t5 step streams triton_kernel "
 LONGEST += "attention_t5 benchmark_t5"
 WHOLE = "samples scripts report_glue benchmark_t5 trainer_t5"  # see `quick`
 AS_THEY_ARE = "callbacks first_contact"

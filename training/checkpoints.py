@@ -438,7 +438,7 @@ def is_restart(folder: Path) -> bool:
     if not run:
         return bool(restarted)
     own = run.get("job") or {}
-    return any(own.get(kind) == mark for kind, mark in now.items() if kind in (*restarted, "wandb"))
+    return any(own.get(kind) == now.get(kind) for kind in [*restarted, *({"wandb"} & now.keys())])
 
 
 # ---------------------------------------------------------------- the loss that is being averaged

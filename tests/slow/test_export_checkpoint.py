@@ -123,6 +123,16 @@ class HuggingFaceTest(TestCase):
             self.assertNoCommonElements(re.findall(r"\w+", path.read_text()), entries, path.name)
         self.assertLen(list(self.out.rglob("config.json")), 4)
 
+    def test_a_data_set_that_a_folder_names_is_not_fetched(self):
+        folder = self.folder / "theirs"
+        shutil.copytree(workspace() / "whole", folder)
+        arguments = dict(benchmark="own", dataset_name="pairs", hub_dataset="somebody/rows", target_type="text")
+        arguments |= dict(source_column=["a"], target_column="b")
+        (folder / "run.json").write_text(json.dumps({"arguments": arguments}))
+        with mock.patch("socket.getaddrinfo", side_effect=AssertionError("asked")):
+            _, printed, _ = self.export(folder)
+        self.assertIn("somebody/rows of run.json is not fetched", printed)
+
     @parameterized.parameters(400, 10_000)  # before the weights, or within them
     def test_a_full_disk_is_named_and_leaves_nothing(self, largest):
         source = workspace() / "whole"

@@ -37,7 +37,7 @@ from corpora import sources
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config, load_model
+from model_t5 import build_config, create_model, load_model
 from modeling.loading import load_config
 from runs.callbacks import MetricsFileCallback
 from search.sweep_files import read_sweep
@@ -140,6 +140,18 @@ class TrustTest(TestCase):
         no_network = mock.patch("socket.getaddrinfo", side_effect=AssertionError("fetched"))
         with no_network, self.assertRaisesRegex(UserError, message):
             load_model(str(self.folder))
+
+    def test_settings_of_generate_that_transformers_refuses(self):
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        (self.folder / "generation_config.json").write_text('{"compile_config": {"fullgraph": true}}')
+        with self.assertRaisesRegex(UserError, "generation_config.json is wrong .*compile_config"):
+            load_model(str(self.folder))
+
+    def test_a_step_that_is_no_number(self):
+        path = self.folder / "metrics.jsonl"
+        path.write_text('{"step": 1, "loss": 2.5}\n{"step": "x", "loss": 2.5}\n')
+        with self.assertRaisesRegex(UserError, "metrics.jsonl, line 2: its step is no whole number"):
+            read_metrics(path)
 
     DEEP = "[" * 100_000 + "]" * 100_000
     LONG = "1" * 400
