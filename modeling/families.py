@@ -11,7 +11,6 @@ Legend of shapes: S source length, T target length, D width, I query heads * hea
 F feed-forward, V vocabulary.
 """
 
-import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -231,10 +230,14 @@ FAMILIES = {
 
 
 # ---------------------------------------------------------------- of a configuration
-@functools.cache
+_found: dict[str, Family] = {}  # a dictionary, which torch.compile can look into, and not a cached function
+
+
 def families() -> dict[str, Family]:
     """{model_type: family}: FAMILIES, and those of the features."""
-    return FAMILIES | {kind: load() for kind, load in offered("FAMILIES").items()}
+    if not _found:
+        _found.update(FAMILIES | {kind: load() for kind, load in offered("FAMILIES").items()})
+    return _found
 
 
 def family_of(config: PreTrainedConfig) -> Family:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import psutil
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PretrainedConfig
@@ -421,6 +420,8 @@ def this_job() -> dict[str, str]:
     keeps them."""
     torchrun = os.environ.get("TORCHELASTIC_RUN_ID")
     if torchrun == "none":  # started without --rdzv-id
+        import psutil
+
         began = psutil.Process(os.getppid()).create_time()
         torchrun = f"process {os.getppid()} on {socket.gethostname()}, since {began:.2f}"
     trial = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None

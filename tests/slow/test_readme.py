@@ -19,10 +19,6 @@ import pre_train_t5
 import predict_t5
 import report_glue
 import sweep_t5
-from arguments.model import ModelArguments
-from arguments.task import TaskArguments
-from arguments.text import PreTrainingDataArguments
-from arguments.training import FineTuningArguments, PreTrainingArguments
 from common.command_line import parse_arguments
 from constants import DATASET_VALS
 from search.sweep_files import read_sweep
@@ -34,9 +30,10 @@ del PATHS["CHANGELOG.md"]  # it names what earlier versions had
 PAGES = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 README = PAGES["README.md"]
 DATACLASSES = {
-    "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
-    "fine_tune_t5.py": [ModelArguments, TaskArguments, FineTuningArguments],
+    "pre_train_t5.py": pre_train_t5.FLAGS,
+    "fine_tune_t5.py": fine_tune_t5.FLAGS,
     "predict_t5.py": predict_t5.DATACLASSES,
+    "export_checkpoint.py": export_checkpoint.DATACLASSES,
 }
 
 
@@ -66,8 +63,9 @@ class ReadmeTest(parameterized.TestCase):
         if words[1] == "-m":  # a module of ours, or of Python or pytest
             module = ROOT / f"{words[2].replace('.', '/')}.py"
             self.assertTrue(words[2] in ("venv", "pytest") or module.is_file(), words[2])
-            if words[2].startswith("features."):  # a script of a feature has its dataclasses in FLAGS
-                self.assertNotEmpty(parse_arguments(importlib.import_module(words[2]).FLAGS, words[3:]))
+            script = words[2].startswith("features.") and importlib.import_module(words[2])
+            if hasattr(script, "FLAGS"):  # the dataclasses of a feature's script
+                self.assertNotEmpty(parse_arguments(script.FLAGS, words[3:]))
             return
         if words[0] == "make":
             self.assertRegex((ROOT / "Makefile").read_text(), rf"(?m)^{words[1]}:")
@@ -115,14 +113,12 @@ class ReadmeTest(parameterized.TestCase):
             sweep = read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep.flags)
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
-        elif script == "export_checkpoint.py":
-            self.assertLen(parse_arguments([export_checkpoint.ExportArguments], argv), 1)
         elif script == "report_glue.py":
             self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)
         elif script == "plot_runs.py":
             self.assertTrue(plot_runs.parse(argv).runs)
         elif script == "create_tokenizer.py":
-            (flags,) = parse_arguments([create_tokenizer.TokenizerArguments], argv)
+            flags, *_ = parse_arguments(create_tokenizer.FLAGS, argv)
             found = mock.patch.object(create_tokenizer, "check_pre_training_data")  # looks for the reader's text
             with mock.patch.object(create_tokenizer, "check_folder"), found:
                 create_tokenizer.check_tokenizer(flags)
