@@ -107,7 +107,8 @@ class MixtureSampler(EpochSampler):
 
 class CorruptedText:
     """The rows of `--span_corruption_file`, corrupted when they are read. A row's mask depends on the seed and its
-    number, and so is the same in every epoch. UserError if the text is too short for a row."""
+    number, and so is the same in every epoch. losses: what the tokenizer loses of the text. UserError if the text is
+    too short for a row."""
 
     def __init__(self, args: TaskArguments, tokenizer: PreTrainedTokenizerBase, inputs_length: int, seed: int):
         shared = ("data_cache_dir", "overwrite_cache", "preprocessing_num_workers")
@@ -115,7 +116,8 @@ class CorruptedText:
         source = find_sources(text)["train"]
         self.files = source.files
         self.collator = T5DataCollator(tokenizer, inputs_length)
-        tokens = tokenised(text, {"train": source}, tokenizer)["train"].tokens
+        file = tokenised(text, {"train": source}, tokenizer)["train"]
+        tokens, self.losses = file.tokens, file.losses
         self.chunks = ChunkDataset(tokens, self.collator.tokens_length, seed)
         if not len(self):
             files = " ".join(args.span_corruption_file)

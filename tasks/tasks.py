@@ -393,6 +393,8 @@ class TaskData:
             for name, changed in feature.rows(rows, args, self.args).items():
                 next(task for task in self.tasks if task.name == name).data["train"] = changed
         self.train = self.training_data()
+        if self.args.span_corruption_file:
+            self.losses[CORRUPTED] = {"documents": self.train.datasets[-1].losses}
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
         self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
         data = {name: task.data[split] for name, (task, split) in places.items()}
