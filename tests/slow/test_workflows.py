@@ -27,10 +27,7 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
-from arguments.model import ModelArguments
-from arguments.task import TaskArguments
-from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from arguments.training import FineTuningArguments, PreTrainingArguments
+from arguments.text import check_pre_training_data
 from common.command_line import parse_arguments
 from model_t5 import build_config, count_parameters, create_model, flops_per_sequence, load_model
 from modeling.families import shape_of
@@ -139,11 +136,11 @@ class RecipeTest(TestCase):
             return
         words = command[command.index(next(word for word in command if word.endswith(".py"))) :]
         classes = {
-            "create_tokenizer.py": [create_tokenizer.TokenizerArguments],
-            "export_checkpoint.py": [export_checkpoint.ExportArguments],
+            "create_tokenizer.py": create_tokenizer.FLAGS,
+            "export_checkpoint.py": export_checkpoint.DATACLASSES,
             "evaluate_t5.py": evaluate_t5.DATACLASSES,
-            "pre_train_t5.py": [ModelArguments, PreTrainingDataArguments, PreTrainingArguments],
-            "fine_tune_t5.py": [ModelArguments, TaskArguments, FineTuningArguments],
+            "pre_train_t5.py": pre_train_t5.FLAGS,
+            "fine_tune_t5.py": fine_tune_t5.FLAGS,
         }[words[0]]
         argv = [str(ROOT / word) if word.startswith("recipes/") else word for word in words[1:]]
         if "\nbf16: true" in recipe_text(name) and words[0] in ("pre_train_t5.py", "fine_tune_t5.py"):
@@ -155,7 +152,7 @@ class RecipeTest(TestCase):
         (words,) = re.findall(r"(--train_file '.*)", recipe_text("italian_t5_base"))
         flags = shlex.split(words.replace("corpus/*.jsonl.gz", str(text)))
         argv = [str(ROOT / "recipes" / "italian_t5_base.yaml"), *flags]
-        data = parse_arguments([ModelArguments, PreTrainingDataArguments, PreTrainingArguments], argv)[1]
+        data = parse_arguments(pre_train_t5.FLAGS, argv)[1]
         check_pre_training_data(data)
         self.assertEqual(data.train_file, [str(text)])
 
