@@ -187,7 +187,6 @@ def parse_flags(
             f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
             "of your own"
         )
-    decide_features(run_args, evaluation, task_args)
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
