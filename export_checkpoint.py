@@ -11,6 +11,7 @@ core in all formats. For ONNX, Optimum reads the exported folder:
 `optimum-cli export onnx --model out/export onnx`.
 """
 
+import copy
 import itertools
 import shutil
 from dataclasses import dataclass
@@ -159,8 +160,10 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
     for parameter in model.parameters():  # buffers stay: T5Gemma's frequencies would remain rounded
         parameter.data = parameter.data.to(dtype)
+    search, model.generation_config = model.generation_config, copy.deepcopy(model.generation_config)
     drop_idle_search(model)
     model.save_pretrained(folder)
+    model.generation_config = search  # other formats are compared with the task's beams too
     save_tokenizer(original.tokenizer, folder)
     again = load_model(str(folder)).eval()
     found = again.state_dict()
