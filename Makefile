@@ -5,7 +5,7 @@
 # make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300)
 # make test-slurm   set up, then: the job scripts on a SLURM cluster of two nodes that the test starts on this machine
 # make gpu    the first minutes on a new GPU, or one part of them (MINUTES=25 PART=headline OUTPUT=out/gpu TRAIN_FILE=my_text.txt)
-# make peers  an environment in out/peers to time the published models of nanoT5 and FAT5 (benchmark_t5.py --nanot5)
+# make peers  an environment in out/peers to time the published models of nanoT5 and FAT5 (benchmarks/__main__.py --nanot5)
 # make lock   writes requirements/lock.txt, the exact environment of .venv
 # make setup  the virtual environment with the pinned requirements, updated only when the requirements change (setup-core: without extras)
 
@@ -81,7 +81,7 @@ demo: setup-core
 	  $(FINE_TUNE_DEMO) --model_name_or_path $(DEMO)/pre_train --output_dir $(DEMO)/fine_tuned_$$seed --seed $$seed; code=$$?; \
 	  wait $$scratch || { tail -n 3 $$log; exit 1; }; test $$code = 0 || exit $$code; \
 	done
-	$(BIN)/python plot_runs.py \
+	$(BIN)/python -m tools.plot_runs \
 	  pre-trained=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/fine_tuned_%)) \
 	  from_scratch=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/from_scratch_%)) \
 	  --metric eval_accuracy --output $(DEMO)/demo.png
@@ -95,7 +95,7 @@ peers:
 # Any machine with torch, transformers and a GPU: nothing is installed, and what is missing is skipped by name. Stopped at
 # any moment, what was measured is in OUTPUT, and the same command goes on. Without git: T5_FOUNDRY_COMMIT names the code.
 gpu:
-	$(PYTHON_HERE) benchmark_t5.py gpu --minutes $(MINUTES) --output $(OUTPUT) \
+	$(PYTHON_HERE) -m benchmarks gpu --minutes $(MINUTES) --output $(OUTPUT) \
 	  $(if $(PART),--part $(PART)) $(if $(TRAIN_FILE),--train_file $(TRAIN_FILE))
 
 test-launchers: setup

@@ -23,9 +23,11 @@ from pathlib import Path
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from arguments.model import LEAST_VOCABULARY
-from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from common.command_line import (
+from constants import NUM_SENTINELS, TASK_RECORD
+from data_collator_t5 import find_sentinel_ids
+from foundry.arguments.model import LEAST_VOCABULARY
+from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
+from foundry.common.command_line import (
     Flags,
     check_folder,
     check_rules,
@@ -35,15 +37,14 @@ from common.command_line import (
     parse_arguments,
     refuse,
 )
-from common.errors import UserError
-from common.processes import run_script
-from common.reports import end_summary, start_summary
-from common.whole_folders import made_aside
-from constants import NUM_SENTINELS, TASK_RECORD
-from corpora.preview import Seen, described_files, files_read, print_preview
-from corpora.round_trip import MOST_TEXTS, Sample, described_losses, round_trip
-from corpora.sources import described, find_corpora, find_sources
-from corpora.tokenizers import (
+from foundry.common.errors import UserError
+from foundry.common.processes import run_script
+from foundry.common.reports import end_summary, start_summary
+from foundry.common.whole_folders import made_aside
+from foundry.corpora.preview import Seen, described_files, files_read, print_preview
+from foundry.corpora.round_trip import MOST_TEXTS, Sample, described_losses, round_trip
+from foundry.corpora.sources import described, find_corpora, find_sources
+from foundry.corpora.tokenizers import (
     LEAST_COVERAGE,
     MOST_CHARACTERS,
     has_tokenizer,
@@ -53,12 +54,11 @@ from corpora.tokenizers import (
     train_tokenizer,
     with_exact_spaces,
 )
-from corpora.word_encoder import cuts_at_spaces
-from data_collator_t5 import find_sentinel_ids
+from foundry.corpora.word_encoder import cuts_at_spaces
 from foundry.features import Features, features_of
-from model_t5 import build_config, load_model
-from modeling.generation_settings import drop_idle_search
-from modeling.new_vocabulary import change_vocabulary
+from foundry.model_t5 import build_config, load_model
+from foundry.modeling.generation_settings import drop_idle_search
+from foundry.modeling.new_vocabulary import change_vocabulary
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")

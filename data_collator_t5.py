@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.errors import UserError
 from constants import IGNORE_INDEX, NUM_SENTINELS
+from foundry.common.errors import UserError
 
 SENTINEL_NAME = re.compile(r"(▁?)<extra_id_(\d+)>")  # mT5's pieces begin with the mark of a space
 UNUSED_NAME = re.compile(r"<unused(\d+)>")  # Gemma's tokens for future uses

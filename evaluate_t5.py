@@ -19,7 +19,7 @@ The folder of a pre-training is scored on text, with the flags of its run.json: 
 run held out of the same `--train_file` or `--dataset_name`.
 """
 
-from common.command_line import answer_early
+from foundry.common.command_line import answer_early
 
 if __name__ == "__main__":
     answer_early(__doc__)
@@ -37,12 +37,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from arguments.model import ModelArguments
-from arguments.own_pairs import OWN, names_own_pairs
-from arguments.task import TaskArguments, check_task, check_tasks, split_task
-from arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
-from arguments.training import FineTuningArguments, T5TrainingArguments, decide_features
-from common.command_line import (
+from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.own_pairs import OWN, names_own_pairs
+from foundry.arguments.task import TaskArguments, check_task, check_tasks, split_task
+from foundry.arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
+from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, decide_features
+from foundry.common.command_line import (
     check_output_dir,
     comma_words,
     exit_on_user_error,
@@ -50,9 +51,9 @@ from common.command_line import (
     parse_arguments,
     refuse,
 )
-from common.digests import contents_digest
-from common.errors import UserError
-from common.processes import (
+from foundry.common.digests import contents_digest
+from foundry.common.errors import UserError
+from foundry.common.processes import (
     check_alike,
     finish_process_group,
     is_first_process,
@@ -60,21 +61,20 @@ from common.processes import (
     print_once,
     run_script,
 )
-from common.reports import end_summary, plain_json, read_json
-from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
-from corpora.round_trip import described_losses
-from corpora.tokenizers import load_tokenizer, named_tokenizer
+from foundry.common.reports import end_summary, plain_json, read_json
+from foundry.corpora.round_trip import described_losses
+from foundry.corpora.tokenizers import load_tokenizer, named_tokenizer
 from foundry.features import Features, features_of, features_of_tasks, recorded_types
-from model_t5 import fit_vocabulary, is_local_model, load_to_answer
-from modeling.generation_settings import set_generation_length
-from runs.callbacks import T5ProgressCallback, install_callbacks
-from runs.run import Run, shown_numbers
+from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
+from foundry.modeling.generation_settings import set_generation_length
+from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
+from foundry.runs.run import Run, shown_numbers
+from foundry.trainer_t5 import T5Trainer
+from foundry.training.batching import padding_collator
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
 from tasks.tasks import LoadedTask, Task, Tasks
-from trainer_t5 import T5Trainer
-from training.batching import padding_collator
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 # Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
@@ -414,7 +414,7 @@ def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, st
     """Writes all_results.json and prints the results, where they are and the next command."""
     run.write_results(results)
     folder, submission, model = run.output_dir, run.output_dir / "submission.zip", jobs[0].model
-    next_step = f"python plot_runs.py {model}" if (Path(model) / "metrics.jsonl").is_file() else None
+    next_step = f"python -m tools.plot_runs {model}" if (Path(model) / "metrics.jsonl").is_file() else None
     if jobs[0].task.name == OWN:
         next_step = (
             f"python predict_t5.py --model_name_or_path {model} --input_file new.csv --output_file answers.jsonl"
@@ -463,8 +463,8 @@ def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
 def score_text(argv: list[str] | None, recorded: dict) -> dict:
     """The metrics of a pre-trained model on held-out text, masked as in its pre-training. recorded: the flags of that
     run."""
-    from data_t5 import FoundText, Text
-    from objectives.registry import get_objective
+    from foundry.data_t5 import FoundText, Text
+    from foundry.objectives.objective_types import get_objective
 
     groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments, *FEATURES]
     fill_in = functools.partial(flags_of_pre_training, recorded)
@@ -511,7 +511,7 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
 
 def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
     """{"lines": how many were answered}, from a prompt or a pipe. Writes no file."""
-    from runs.samples import prompt
+    from foundry.runs.samples import prompt
 
     tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
     model = load(evaluation, evaluation.model_name_or_path, run_args).to(run_args.device).eval()

@@ -21,31 +21,39 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
-from arguments.own_pairs import OWN
-from arguments.task import task_arguments, task_names
-from arguments.training import PreTrainingArguments
-from common.command_line import (
+from constants import TASK_RECORD
+from foundry.arguments.own_pairs import OWN
+from foundry.arguments.task import task_arguments, task_names
+from foundry.arguments.training import PreTrainingArguments
+from foundry.common.command_line import (
     Flags,
     check_output_dir,
     exit_on_user_error,
     option,
     parse_arguments,
 )
-from common.errors import UserError
-from common.processes import print_once, run_script
-from common.reports import end_summary, human_bytes, human_count, lines_until, read_json, start_summary, write_json
-from common.whole_folders import made_aside, newest_whole_checkpoint
-from constants import TASK_RECORD
-from corpora.files import check_file, is_plain_text
-from corpora.reading import read_rows, read_text_documents
-from corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
+from foundry.common.errors import UserError
+from foundry.common.processes import print_once, run_script
+from foundry.common.reports import (
+    end_summary,
+    human_bytes,
+    human_count,
+    lines_until,
+    read_json,
+    start_summary,
+    write_json,
+)
+from foundry.common.whole_folders import made_aside, newest_whole_checkpoint
+from foundry.corpora.files import check_file, is_plain_text
+from foundry.corpora.reading import read_rows, read_text_documents
+from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features, adapters, features_of
-from model_t5 import check_room, count_parameters, fit_vocabulary, load_model
-from modeling.families import refuse_lacking
-from modeling.generation_settings import drop_idle_search
-from modeling.loading import load_config
-from publishing.exports import Original, compare, described, encode, pytorch_answers
-from publishing.records import first_entry, read_run, task_of
+from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
+from foundry.modeling.families import refuse_lacking
+from foundry.modeling.generation_settings import drop_idle_search
+from foundry.modeling.loading import load_config
+from foundry.publishing.exports import Original, compare, described, encode, pytorch_answers
+from foundry.publishing.records import first_entry, read_run, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record

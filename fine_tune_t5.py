@@ -19,7 +19,7 @@ generates and compares texts. A mixture is evaluated task by task, and the mean 
 metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
-from common.command_line import answer_early
+from foundry.common.command_line import answer_early
 
 if __name__ == "__main__":
     answer_early(__doc__)
@@ -30,27 +30,27 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from arguments.model import ModelArguments, check_model
-from arguments.own_pairs import SOURCES
-from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments, settle_training
-from common.command_line import exit_on_user_error, parse_arguments
-from common.errors import UserError
-from common.processes import prepare_process, print_once, run_script
 from constants import DEMO_CHECKPOINTS
-from corpora.sources import tokenizer_for_pairs
-from corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
+from foundry.arguments.model import ModelArguments, check_model
+from foundry.arguments.own_pairs import SOURCES
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments, settle_training
+from foundry.common.command_line import exit_on_user_error, parse_arguments
+from foundry.common.errors import UserError
+from foundry.common.processes import prepare_process, print_once, run_script
+from foundry.corpora.sources import tokenizer_for_pairs
+from foundry.corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
 from foundry.features import Features, features_of
-from model_t5 import is_local_model
-from modeling.generation_settings import forget_search, set_generation_length
-from runs.decision import Decision, build_model, settle
-from runs.memory import fitting_flan_t5
-from runs.run import TrainingRun
-from runs.speed import Batches
+from foundry.model_t5 import is_local_model
+from foundry.modeling.generation_settings import forget_search, set_generation_length
+from foundry.runs.decision import Decision, build_model, settle
+from foundry.runs.memory import fitting_flan_t5
+from foundry.runs.run import TrainingRun
+from foundry.runs.speed import Batches
+from foundry.trainer_t5 import T5Trainer
+from foundry.training.batching import padding_collator, train_collator
+from foundry.training.checkpoints import check_resumed
 from tasks.tasks import TaskData, Tasks
-from trainer_t5 import T5Trainer
-from training.batching import padding_collator, train_collator
-from training.checkpoints import check_resumed
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"

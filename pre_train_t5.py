@@ -9,7 +9,7 @@ Without flags it runs recipes/pre_train_installed_docs.yaml, which names its cos
 model and tokenizer, all_results.json, metrics.jsonl, loss.png and run.json into --output_dir.
 """
 
-from common.command_line import answer_early
+from foundry.common.command_line import answer_early
 
 if __name__ == "__main__":
     answer_early(__doc__)
@@ -20,24 +20,24 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from arguments.model import ModelArguments, check_model
-from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from arguments.training import PreTrainingArguments, check_best_metric, settle_training
-from common.command_line import exit_on_user_error, parse_arguments
-from common.processes import prepare_process, run_script
 from constants import OBJECTIVES
-from corpora.own_ids import has_ids, ids_offset
-from corpora.sources import find_corpora
-from corpora.tokenizers import named_tokenizer
-from data_t5 import FoundText, Text
+from foundry.arguments.model import ModelArguments, check_model
+from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
+from foundry.arguments.training import PreTrainingArguments, check_best_metric, settle_training
+from foundry.common.command_line import exit_on_user_error, parse_arguments
+from foundry.common.processes import prepare_process, run_script
+from foundry.corpora.own_ids import has_ids, ids_offset
+from foundry.corpora.sources import find_corpora
+from foundry.corpora.tokenizers import named_tokenizer
+from foundry.data_t5 import FoundText, Text
 from foundry.features import Features, features_of
-from objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
-from objectives.registry import get_objective, objective_type, packed_flag
-from runs.decision import Decision, build_model, settle
-from runs.run import TrainingRun
-from runs.speed import Batches
-from trainer_t5 import T5Trainer
-from training.checkpoints import check_resumed
+from foundry.objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
+from foundry.objectives.objective_types import get_objective, objective_type, packed_flag
+from foundry.runs.decision import Decision, build_model, settle
+from foundry.runs.run import TrainingRun
+from foundry.runs.speed import Batches
+from foundry.trainer_t5 import T5Trainer
+from foundry.training.checkpoints import check_resumed
 
 FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments, *features_of("pre_train_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> dict:
         compute_metrics=text.compute_metrics(),
     )
     if run.args.num_samples and text.validation is not None and objective.shows_gaps:
-        from runs.samples import SamplesCallback
+        from foundry.runs.samples import SamplesCallback
 
         samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(run.args.features.table, trainer)))

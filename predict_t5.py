@@ -12,7 +12,7 @@ text (benchmark text) are answered piece by piece, and the text between the piec
 answered together. The same command resumes a stopped run.
 """
 
-from common.command_line import answer_early
+from foundry.common.command_line import answer_early
 
 if __name__ == "__main__":
     answer_early(__doc__)
@@ -32,18 +32,18 @@ from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from arguments.own_pairs import column_names, prefix_of
-from arguments.training import FineTuningArguments
-from common.command_line import Flags, check_folder, exit_on_user_error, option, parse_arguments
-from common.digests import contents_digest
-from common.errors import UserError
-from common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
-from common.reports import end_summary, start_summary
-from common.whole_folders import told_if_full
 from constants import ATTENTION_IMPLEMENTATIONS, TASK_RECORD
-from corpora.files import check_file
-from corpora.preview import UNCUT, Shown, described_spread, print_preview, spread
-from corpora.tokenizers import load_tokenizer
+from foundry.arguments.own_pairs import column_names, prefix_of
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.command_line import Flags, check_folder, exit_on_user_error, option, parse_arguments
+from foundry.common.digests import contents_digest
+from foundry.common.errors import UserError
+from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
+from foundry.common.reports import end_summary, start_summary
+from foundry.common.whole_folders import told_if_full
+from foundry.corpora.files import check_file
+from foundry.corpora.preview import UNCUT, Shown, described_spread, print_preview, spread
+from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import Features, features_of
 from tasks.answering import Engine, Plan, answer_window, summary, tokenised, with_transformers
 from tasks.examples import answer_length, class_label_ids

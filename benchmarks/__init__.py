@@ -1,1 +1,1 @@
-"""What benchmark_t5.py measures: a module for each part of the toolkit."""
+"""What python -m benchmarks measures: a module for each part of the toolkit."""

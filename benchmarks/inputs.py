@@ -18,14 +18,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import PaddingStrategy
 
-from arguments.text import PreTrainingDataArguments
 from benchmarks.measure import NotAvailableError, bare_tokenizer, compared, interleaved, timed
-from common.reports import first_line
-from corpora.examples import ChunkDataset
-from corpora.reading import read_documents
-from corpora.sources import Source
-from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, noise_counts
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.common.reports import first_line
+from foundry.corpora.chunks import ChunkDataset
+from foundry.corpora.reading import read_documents
+from foundry.corpora.sources import Source
+from foundry.corpora.token_files import tokenised
 
 VOCABULARY = 32_128
 NANOT5_COLLATOR = "nanoT5/utils/copied_utils.py"  # in a checkout of nanoT5

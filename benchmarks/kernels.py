@@ -16,10 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import benchmark_config, interleaved, product_rate, setting_of, timed
 from benchmarks.scripts import run_script
-from common.reports import read_json
 from data_collator_t5 import compute_input_and_target_lengths
-from modeling.kernels.attention import attention
-from modeling.kernels.bias_gradient import lower_triangle
+from foundry.common.reports import read_json
+from foundry.modeling.kernels.bias_gradient import lower_triangle
+from foundry.modeling.kernels.fused_attention import attention
 
 PARITY_SECONDS = 60.0  # after this time the comparison with float64 begins no further case
 

@@ -1,4 +1,4 @@
-"""What all parts of benchmark_t5.py use: timing in turn, failures, the machine's peak, tables, models and batches.
+"""What all parts of python -m benchmarks use: timing in turn, failures, the machine's peak, tables, models and batches.
 
 rows = {"ours": {"name": "ours", "ours": True}, "peer": {"name": "peer", "ours": False}}
 interleaved(rows, {"ours": timed(ours), "peer": timed(peer)}, rounds=5)     # each row's "seconds" are 5 times
@@ -24,12 +24,12 @@ import torch
 from transformers import PreTrainedModel, T5Config
 from transformers.activations import NewGELUActivation
 
-from common.errors import UserError
-from common.reports import aligned, first_line
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
-from model_t5 import build_config, create_model, flops_per_sequence, is_local_model, set_dropout
-from training.batching import MULTIPLE
+from foundry.common.errors import UserError
+from foundry.common.reports import aligned, first_line
+from foundry.model_t5 import build_config, create_model, flops_per_sequence, is_local_model, set_dropout
+from foundry.training.batching import MULTIPLE
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product whose rate is the peak for MFU
 COPIED = {"cuda": 2**28, "cpu": 2**24}  # float32 numbers that memory_rate copies
@@ -284,7 +284,7 @@ def parameter_shapes(config: T5Config) -> list[tuple[int, ...]]:
 
 def new_model(config: T5Config, ours: bool, attention: str | None = None, dropout: float = 0.0) -> PreTrainedModel:
     """A new model, with the same weights at every call. ours: False gives a peer transformers' own GELU, which
-    create_model replaces (modeling/layers.py)."""
+    create_model replaces (foundry/modeling/layers.py)."""
     torch.manual_seed(0)
     model = create_model(config, attention)
     set_dropout(model, dropout)

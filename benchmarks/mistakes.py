@@ -1,7 +1,7 @@
 """Four mistakes, beside what is right: transformers as it comes, this project, and the value by definition.
 
-    python benchmark_t5.py mistakes                          # seconds; a table
-    python benchmark_t5.py from_scratch --output curve.json  # the loss of T5 v1.1 small from scratch, and curve.png
+    python -m benchmarks mistakes                          # seconds; a table
+    python -m benchmarks from_scratch --output curve.json  # the loss of T5 v1.1 small from scratch, and curve.png
 
 Legend of shapes: B batch, S source length, T target length, V vocabulary.
 """
@@ -27,9 +27,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from arguments.model import ModelArguments
-from arguments.text import PreTrainingDataArguments
-from arguments.training import FineTuningArguments, PreTrainingArguments, check_training
 from benchmarks.measure import (
     SMALL_VOCABULARY,
     bare_tokenizer,
@@ -40,15 +37,18 @@ from benchmarks.measure import (
     setting_of,
     table,
 )
-from common.curves import draw_curves, save_figure
-from common.processes import finish_process_group
-from common.reports import read_json, write_json
 from constants import BUILTIN_CORPUS
-from corpora.examples import ChunkDataset
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from model_t5 import build_config, create_model, set_dropout
-from modeling.new_vocabulary import embedding_rows
-from trainer_t5 import T5Trainer
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.arguments.training import FineTuningArguments, PreTrainingArguments, check_training
+from foundry.common.curves import draw_curves, save_figure
+from foundry.common.processes import finish_process_group
+from foundry.common.reports import read_json, write_json
+from foundry.corpora.chunks import ChunkDataset
+from foundry.model_t5 import build_config, create_model, set_dropout
+from foundry.modeling.new_vocabulary import embedding_rows
+from foundry.trainer_t5 import T5Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = {"name": "{}", "what": "{}", "transformers": "{:,.3f}", "here": "{:,.3f}", "right": "{:,.3f}"}
@@ -210,8 +210,8 @@ def measure_from_scratch(args: Namespace) -> dict:
 
     The text is --train_file, or else the built-in corpus; the tokenizer of SMALL_VOCABULARY tokens is trained on it.
     """
-    from data_t5 import FoundText, Text  # needs packages that a machine for timing may lack
-    from objectives.registry import get_objective
+    from foundry.data_t5 import FoundText, Text  # needs packages that a machine for timing may lack
+    from foundry.objectives.objective_types import get_objective
 
     source = dict(train_file=args.train_file) if args.train_file else dict(dataset_name=BUILTIN_CORPUS)
     text = PreTrainingDataArguments(**source, input_seq_length=args.source_length)

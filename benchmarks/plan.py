@@ -1,7 +1,7 @@
 """A large run, calculated and not measured: memory of each GPU, bytes sent and time of a step, for each sharding.
 
 The assumptions are printed with the tables: the GPU's peak and links (HARDWARE_PEAKS), and the MFU of one GPU, which
-`benchmark_t5.py step` measures. The formulas and their sources are in runs/memory.py and in `step_seconds`.
+`python -m benchmarks step` measures. Formulas and their sources: foundry/runs/memory.py and `step_seconds`.
 """
 
 import math
@@ -9,12 +9,12 @@ from argparse import Namespace
 from pathlib import Path
 
 from benchmarks.measure import benchmark_config, parameter_shapes, table
-from common.reports import human_count, read_json
 from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
-from corpora.examples import readers_of
 from data_collator_t5 import compute_input_and_target_lengths
-from model_t5 import flops_per_sequence
-from runs import memory
+from foundry.common.reports import human_count, read_json
+from foundry.corpora.chunks import readers_of
+from foundry.model_t5 import flops_per_sequence
+from foundry.runs import memory
 
 ROOT = Path(__file__).resolve().parent.parent
 # {strategy: optimizers that it refuses}, since they need whole tensors and it shards them.
@@ -103,7 +103,7 @@ def rows_of(args: Namespace, shapes: list[tuple[int, ...]], target: int) -> list
 def scale_row(count: int, args: Namespace, shapes: list[tuple[int, ...]], target: int) -> dict:
     """For `count` GPUs, in machines of --gpus: the sharding to choose, and what a checkpoint weighs and takes.
 
-    Under any sharding the first rank writes the whole float32 weights and optimizer states (training/saving.py), and
+    Under any sharding the first rank writes whole float32 weights and optimizer states (foundry/training/saving.py);
     the others wait.
     """
     gpus = min(count, args.gpus)

@@ -1,4 +1,4 @@
-"""Measurements in processes of their own: rows and parts of benchmark_t5.py, and pre-training as a user runs it.
+"""Measurements in processes of their own: rows and parts of benchmarks/__main__.py, and pre-training as a user runs it.
 
 So a CUDA error that persists, a pool of CUDA graphs or torch's limit of recompilations in one measurement does not
 spoil the next. A process writes its results to disk at once, and ends when the process that started it ends.
@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measure import TIME_IS_UP, NotAvailableError, recording, setting_of
-from common.curves import draw_curves
-from common.errors import UserError
-from common.processes import end_with_parent
-from common.reports import plain_json, read_json, read_metrics
 from data_collator_t5 import compute_input_and_target_lengths
+from foundry.common.curves import draw_curves
+from foundry.common.errors import UserError
+from foundry.common.processes import end_with_parent
+from foundry.common.reports import plain_json, read_json, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 SEQUENCES = 128  # sequences of a step of pre_train_t5.py by default
@@ -48,8 +48,9 @@ def run_script(
     UserError, with the end of its output, for any other code or if it takes more than `seconds`. NotAvailableError if
     it lacks a package.
     """
-    command = [sys.executable, str(ROOT / script), *words]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
+    command = [sys.executable, "-P", str(ROOT / script), *words]  # -P: not its own folder, but the project's
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": paths} | environment
     with log.open("w") as file:
         options = dict(stdout=file, stderr=file, env=environment, preexec_fn=end_with_parent)
         try:
@@ -66,7 +67,7 @@ def run_script(
     return code
 
 
-# ---------------------------------------------------------------- rows and parts of benchmark_t5.py
+# ---------------------------------------------------------------- rows and parts of benchmarks/__main__.py
 def flags_of(args: Namespace) -> dict:
     """{flag: value} of the flags that were given or decided, for a process that measures a part of this run."""
     values = {name: getattr(args, name) for name in args.names if name not in NOT_PASSED_ON}
@@ -83,7 +84,7 @@ def is_whole(found: dict, environment: dict, flags: dict) -> bool:
 
 
 def measured(args: Namespace, command: str, flags: dict, file: Path, minutes: float) -> dict:
-    """The result that `benchmark_t5.py command` with these flags, in a process of its own, writes to `file`. If the
+    """The result that `python -m benchmarks command` with these flags, in its own process, writes to `file`. If the
     process failed, "error" says how.
 
     If the file already holds a whole result, that is returned and a line says so. An unfinished result is renamed.
@@ -101,7 +102,7 @@ def measured(args: Namespace, command: str, flags: dict, file: Path, minutes: fl
     for flag, value in (flags | peak).items():
         words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
     with recording(outcome):
-        run_script("benchmark_t5.py", words, file.with_suffix(".log"), seconds=60 * minutes + GRACE)
+        run_script("benchmarks/__main__.py", words, file.with_suffix(".log"), seconds=60 * minutes + GRACE)
     found = read_json(file) | outcome
     args.peak_tflops = args.peak_tflops or found.get("matrix_product_tflops")
     return found

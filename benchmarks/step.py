@@ -29,13 +29,13 @@ from transformers import T5Config
 from benchmarks import measure
 from benchmarks.measure import NotAvailableError
 from benchmarks.scripts import ROOT, measure_apart, run_script
-from common.errors import UserError
-from common.reports import read_json
 from data_collator_t5 import T5DataCollator
-from model_t5 import set_dropout
-from runs.speed import attention_on_a_cpu
-from trainer_t5 import set_up_step
-from training.optimizers import optimizer_class_and_kwargs
+from foundry.common.errors import UserError
+from foundry.common.reports import read_json
+from foundry.model_t5 import set_dropout
+from foundry.runs.speed import attention_on_a_cpu
+from foundry.trainer_t5 import set_up_step
+from foundry.training.optimizers import optimizer_class_and_kwargs
 
 # {GPU: {rung: lowest and highest sequences/s}} for EXPECTED_FOR, calculated before the first run on a GPU.
 EXPECTED_FOR = ("t5-v1_1-base", 512, 128)  # --model, --source_length, --batch

@@ -12,7 +12,6 @@ import numpy as np
 import transformers
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
 
-from arguments.training import FineTuningArguments, PreTrainingArguments, check_training
 from benchmarks.inputs import peer_collator
 from benchmarks.measure import (
     Ceiling,
@@ -29,16 +28,17 @@ from benchmarks.measure import (
     timed,
 )
 from benchmarks.scripts import measure_apart
-from common.errors import UserError
-from common.processes import cores_here
-from corpora.examples import ChunkDataset
 from data_collator_t5 import T5DataCollator
-from model_t5 import flops_per_sequence
-from modeling.generation_settings import set_generation_length
-from modeling.segment_masks import enable_packing
-from runs.speed import MOST_WORKERS, PREFETCHED, Batches, decide_speed, job_of, use_speed
-from trainer_t5 import T5Trainer
-from training.batching import BucketCollator, PackingCollator, bucket_lengths
+from foundry.arguments.training import FineTuningArguments, PreTrainingArguments, check_training
+from foundry.common.errors import UserError
+from foundry.common.processes import cores_here
+from foundry.corpora.chunks import ChunkDataset
+from foundry.model_t5 import flops_per_sequence
+from foundry.modeling.generation_settings import set_generation_length
+from foundry.modeling.segment_masks import enable_packing
+from foundry.runs.speed import MOST_WORKERS, PREFETCHED, Batches, decide_speed, job_of, use_speed
+from foundry.trainer_t5 import T5Trainer
+from foundry.training.batching import BucketCollator, PackingCollator, bucket_lengths
 
 CHUNKS = 4096  # chunks of random tokens, on which all ways to pre-train train
 LONG_RUN = 65_536  # --speed chooses as for a run of this many steps

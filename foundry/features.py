@@ -18,9 +18,9 @@ import pkgutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_type_hints
 
-from common.command_line import Flags, Rules, check_rules
-from common.errors import UserError
-from common.reports import PROJECT
+from foundry.common.command_line import Flags, Rules, check_rules
+from foundry.common.errors import UserError
+from foundry.common.reports import PROJECT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,7 +150,7 @@ class Feature:
         return {}
 
     def parts(self) -> dict[str, tuple]:
-        """{what benchmark_t5.py measures of it: (function, help, defaults of its flags)}."""
+        """{what python -m benchmarks measures of it: (function, help, defaults of its flags)}."""
         return {}
 
     def plan(self, args: Any, model: "PreTrainedModel") -> dict[str, str | None]:

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import IGNORE_INDEX
 from foundry.features import NO_FEATURES, Features
-from model_t5 import fit_vocabulary, load_to_answer
-from modeling.generation_settings import deciding_settings
-from modeling.loss import nats_of
-from modeling.rows_at_a_time import parts, rows_to_score
+from foundry.model_t5 import fit_vocabulary, load_to_answer
+from foundry.modeling.generation_settings import deciding_settings
+from foundry.modeling.loss import nats_of
+from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import as_list, source_text

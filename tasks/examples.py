@@ -15,14 +15,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalPrediction
 
-from common.errors import UserError
-from common.processes import print_once
 from constants import IGNORE_INDEX
-from corpora.round_trip import Losses, round_trip, sampled
-from corpora.tokenizers import encode_targets
 from data_collator_t5 import find_bos_id
+from foundry.common.errors import UserError
+from foundry.common.processes import print_once
+from foundry.corpora.round_trip import Losses, round_trip, sampled
+from foundry.corpora.tokenizers import encode_targets
 from foundry.features import features_of_tasks
-from modeling.loss import STATISTICS, token_metrics
+from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics.scoring import METRICS, score_predictions
 from tasks.registry import (
     answer_columns,

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from arguments.task import TaskArguments
-from arguments.text import PreTrainingDataArguments
-from common.errors import UserError
-from corpora.examples import ChunkDataset, EpochSampler, numbers_of, shares
-from corpora.sources import find_sources
-from corpora.token_files import tokenised
-from corpora.tokenizers import tokenizer_fingerprint
 from data_collator_t5 import T5DataCollator
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.common.errors import UserError
+from foundry.corpora.chunks import ChunkDataset, EpochSampler, numbers_of, shares
+from foundry.corpora.sources import find_sources
+from foundry.corpora.token_files import tokenised
+from foundry.corpora.tokenizers import tokenizer_fingerprint
 
 CORRUPTED = "span_corruption"  # the name of corrupted text among the parts of a mixture
 
@@ -34,7 +34,7 @@ CORRUPTED = "span_corruption"  # the name of corrupted text among the parts of a
 def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1.0) -> list[float]:
     """Relative rates at which tasks with these numbers of training rows are drawn.
 
-    mixing: one of arguments.task.MIXING. For a task of n rows "proportional" gives min(n, cap), "equal" 1, and
+    mixing: one of foundry.arguments.task.MIXING. For a task of n rows "proportional" gives min(n, cap), "equal" 1, and
     "temperature" min(n, cap) ** (1 / temperature), which lies between the two: [100, 10_000] with cap 2_500 and
     temperature 2 -> [100, 2500], [1, 1] and [10, 50]
     """

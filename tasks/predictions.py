@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from arguments.own_pairs import OWN, own_entry
-from arguments.task import LENGTHS, find_entry, task_arguments, task_names
-from common.errors import UserError
-from common.reports import plain_json, read_json, write_json
-from corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
-from corpora.reading import first_line, with_spaces
-from corpora.sentences import cut_sentences
-from tasks.own_pairs import translated
+from foundry.arguments.own_pairs import OWN, own_entry
+from foundry.arguments.task import LENGTHS, find_entry, task_arguments, task_names
+from foundry.common.errors import UserError
+from foundry.common.reports import plain_json, read_json, write_json
+from foundry.corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
+from foundry.corpora.reading import first_line, with_spaces
+from foundry.corpora.sentences import cut_sentences
+from tasks.own_entry import translated
 from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
 from tasks.rows import (
     MISSING,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from arguments.task import TARGET_TYPES
-from common.command_line import did_you_mean, listed
-from common.errors import UserError
+from foundry.arguments.task import TARGET_TYPES
+from foundry.common.command_line import did_you_mean, listed
+from foundry.common.errors import UserError
 from foundry.features import features_of_tasks
 from tasks.transforms import TRANSFORMS
 

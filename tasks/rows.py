@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from arguments.own_pairs import OWN
-from arguments.task import TaskArguments
-from common.command_line import comma_words, did_you_mean, home_path, listed, quoted
-from common.errors import UserError
-from corpora.files import (
+from foundry.arguments.own_pairs import OWN
+from foundry.arguments.task import TaskArguments
+from foundry.common.command_line import comma_words, did_you_mean, home_path, listed, quoted
+from foundry.common.errors import UserError
+from foundry.corpora.files import (
     ROW_SUFFIXES,
     TEXT_SUFFIXES,
     FoundFiles,
@@ -26,8 +26,8 @@ from corpora.files import (
     is_plain_text,
     open_text,
 )
-from corpora.hub import classes_of, load_dataset_splits
-from corpora.reading import (
+from foundry.corpora.hub import classes_of, load_dataset_splits
+from foundry.corpora.reading import (
     class_names,
     first_line,
     is_missing,
@@ -37,8 +37,8 @@ from corpora.reading import (
     read_tsv,
     with_spaces,
 )
-from corpora.sentences import cut_sentences
-from corpora.sources import builtin_corpus
+from foundry.corpora.sentences import cut_sentences
+from foundry.corpora.sources import builtin_corpus
 from tasks.registry import (
     UnreadableRow,
     answer_columns,

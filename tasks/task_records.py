@@ -10,14 +10,14 @@ from collections.abc import Collection
 from pathlib import Path
 from types import UnionType
 
-from arguments.own_pairs import FLAGS_OF_FEATURES, OWN
-from arguments.task import LENGTHS, TaskArguments, task_arguments
-from common.command_line import check_limits, comma_words
-from common.errors import UserError
-from common.processes import print_once
-from common.reports import parse_json
 from constants import DATASET_VALS, TASK_RECORD
-from corpora.files import compressed
+from foundry.arguments.own_pairs import FLAGS_OF_FEATURES, OWN
+from foundry.arguments.task import LENGTHS, TaskArguments, task_arguments
+from foundry.common.command_line import check_limits, comma_words
+from foundry.common.errors import UserError
+from foundry.common.processes import print_once
+from foundry.common.reports import parse_json
+from foundry.corpora.files import compressed
 from foundry.features import features_of_tasks, recorded_types
 from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list

@@ -19,26 +19,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from arguments.own_pairs import OWN
-from arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
-from arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
-from common.command_line import refuse
-from common.errors import UserError
-from common.processes import print_once
-from common.whole_folders import cached
-from corpora.examples import row_lengths
-from corpora.files import say_once
-from corpora.preview import UNCUT, Shown, described_files, described_spread, evenly, files_read, spread
-from corpora.round_trip import Losses, percent
-from corpora.token_files import TOKENS_FORMAT
-from corpora.tokenizers import tokenizer_fingerprint
-from corpora.unknown import unknown_in_rows
+from foundry.arguments.own_pairs import OWN
+from foundry.arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
+from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
+from foundry.common.command_line import refuse
+from foundry.common.errors import UserError
+from foundry.common.processes import print_once
+from foundry.common.whole_folders import cached
+from foundry.corpora.chunks import row_lengths
+from foundry.corpora.files import say_once
+from foundry.corpora.preview import UNCUT, Shown, described_files, described_spread, evenly, files_read, spread
+from foundry.corpora.round_trip import Losses, percent
+from foundry.corpora.token_files import TOKENS_FORMAT
+from foundry.corpora.tokenizers import tokenizer_fingerprint
+from foundry.corpora.unknown import unknown_in_rows
 from foundry.features import NO_FEATURES, Features, features_of_tasks
-from model_t5 import flops_per_sequence
+from foundry.model_t5 import flops_per_sequence
 from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
-from tasks.own_pairs import as_source, completed, name_of, translated
+from tasks.own_entry import as_source, completed, name_of, translated
 from tasks.rows import load_rows
 from tasks.task_records import FUNCTIONS, NUMBERS, task_record
 

@@ -15,8 +15,8 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from common.errors import UserError
-from corpora.reading import is_missing
+from foundry.common.errors import UserError
+from foundry.corpora.reading import is_missing
 from foundry.features import features_of_tasks
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names of the roles

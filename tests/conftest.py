@@ -81,7 +81,7 @@ def quick(request):
     """Runs leave out what takes longer than the steps of a tiny model, but in the tests of just that."""
     topic = request.path.stem.removeprefix("test_")
     with contextlib.ExitStack() as stack:
-        if "runs.callbacks" in sys.modules and topic not in AS_THEY_ARE.split():  # nobody else trains
+        if "foundry.runs.callbacks" in sys.modules and topic not in AS_THEY_ARE.split():  # nobody else trains
             for patch in quick_runs(whole=topic in WHOLE.split()):
                 stack.enter_context(patch)
         yield

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from common.errors import UserError
-from common.processes import print_once
 from constants import IGNORE_INDEX
 from features.ctranslate2 import FORMATS, TOKENS
-from modeling.generation_settings import deciding_settings
-from publishing.exports import NEW_TOKENS, Answers, Original, compare, described, pytorch_tokens, shown_search
+from foundry.common.errors import UserError
+from foundry.common.processes import print_once
+from foundry.modeling.generation_settings import deciding_settings
+from foundry.publishing.exports import NEW_TOKENS, Answers, Original, compare, described, pytorch_tokens, shown_search
 from tasks.answering import Engine, Plan
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.

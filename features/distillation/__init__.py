@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from common.command_line import Flags, Rules, option
-from common.errors import UserError
+from foundry.common.command_line import Flags, Rules, option
+from foundry.common.errors import UserError
 from foundry.features import Feature
 
 
@@ -54,8 +54,8 @@ class Distillation(Feature):
     def decide(self, flags: Flags) -> dict[str, Any]:
         """The logits of student and teacher never exist whole, unless the head's weights are gathered only when it
         runs."""
-        from arguments.sharding import wants_fsdp, zero_stage
-        from modeling.loss import CHUNK
+        from foundry.arguments.sharding import wants_fsdp, zero_stage
+        from foundry.modeling.loss import CHUNK
 
         if "loss_chunk_size" in flags.given or zero_stage(flags) == 3 or wants_fsdp(flags):
             return {}
@@ -75,7 +75,7 @@ class Distillation(Feature):
     def divergence(self, teacher: Any) -> Any:
         """What the flags ask for. teacher: the model, None if it ran before and is cached."""
         from features.distillation.divergence import Divergence
-        from modeling.families import family_of
+        from foundry.modeling.families import family_of
 
         cap = teacher and family_of(teacher.config).logit_cap(teacher.config)
         flags = self.distillation_weight, self.distillation_temperature, self.distillation_beta

@@ -17,17 +17,17 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments
-from common.whole_folders import cached
 from constants import IGNORE_INDEX
-from corpora.examples import row_lengths
 from data_collator_t5 import shift_right
 from features.distillation.divergence import CACHED, Divergence, log_of_others
 from features.distillation.teacher import load_teacher
-from modeling.families import output_head
-from modeling.loss import CHUNK, head_inputs
-from modeling.rows_at_a_time import rows_to_score
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.whole_folders import cached
+from foundry.corpora.chunks import row_lengths
+from foundry.modeling.families import output_head
+from foundry.modeling.loss import CHUNK, head_inputs
+from foundry.modeling.rows_at_a_time import rows_to_score
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,7 +1,7 @@
 """How far a student's distribution is from its teacher's at every target token, and the gradient of this distance.
 
     how = Divergence(weight=0.5, temperature=2.0, beta=0.0)
-    values, gradient = how.of_chunk(logits, slice(0, 1024), states, head)      # called by modeling/loss.py
+    values, gradient = how.of_chunk(logits, slice(0, 1024), states, head)      # called by foundry/modeling/loss.py
 
 p is the teacher's distribution and q the student's, both softmax(logits / temperature). The divergence is
 - beta 0: KL(p || q), as in Hinton et al. 2015 (arXiv 1503.02531);
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from modeling.families import capped
+from foundry.modeling.families import capped
 
 # What a batch holds of a teacher that runs beside the student: the input of its head, and the head's matrix.
 LIVE = ("teacher_states", "teacher_head")

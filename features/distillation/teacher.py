@@ -7,14 +7,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
-from common.errors import UserError
-from corpora.tokenizers import load_tokenizer
 from features.distillation.divergence import CACHED, LIVE, Divergence
-from model_t5 import check_room, load_model, named_config, weights_digest
-from modeling.families import output_head, refuse_lacking, shape_of
-from modeling.loss import CHUNK, LossTerm, compute_loss_in_forward, head_inputs
-from modeling.segment_masks import enable_packing
-from runs.memory import find_gpu
+from foundry.common.errors import UserError
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import check_room, load_model, named_config, weights_digest
+from foundry.modeling.families import output_head, refuse_lacking, shape_of
+from foundry.modeling.loss import CHUNK, LossTerm, compute_loss_in_forward, head_inputs
+from foundry.modeling.segment_masks import enable_packing
+from foundry.runs.memory import find_gpu
 
 if TYPE_CHECKING:
     from features.distillation import Distillation

@@ -2,7 +2,7 @@
 
     python pre_train_t5.py --train_file my_text.txt --packing documents
 
-document_spans.py has the rule of these rows, their index and masks. objectives/packed_rows.py makes the tensors.
+document_spans.py has their rule, their index and masks. foundry/objectives/packed_rows.py makes the tensors.
 """
 
 FEATURE = {}  # --packing is the core's, with a value for each feature that offers one

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from corpora.examples import Examples
 from data_collator_t5 import T5DataCollator, example_keys, random_numbers
-from objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
+from foundry.corpora.chunks import Examples
+from foundry.objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
 
 SHORTEST = 8  # fewest tokens of a whole example: of fewer than 7, 15 % are not even one token
 LEAST_PART = 2  # tokens of a row's last example, one kept and one masked; the document continues in the next row

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING
 
-from common.reports import write_json
-from corpora.tokenizers import save_tokenizer
-from publishing.exports import LONGEST_SOURCE, Original, described_within, within
+from foundry.common.reports import write_json
+from foundry.corpora.tokenizers import save_tokenizer
+from foundry.publishing.exports import LONGEST_SOURCE, Original, described_within, within
 
 # Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
 # the activation in eight operations, which round differently from our single one.

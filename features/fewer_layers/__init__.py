@@ -14,7 +14,7 @@ class FewerLayers(Feature):
         return True
 
     def loaded(self, model: Any, overrides: dict) -> dict:
-        from features.fewer_layers.layers import leave_out_layers
+        from features.fewer_layers.left_out import leave_out_layers
 
         leave_out_layers(model, overrides)
         return {}

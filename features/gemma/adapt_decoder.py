@@ -18,16 +18,16 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
-from common.errors import UserError
-from common.processes import run_script
-from common.reports import end_summary, human_count, write_json
-from common.whole_folders import made_aside
-from corpora.tokenizers import load_tokenizer, save_tokenizer
 from features.gemma.adaptation import WARM_UP_STEPS, adapt, load_decoder
-from model_t5 import count_parameters
-from modeling.families import family_of, shape_of
-from modeling.new_vocabulary import same_vocabulary
+from foundry.common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
+from foundry.common.errors import UserError
+from foundry.common.processes import run_script
+from foundry.common.reports import end_summary, human_count, write_json
+from foundry.common.whole_folders import made_aside
+from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer
+from foundry.model_t5 import count_parameters
+from foundry.modeling.families import family_of, shape_of
+from foundry.modeling.new_vocabulary import same_vocabulary
 
 
 @dataclass

@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, T5GemmaConfig
 from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
 
-from common.errors import UserError
-from modeling.families import family_of
-from modeling.loading import load_config, load_whole
+from foundry.common.errors import UserError
+from foundry.modeling.families import family_of
+from foundry.modeling.loading import load_config, load_whole
 
 SOURCES = {"gemma2": "Gemma 2"}  # {model_type: name} of the decoder-only models that can be adapted
 WARM_UP_STEPS = 1000  # steps in which a new cross-attention is trained alone (section 4 of the paper)

@@ -1,11 +1,11 @@
 """T5Gemma and T5Gemma 2 as families of models: Gemma 2 and Gemma 3 as encoder-decoders.
 
-What all families have, and its shapes: modeling/families.py.
+What all families have, and its shapes: foundry/modeling/families.py.
 """
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from modeling.families import NO_ENGINES, Family, Shape, Stack, Window, is_tied
+from foundry.modeling.families import NO_ENGINES, Family, Shape, Stack, Window, is_tied
 
 
 class T5Gemma(Family):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from common.command_line import Flags, Rules, check_repository_name, option
-from common.errors import UserError
+from foundry.common.command_line import Flags, Rules, check_repository_name, option
+from foundry.common.errors import UserError
 from foundry.features import Feature
 
 

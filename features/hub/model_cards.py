@@ -10,14 +10,14 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
-from arguments.task import task_names
-from common.command_line import comma_words
-from common.reports import human_count, human_time
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
-from corpora.files import split_weights
-from modeling.families import family_of, is_tied, shape_of
-from publishing.exports import shown_search
-from publishing.records import first_entry, task_of
+from foundry.arguments.task import task_names
+from foundry.common.command_line import comma_words
+from foundry.common.reports import human_count, human_time
+from foundry.corpora.files import split_weights
+from foundry.modeling.families import family_of, is_tied, shape_of
+from foundry.publishing.exports import shown_search
+from foundry.publishing.records import first_entry, task_of
 from tasks.registry import as_list, source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
@@ -35,7 +35,7 @@ def model_card(
     """The text of README.md, with the Hub's YAML front matter.
 
     name: the model's name; the owner in a Hub name appears only in the commands. record: the result of read_run.
-    formats: {format: its comparison, from publishing.exports}. has_curve: whether the folder has a loss.png. given:
+    formats: {format: its comparison, from publishing/exports.py}. has_curve: whether the folder has a loss.png. given:
     fields of the front matter that no file holds: license, language.
     """
     run, results = record["run"], record["results"]

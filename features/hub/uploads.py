@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
 
-from common.errors import UserError
-from common.processes import in_background, print_once
-from common.reports import read_json
-from common.whole_folders import MANIFEST
+from foundry.common.errors import UserError
+from foundry.common.processes import in_background, print_once
+from foundry.common.reports import read_json
+from foundry.common.whole_folders import MANIFEST
 
 if TYPE_CHECKING:  # so that this module does not import torch
     from transformers import PreTrainedModel
 
-    from arguments.training import T5TrainingArguments
+    from foundry.arguments.training import T5TrainingArguments
 
 # What others need to use a model, by the names of its files: nothing else of a run or an export is published.
 PUBLISHED = {
@@ -72,7 +72,7 @@ class RunUploads:
         """Uploads the finished run's folder with its model card; returns the repository's address. UserError, with the
         command that uploads later, if that fails."""
         from features.hub.model_cards import model_card  # imports all of tasks/
-        from publishing.records import read_run
+        from foundry.publishing.records import read_run
 
         self.wait()
         folder = Path(self.args.output_dir)

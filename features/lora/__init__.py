@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from common.command_line import Flags, Rules, option, refuse
-from common.errors import UserError
 from constants import LORA
 from features.lora.folders import CONFIG, WEIGHTS, root_of
+from foundry.common.command_line import Flags, Rules, option, refuse
+from foundry.common.errors import UserError
 from foundry.features import Adapter, Feature
 
 DTYPES = ("float32", "bfloat16")
@@ -65,7 +65,7 @@ class _Frozen(Feature):
     def check_form(self, args: Any) -> None:
         """UserError if flags exclude the form: sharding excludes every form, and bfloat16 needs --bf16, which must be
         decided."""
-        from arguments.sharding import wants_fsdp
+        from foundry.arguments.sharding import wants_fsdp
 
         sharding = "--deepspeed" if getattr(args, "deepspeed", None) else None
         if hasattr(args, "fsdp") and wants_fsdp(args):

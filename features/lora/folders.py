@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from common.errors import UserError
+from foundry.common.errors import UserError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 

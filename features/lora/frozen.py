@@ -19,9 +19,9 @@ import torch
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from modeling.families import output_head
-from modeling.forms import BLOCK, frozen_layers
-from modeling.layers import as_autocast
+from foundry.modeling.families import output_head
+from foundry.modeling.forms import BLOCK, frozen_layers
+from foundry.modeling.layers import as_autocast
 
 
 @torch.no_grad()

@@ -22,11 +22,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
-from common.errors import UserError
-from common.reports import difference_of_names, first_line, read_json, write_json
 from features.lora.folders import WEIGHTS, base_of
-from modeling.families import output_head
-from modeling.generation_settings import complete
+from foundry.common.errors import UserError
+from foundry.common.reports import difference_of_names, first_line, read_json, write_json
+from foundry.modeling.families import output_head
+from foundry.modeling.generation_settings import complete
 
 _BEFORE = "base_model.model."  # what peft puts before the names of a model's tensors
 _CHECKSUM = "base_checksum.json"  # the checksum of the base weights that the matrices were trained with

@@ -3,7 +3,7 @@
     python fine_tune_t5.py --preference dpo --train_file pairs.jsonl --model_name_or_path out/fine_tune_t5
 
 losses.py has the losses, batches.py the batches and the forward pass, reference.py the starting weights' log-
-probabilities and the log, rows.py the rows and records.
+probabilities and the log, preference_rows.py the rows and records.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.command_line import check_rules, listed, option, refuse
-from common.errors import UserError
 from constants import PREFERENCE_METRICS
+from foundry.common.command_line import check_rules, listed, option, refuse
+from foundry.common.errors import UserError
 from foundry.features import Feature, TaskFeature
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ def _shapes_for(preference: str) -> tuple[str, ...]:
 
 
 def _pair(row: dict) -> dict:
-    from features.preferences.rows import pair
+    from features.preferences.preference_rows import pair
 
     return pair(row)
 
 
 def _rated(row: dict) -> dict:
-    from features.preferences.rows import rated
+    from features.preferences.preference_rows import rated
 
     return rated(row)
 
@@ -159,13 +159,13 @@ class ComparedAnswers(TaskFeature):
 
     @staticmethod
     def numbers(task: dict, row: dict) -> dict[str, int]:
-        from features.preferences.rows import is_desirable
+        from features.preferences.preference_rows import is_desirable
 
         return {"desirable": int(is_desirable(task, row))} if "desirable" in task else {}
 
     @staticmethod
     def rows(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
-        from features.preferences.rows import with_other_answers
+        from features.preferences.preference_rows import with_other_answers
 
         return with_other_answers(task, rows)
 
@@ -180,7 +180,7 @@ class ComparedAnswers(TaskFeature):
 
     @staticmethod
     def counted(task: dict, rows: list[dict], data: "Dataset") -> dict[str, str]:
-        from features.preferences.rows import equal_answers
+        from features.preferences.preference_rows import equal_answers
 
         equal = equal_answers(task, rows, data)
         return {"equal": equal} if equal else {}
@@ -194,7 +194,7 @@ class ComparedAnswers(TaskFeature):
     def measured(task: dict, measure: Callable) -> Callable:
         """An undesirable answer is no reference: in all but PREFERENCE_METRICS its row does not count."""
         from features.preferences.losses import Preference, evaluated
-        from features.preferences.rows import is_desirable
+        from features.preferences.preference_rows import is_desirable
 
         def compute(tokens: "np.ndarray", statistics: "np.ndarray", rows: list[dict]) -> dict[str, float]:
             good = [number for number, row in enumerate(rows) if is_desirable(task, row)]
@@ -229,8 +229,8 @@ class Preferences(Feature):
         return self.how is not None
 
     def of_tasks(self, tasks: Any, args: Any) -> None:
-        from arguments.sharding import zero_stage
         from features.preferences.losses import Preference
+        from foundry.arguments.sharding import zero_stage
 
         self.entry = next((task.entry for task in tasks if "preference" in task.entry), None)
         if self.entry is None:

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from constants import IGNORE_INDEX
 from features.preferences.losses import Preference
-from modeling.families import capped, family_of, output_head
-from modeling.loss import LossOutput, head_inputs, nats_of
-from modeling.segment_masks import mask_type, side_by_side
-from training.batching import round_up
+from foundry.modeling.families import capped, family_of, output_head
+from foundry.modeling.loss import LossOutput, head_inputs, nats_of
+from foundry.modeling.segment_masks import mask_type, side_by_side
+from foundry.training.batching import round_up
 
 
 @dataclass

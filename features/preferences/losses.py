@@ -23,7 +23,7 @@ from features.preferences import SIMPO_GAMMA
 
 # Sums over rows, from which the metrics follow. "good" answers are chosen or desirable, "bad" ones rejected or not.
 SUMS = ("good", "bad", "good_log_probability", "bad_log_probability", "good_reward", "bad_reward", "right", "rows")
-# What an evaluation keeps of each row, in columns after those of STATISTICS (modeling/loss.py).
+# What an evaluation keeps of each row, in columns after those of STATISTICS (foundry/modeling/loss.py).
 OF_PREFERENCE = ("rejected_nats", "rejected_tokens", "reference", "rejected_reference", "desirable")
 
 

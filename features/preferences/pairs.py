@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 from constants import PACKAGE_TOPIC_LABELS
-from corpora.sources import builtin_corpus
+from foundry.corpora.sources import builtin_corpus
 
 TRAINED = 300  # rows for fine-tuning the model that then learns preferences from the other rows
 

@@ -23,17 +23,17 @@ from transformers import (
     TrainingArguments,
 )
 
-from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments
-from common.processes import print_once
-from common.whole_folders import cached, difference
 from constants import IGNORE_INDEX
-from corpora.examples import row_lengths
 from features.preferences.batches import AnswersCollator
 from features.preferences.losses import OF_PREFERENCE, SUMS, Preference, preference_metrics
-from model_t5 import weights_digest
-from modeling.rows_at_a_time import parts, rows_to_score
-from training.teacher_forcing import score_rows
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.processes import print_once
+from foundry.common.whole_folders import cached, difference
+from foundry.corpora.chunks import row_lengths
+from foundry.model_t5 import weights_digest
+from foundry.modeling.rows_at_a_time import parts, rows_to_score
+from foundry.training.teacher_forcing import score_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset

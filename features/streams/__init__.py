@@ -5,7 +5,7 @@
     python create_tokenizer.py --dataset_name allenai/c4 --dataset_config_name it --streaming --max_train_samples 99999
 
 blocks.py cuts a corpus into blocks, lanes.py reads them in their order, streamed_text.py makes a `Text` of it,
-streamed_tasks.py a `TaskData`. simulation.py measures what is read: `benchmark_t5.py stream`.
+streamed_tasks.py a `TaskData`. simulation.py measures what is read: `python -m benchmarks stream`.
 """
 
 import importlib
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from common.command_line import Flags, Rules, check_rules, option, refuse
-from common.errors import UserError
+from foundry.common.command_line import Flags, Rules, check_rules, option, refuse
+from foundry.common.errors import UserError
 from foundry.features import Feature
 
 CHUNKS = 512  # validation chunks to score, where --max_eval_samples is not given (docs/defaults.md)
@@ -164,5 +164,5 @@ FEATURE = {
     "fine_tune_t5": TaskStreams,
     "evaluate_t5": EvaluatedStreams,
     "create_tokenizer": StreamedDataSet,
-    "benchmark_t5": StreamBenchmark,
+    "benchmarks": StreamBenchmark,
 }

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.digests import contents_digest
-from common.errors import UserError
-from corpora.files import COMPRESSIONS, data_kind, is_plain_text, open_text
-from corpora.hub import load_dataset_splits, saved_files
-from corpora.own_ids import ArrayDocuments
-from corpora.reading import (
+from foundry.common.digests import contents_digest
+from foundry.common.errors import UserError
+from foundry.corpora.files import COMPRESSIONS, data_kind, is_plain_text, open_text
+from foundry.corpora.hub import load_dataset_splits, saved_files
+from foundry.corpora.own_ids import ArrayDocuments
+from foundry.corpora.reading import (
     WIKI_OPEN,
     byte_lines,
     csv_rows,

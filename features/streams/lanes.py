@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from transformers import TrainingArguments
 
-from common.command_line import listed
-from common.errors import StreamError, UserError
-from corpora.examples import LANES, readers_of, shares
-from corpora.own_ids import is_blank, with_eos
 from features.streams.blocks import Corpus, Piece
+from foundry.common.command_line import listed
+from foundry.common.errors import StreamError, UserError
+from foundry.corpora.chunks import LANES, readers_of, shares
+from foundry.corpora.own_ids import is_blank, with_eos
 
 OPEN_LANES = 2**6 * 3  # most lanes if each keeps a file open
 ALL_LANES = 2**14  # most lanes of all corpora together

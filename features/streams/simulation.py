@@ -1,4 +1,4 @@
-"""What a stream reads for a number of ranks and data workers, simulated in one process: `benchmark_t5.py stream`."""
+"""What a stream reads for a number of ranks and workers, simulated in one process: `python -m benchmarks stream`."""
 
 import itertools
 import tempfile
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import UserError
-from common.reports import aligned
-from corpora.examples import readers_of
 from features.streams.blocks import FileCorpus
 from features.streams.lanes import StreamDataset, packed
+from foundry.common.errors import UserError
+from foundry.common.reports import aligned
+from foundry.corpora.chunks import readers_of
 
 WINDOW = 568  # raw tokens of an example, from which span corruption makes 512 input and 114 target tokens
 CHARACTERS = 4  # characters that count as a token

@@ -8,16 +8,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from arguments.own_pairs import OWN, has_validation_files
-from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments, T5TrainingArguments
-from common.errors import UserError
-from corpora.hub import classes_of
-from corpora.preview import files_read
-from corpora.reading import class_names
 from features.streams import TaskStreams
 from features.streams.blocks import Corpus, FileCorpus, hub_corpora
 from features.streams.lanes import StreamDataset, one_by_one
+from foundry.arguments.own_pairs import OWN, has_validation_files
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments, T5TrainingArguments
+from foundry.common.errors import UserError
+from foundry.corpora.hub import classes_of
+from foundry.corpora.preview import files_read
+from foundry.corpora.reading import class_names
 from tasks import examples, registry
 from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
 from tasks.tasks import LoadedTask, Task, TaskData, Tasks

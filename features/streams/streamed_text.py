@@ -1,6 +1,6 @@
 """Text that is read, tokenised and packed during the pre-training.
 
-`objective` is an `Objective` (objectives/objective.py).
+`objective` is an `Objective` (foundry/objectives/objective.py).
 """
 
 import io
@@ -13,20 +13,20 @@ from typing import Any, NoReturn
 import numpy as np
 from transformers import TrainingArguments
 
-from common.command_line import listed
-from common.errors import UserError
 from constants import BUILTIN_CORPUS
-from corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank, with_eos
-from corpora.preview import Shown
-from corpora.reading import column_texts, text_of
-from corpora.sources import builtin_sources
-from corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
-from corpora.tokenizers import tokenizer_fingerprint
 from data_collator_t5 import example_keys
-from data_t5 import FoundText, Text
 from features.streams import CHUNKS, Streams, check_held_out
 from features.streams.blocks import Corpus, FileCorpus, Piece, hub_corpora, streamed_splits
 from features.streams.lanes import StreamDataset, packed
+from foundry.common.command_line import listed
+from foundry.common.errors import UserError
+from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank, with_eos
+from foundry.corpora.preview import Shown
+from foundry.corpora.reading import column_texts, text_of
+from foundry.corpora.sources import builtin_sources
+from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
+from foundry.corpora.tokenizers import tokenizer_fingerprint
+from foundry.data_t5 import FoundText, Text
 
 SEEN = 1_000  # first documents of a stream that are compared with a --validation_file
 

@@ -31,12 +31,12 @@ from requests.utils import get_netrc_auth
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
-from arguments.training import T5TrainingArguments
-from common.command_line import check_folder
-from common.errors import UserError
-from common.processes import answers, is_first_process, print_once
-from common.reports import markdown_table, plain_json, read_json, side_file, tracked_name, write_json
-from runs.callbacks import metrics_until
+from foundry.arguments.training import T5TrainingArguments
+from foundry.common.command_line import check_folder
+from foundry.common.errors import UserError
+from foundry.common.processes import answers, is_first_process, print_once
+from foundry.common.reports import markdown_table, plain_json, read_json, side_file, tracked_name, write_json
+from foundry.runs.callbacks import metrics_until
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
     python pre_train_t5.py --train_file my_text.txt --objective ul2
 
-denoisers.py has their rows, masks and modes. They are rows of several examples: objectives/packed_rows.py.
+denoisers.py has their rows, masks and modes. They are rows of several examples: foundry/objectives/packed_rows.py.
 """
 
 FEATURE = {}  # it has no flag of its own

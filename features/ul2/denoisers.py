@@ -5,7 +5,7 @@ tokens therefore holds two examples: one of a denoiser that masks less than the 
 denoiser that masks more. Two equations give their lengths such that both sides are exactly full. How often each pair of
 denoisers comes is chosen such that the input tokens of every denoiser are in proportion to its weight. Masks come from
 the row's key alone, as in data_collator_t5.py. Examples of a row do not attend to each other:
-modeling/segment_masks.py.
+foundry/modeling/segment_masks.py.
 
 Legend of shapes: B rows, G examples of all rows, R raw tokens of a row, S and T input and target length of a row, N raw
 tokens of all rows, D denoisers.
@@ -21,11 +21,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from arguments.text import PreTrainingDataArguments
-from common.errors import UserError
 from constants import DENOISERS, OBJECTIVES
-from corpora.examples import Examples
-from corpora.tokenizers import plain_encoder
 from data_collator_t5 import (
     content_keys,
     example_keys,
@@ -34,7 +30,11 @@ from data_collator_t5 import (
     find_sentinel_ids,
     random_numbers,
 )
-from objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.common.errors import UserError
+from foundry.corpora.chunks import Examples
+from foundry.corpora.tokenizers import plain_encoder
+from foundry.objectives.packed_rows import PackedExamples, PackedObjective, places_within, ragged_noise_mask
 
 PATTERN = 1024  # rows after which the sequence of kinds of rows repeats
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from common.processes import user_cache
+from foundry.common.processes import user_cache
 
 HEADERS = ["prediction", "log_probability"]  # columns of the table of `n_best`
 HERE = {"localhost", "127.0.0.1", "::1"}

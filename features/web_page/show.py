@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-from common.reports import start_summary
 from features.web_page.page import open_page
+from foundry.common.reports import start_summary
 from tasks.answering import Engine, Plan, answer_window, summary, tokenised
 from tasks.examples import class_label_ids
 

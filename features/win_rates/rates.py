@@ -9,7 +9,7 @@ the one with the larger log-probability of the chosen answer minus that of the r
 import json
 from pathlib import Path
 
-from common.errors import UserError
+from foundry.common.errors import UserError
 from tasks.metrics.scoring import is_greater_better, score_predictions
 from tasks.registry import as_list
 

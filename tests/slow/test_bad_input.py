@@ -30,10 +30,10 @@ from warm_python import warm_python
 import constants
 import fine_tune_t5
 import pre_train_t5
-from common.digests import DIGESTS
-from common.whole_folders import cached
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config, create_model
+from foundry.common.digests import DIGESTS
+from foundry.common.whole_folders import cached
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.model_t5 import build_config, create_model
 
 ROOT = Path(pre_train_t5.__file__).resolve().parent
 SHAPE = "d_model=16,d_kv=4,d_ff=24,num_heads=4,num_layers=1,num_decoder_layers=1"
@@ -446,7 +446,7 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
-        self.enterContext(mock.patch("corpora.hub.answers", return_value=False))  # as without a network
+        self.enterContext(mock.patch("foundry.corpora.hub.answers", return_value=False))  # as without a network
         self.enterContext(mock.patch.dict(constants.DATASET_VALS, own={"colour": TASK, "metric": UNKNOWN_METRIC}))
 
     def write(self, name: str, content: bytes) -> Path:
@@ -578,7 +578,7 @@ class RefusedTest(TestCase):
         path.chmod(0)
         if os.access(path, os.R_OK):  # root reads everything
             refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
-            self.enterContext(mock.patch("corpora.files.io.open", refuse))
+            self.enterContext(mock.patch("foundry.corpora.files.io.open", refuse))
         flags = self.pre_training(train_file=str(path))
         with mock.patch.object(TestCase, "everything", return_value={}):  # nor could this test read it
             self.assert_refused(pre_train_t5, flags, r"secret.txt: cannot be read \(Permission denied\)")
@@ -688,7 +688,7 @@ class CacheTest(TestCase):
         harm(folder)
         self.assert_same_chunks(self.chunks(), right)
         self.assertEqual(self.token_folders(), [folder])
-        with mock.patch("corpora.token_files.corpus_encoder", side_effect=AssertionError("tokenised again")):
+        with mock.patch("foundry.corpora.token_files.corpus_encoder", side_effect=AssertionError("tokenised again")):
             self.assert_same_chunks(self.chunks(), right)
 
     def test_damaged_rows_and_tokenizers_are_made_again(self):
@@ -735,7 +735,7 @@ class CacheTest(TestCase):
         names = sorted(re.sub("-.*", "", path.name) for path in (self.folder / "cache").iterdir())
         self.assertEqual(names, [DIGESTS, "tokenizer", "tokens"])
         flags = dict(train_file=str(text), tokenizer_name=None, vocab_size=300)
-        with mock.patch("corpora.token_files.corpus_encoder", side_effect=AssertionError("tokenised again")):
+        with mock.patch("foundry.corpora.token_files.corpus_encoder", side_effect=AssertionError("tokenised again")):
             theirs = self.chunks(**flags)
         self.assert_same_chunks(theirs, self.chunks(**flags, data_cache_dir=str(self.folder / "cache_2")))
 

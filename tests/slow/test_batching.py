@@ -14,11 +14,11 @@ from test_trainer_t5 import LABELS, curve, make_model, make_trainer, pad_rows, r
 from torch._dynamo.utils import counters
 
 from constants import IGNORE_INDEX
-from corpora.examples import EpochSampler, row_lengths
-from model_t5 import set_attention
-from modeling.loss import compute_loss_in_forward
-from modeling.segment_masks import enable_packing
-from training.batching import BucketCollator, FilledRows, PackingCollator, bucket_lengths, share_out
+from foundry.corpora.chunks import EpochSampler, row_lengths
+from foundry.model_t5 import set_attention
+from foundry.modeling.loss import compute_loss_in_forward
+from foundry.modeling.segment_masks import enable_packing
+from foundry.training.batching import BucketCollator, FilledRows, PackingCollator, bucket_lengths, share_out
 
 
 class FilledRowsTest(parameterized.TestCase):

@@ -1,4 +1,4 @@
-"""Tests of benchmark_t5.py: every command through main([...]) at a tiny size, and what its figures are made of.
+"""Tests of benchmarks/__main__.py: every command through main([...]) at a tiny size, and what its figures are made of.
 
 No figure of speed is tested here: those of this project that are guaranteed have tests of their own.
 """
@@ -22,19 +22,19 @@ from absl.testing import absltest, parameterized
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from warm_python import warm_python
 
-import benchmark_t5
-from arguments.model import ModelArguments
-from arguments.text import PreTrainingDataArguments
-from arguments.training import PreTrainingArguments
+from benchmarks import __main__ as benchmark_t5
 from benchmarks import inputs, measure, mistakes, plan, scripts, step, trainers
 from benchmarks.measure import bare_tokenizer, benchmark_config, full_name, random_batches
-from common import reports
-from common.command_line import parse_arguments
-from common.errors import UserError
-from common.reports import environment_record
 from constants import HARDWARE_PEAKS, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
-from runs.memory import communication_bytes
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.arguments.training import PreTrainingArguments
+from foundry.common import reports
+from foundry.common.command_line import parse_arguments
+from foundry.common.errors import UserError
+from foundry.common.reports import environment_record
+from foundry.runs.memory import communication_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -333,7 +333,15 @@ class CommandsTest(BenchmarkTest):
         """As on a GPU machine that has torch and transformers: the real command, with the others hidden."""
         hiding = f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED!r}))"
         (self.folder / "sitecustomize.py").write_text(hiding)
-        command = [sys.executable, str(ROOT / "benchmark_t5.py"), "collator", "--batch", "4", "--rounds", "2"]
+        command = [
+            sys.executable,
+            str(ROOT / "benchmarks/__main__.py"),
+            "collator",
+            "--batch",
+            "4",
+            "--rounds",
+            "2",
+        ]
         environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])

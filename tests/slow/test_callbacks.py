@@ -30,10 +30,9 @@ from transformers import (
     TrainerState,
 )
 
-import plot_runs
-from common import reports
-from common.curves import curve, draw_curves, draw_scores, eval_metrics
-from common.reports import (
+from foundry.common import reports
+from foundry.common.curves import curve, draw_curves, draw_scores, eval_metrics
+from foundry.common.reports import (
     end_summary,
     human_bytes,
     human_count,
@@ -43,13 +42,14 @@ from common.reports import (
     start_summary,
     write_json,
 )
-from runs.callbacks import (
+from foundry.runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
     T5ProgressCallback,
     ThroughputCallback,
     install_callbacks,
 )
+from tools import plot_runs
 
 
 class Clock:
@@ -499,13 +499,15 @@ class CurvesTest(TestCase):
         line = {"step": 4, "eval_loss": 1.5, "eval_token_accuracy": 0.5, "eval_accuracy": 0.25}
         (self.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         figures = []
-        with mock.patch("common.curves.draw_curves", lambda *args, **kw: figures.append(draw_curves(*args, **kw))):
+        with mock.patch(
+            "foundry.common.curves.draw_curves", lambda *args, **kw: figures.append(draw_curves(*args, **kw))
+        ):
             LossCurveCallback(self.folder).on_save(SimpleNamespace(metric_for_best_model=main))
         self.assertEqual([axes.get_title(loc="left") for axes in figures[0].axes], ["loss", shown])
 
     def test_a_failed_picture_is_only_a_warning(self):
         (self.folder / "metrics.jsonl").write_text('{"step": 1\n{"step": 2, "loss": 1.0}\n')
-        with self.assertLogs("runs.callbacks", "WARNING") as logs:
+        with self.assertLogs("foundry.runs.callbacks", "WARNING") as logs:
             LossCurveCallback(self.folder).on_train_end(None, make_state(), None)
         self.assertIn("loss.png was not drawn: UserError", logs.output[0])
 
@@ -520,7 +522,7 @@ class RunRecordTest(TestCase):
             return run_record(arguments, tiny_model(), 14, {"data": "ab12"}, {"train": 8, "validation": 4})
 
     def test_content(self):
-        record = self.record({"rev-parse": "c0ffee\n", "status": " M model_t5.py\n"}, learning_rate=0.01)
+        record = self.record({"rev-parse": "c0ffee\n", "status": " M foundry/model_t5.py\n"}, learning_rate=0.01)
         self.assertEqual(record["git"], {"commit": "c0ffee", "dirty": True})
         self.assertEqual(record["arguments"], {"learning_rate": 0.01})
         self.assertEqual(record["versions"]["torch"].split("+")[0], torch.__version__.split("+")[0])

@@ -1,4 +1,4 @@
-"""Tests of training/checkpoints.py and preemption.py: nothing half, nothing lost, nothing different after a stop.
+"""foundry/training/checkpoints.py and preemption.py: nothing half, nothing lost, nothing different after a stop.
 
 The last class kills real runs (tests/support/torture.py).
 """
@@ -33,12 +33,13 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from warm_python import warm_python
 
 import pre_train_t5
-import trainer_t5
-from arguments.training import FineTuningArguments, PreTrainingArguments
-from common import whole_folders
-from common.command_line import RESUME_NEWEST
-from common.reports import read_metrics
-from common.whole_folders import (
+from constants import PREEMPTED_EXIT_CODE
+from foundry import trainer_t5
+from foundry.arguments.training import FineTuningArguments, PreTrainingArguments
+from foundry.common import whole_folders
+from foundry.common.command_line import RESUME_NEWEST
+from foundry.common.reports import read_metrics
+from foundry.common.whole_folders import (
     SAVING,
     checkpoints_of,
     damage,
@@ -49,10 +50,9 @@ from common.whole_folders import (
     remove,
     step_of,
 )
-from constants import PREEMPTED_EXIT_CODE
-from corpora.examples import ChunkDataset
-from training import preemption
-from training.checkpoints import (
+from foundry.corpora.chunks import ChunkDataset
+from foundry.training import preemption
+from foundry.training.checkpoints import (
     give_up_later,
     load_loss_state,
     old_files,
@@ -61,7 +61,7 @@ from training.checkpoints import (
     save_loss_state,
     this_job,
 )
-from training.output_lock import LOCK
+from foundry.training.output_lock import LOCK
 
 FORKING_LAUNCHER = """
 import os, subprocess, sys
@@ -283,7 +283,9 @@ class PreemptionTest(parameterized.TestCase):
         program = (
             "import os, subprocess, sys; print(os.getpid(), flush=True); subprocess.run([sys.executable, '-c', {!r}])"
         )
-        child = "from training.preemption import launcher_above as a; print(a(), flush=True); input(); print(a())"
+        child = (
+            "from foundry.training.preemption import launcher_above as a; print(a(), flush=True); input(); print(a())"
+        )
         top = program.format(program.format(child))
         environment = os.environ | {"CROSS_RANK": "0", "PYTHONPATH": str(torture.ROOT)}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
@@ -300,7 +302,7 @@ class PreemptionTest(parameterized.TestCase):
     def test_an_import_leaves_other_daemon_processes_of_a_notebook_alone(self):
         """They were killed at its end, before they could answer the SIGTERM that Python sends them."""
         program = (
-            "import multiprocessing, signal, sys, time, training.preemption\n"
+            "import multiprocessing, signal, sys, time, foundry.training.preemption\n"
             "def work(ready):\n"
             "    signal.signal(signal.SIGTERM, lambda *_: (print('told', flush=True), sys.exit()))\n"
             "    ready.set()\n"

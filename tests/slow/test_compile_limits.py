@@ -7,8 +7,8 @@ from absl.testing import absltest, parameterized
 from test_step import batch, tiny
 
 from benchmarks.step import STEP_OPTIONS
-from modeling.loss import compute_loss_in_forward
-from trainer_t5 import set_up_step
+from foundry.modeling.loss import compute_loss_in_forward
+from foundry.trainer_t5 import set_up_step
 
 SMALL = dict(num_layers=1, num_decoder_layers=1)
 
@@ -35,7 +35,7 @@ class ShapesTest(parameterized.TestCase):
                 self.assertTrue(model(**batch(source=source)).loss.isfinite())
 
     def test_more_models_in_a_process_than_one_may_have_shapes(self):
-        """As the rungs of benchmark_t5.py step, all of which are timed in turn."""
+        """As the rungs of python -m benchmarks step, all of which are timed in turn."""
         torch._dynamo.config.recompile_limit = 1
         models = [tiny(**SMALL) for _ in range(2)]
         for model in models:

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from transformers import ByT5Tokenizer
 
 import pre_train_t5
-from arguments.model import ModelArguments
-from arguments.text import PreTrainingDataArguments
-from common.command_line import parse_arguments
-from corpora.examples import ChunkDataset, EpochSampler, WeightedExamples, evaluation_shares
-from corpora.files import split_weights
-from corpora.sources import find_corpora
-from data_t5 import FoundText
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.common.command_line import parse_arguments
+from foundry.corpora.chunks import ChunkDataset, EpochSampler, WeightedExamples, evaluation_shares
+from foundry.corpora.files import split_weights
+from foundry.corpora.sources import find_corpora
+from foundry.data_t5 import FoundText
 
 
 class TestCase(parameterized.TestCase):

@@ -24,13 +24,13 @@ from warm_python import warm_python
 
 import evaluate_t5
 import pre_train_t5
-from arguments.task import TaskArguments
 from constants import DATASET_VALS
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config, create_model
+from foundry.arguments.task import TaskArguments
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.model_t5 import build_config, create_model
+from foundry.training.optimizers import AdamWRMSScaled
 from tasks.registry import source_text
 from tasks.rows import load_rows
-from training.optimizers import AdamWRMSScaled
 
 ROOT = Path(__file__).parents[2]
 TIMINGS = ("_runtime", "_per_second")
@@ -405,7 +405,7 @@ class EvaluateTest(parameterized.TestCase):
         ("no_rows", "no file for the split validation", [], dict(task="ax")),
     )
     def test_error(self, message, argv, options):
-        with absltest.mock.patch("corpora.hub.hub_is_reachable", return_value=False):
+        with absltest.mock.patch("foundry.corpora.hub.hub_is_reachable", return_value=False):
             self.fails_with(message, *argv, **dict(task="cola", model=None, folder=self.folder / "error") | options)
 
     def test_a_model_without_a_record_needs_a_task(self):

@@ -33,17 +33,16 @@ import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
 import predict_t5
-import report_glue
-import sweep_t5
-from arguments.model import ModelArguments
-from arguments.task import TaskArguments
-from arguments.text import PreTrainingDataArguments
-from arguments.training import FineTuningArguments, PreTrainingArguments
-from common.command_line import limits_of, parse_arguments
-from corpora.files import expand_files
-from corpora.reading import read_documents, read_rows
-from model_t5 import build_config, parse_overrides
-from search.sweep_files import read_sweep
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.arguments.training import FineTuningArguments, PreTrainingArguments
+from foundry.common.command_line import limits_of, parse_arguments
+from foundry.corpora.files import expand_files
+from foundry.corpora.reading import read_documents, read_rows
+from foundry.model_t5 import build_config, parse_overrides
+from tools import report_glue, sweep_t5
+from tools.search.sweep_files import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("T5_FUZZ_SEED", "0"))

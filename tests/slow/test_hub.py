@@ -41,7 +41,7 @@ for constants in (huggingface_hub.constants, datasets.config):
     importlib.reload(constants)
 huggingface_hub.hf_api.api.endpoint = hub.url
 import fine_tune_t5, pre_train_t5
-from common.processes import answers
+from foundry.common.processes import answers
 
 runs, flags = map(json.loads, sys.argv[1:])
 for script, *own in runs:

@@ -23,8 +23,8 @@ from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from warm_python import warm_python
 
-from common.whole_folders import checkpoints_of, damage
 from constants import DEFAULT_OPTIMIZER, PREEMPTED_EXIT_CODE
+from foundry.common.whole_folders import checkpoints_of, damage
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -243,7 +243,8 @@ class LauncherTest(parameterized.TestCase):
     def test_the_others_wait_longer_than_the_process_group_does(self):
         """Tokenising for half an hour ended all ranks."""
         program = (
-            "import datetime, time, torch.distributed as dist\nfrom common.processes import first_of_node_first\n"
+            "import datetime, time, torch.distributed as dist\n"
+            "from foundry.common.processes import first_of_node_first\n"
             "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=0.5))\n"
             "with first_of_node_first():\n    time.sleep(1.5 * (dist.get_rank() == 0))\n    print('worked')\n"
             "dist.destroy_process_group()"

@@ -1,6 +1,6 @@
 """Tests of `make gpu` without a GPU: its driver with parts that take no time, and what is left when it is stopped.
 
-The parts here are a script of a few lines in the place of benchmark_t5.py; the parts themselves run on a CPU in
+The parts here are a script of a few lines in the place of benchmarks/__main__.py; the parts themselves run on a CPU in
 test_benchmark_t5.py and tests/unit/test_step_profile.py.
 """
 
@@ -19,9 +19,9 @@ from unittest import mock
 import torch
 from absl.testing import absltest, parameterized
 
-import benchmark_t5
+from benchmarks import __main__ as benchmark_t5
 from benchmarks import scripts
-from common.reports import environment_record, read_json
+from foundry.common.reports import environment_record, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 # Writes what it has measured, then does what FAKE says of its part: nothing, end with an error, or hang.
@@ -49,7 +49,7 @@ sys.exit(3 if fate == "fail" else 0)
 class DriverTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        (self.folder / "benchmark_t5.py").write_text(PART)
+        (self.folder / "benchmarks/__main__.py").write_text(PART)
         environment = json.dumps(environment_record())
         self.enter_context(mock.patch.object(scripts, "ROOT", self.folder))
         self.enter_context(mock.patch.dict(os.environ, ENVIRONMENT=environment))
@@ -73,7 +73,10 @@ class DriverTest(parameterized.TestCase):
         first = ["kernels", "headline", "trainer", "profile", "pre_train"]
         self.assertEqual(list(parts)[:5], first)
         self.assertEqual([name for name, part in parts.items() if "error" in part], ["classifier"])
-        self.assertRegex(parts["classifier"]["error"], "benchmark_t5.py ended with code 3; .*classifier.log says why")
+        self.assertRegex(
+            parts["classifier"]["error"],
+            "python -m benchmarks ended with code 3; .*classifier.log says why",
+        )
         files = {name: read_json(self.folder / "out" / f"{name}.json") for name in parts}
         self.assertTrue(all(file["rows"] for file in files.values()), "what it has measured is there")
         words = files["headline"]["words"]
@@ -106,7 +109,9 @@ class DriverTest(parameterized.TestCase):
             parts, printed = self.gpu("--part", "step", "--minutes", "0.05", step="hang", all="hang")
         self.assertLess(time.monotonic() - start, 60)
         self.assertEqual(list(parts), ["step"])
-        self.assertRegex(parts["step"]["error"], r"benchmark_t5.py was stopped after \d s; .*step.log says how far")
+        self.assertRegex(
+            parts["step"]["error"], r"python -m benchmarks was stopped after \d s; .*step.log says how far"
+        )
         self.assertEqual(read_json(self.folder / "out" / "step.json")["rows"][0]["seconds"], [1.0])
         self.assertIn("step: UserError", printed)
 
@@ -152,7 +157,7 @@ class DriverTest(parameterized.TestCase):
         """The driver is killed, or interrupted, while a part hangs: the part ends with it, and its file is whole."""
         code = "import sys; from pathlib import Path; from benchmarks import scripts; folder = Path(sys.argv[1]); "
         code += "words = ['step', '--output', str(folder / sys.argv[2]), '--rows', 'x']; scripts.ROOT = folder; "
-        code += "scripts.run_script('benchmark_t5.py', words, folder / 'log')"
+        code += "scripts.run_script('benchmarks/__main__.py', words, folder / 'log')"
         environment = os.environ | {"FAKE": json.dumps({"x": "hang"}), "PYTHONPATH": str(ROOT)}
         drivers = {}
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):

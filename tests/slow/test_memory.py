@@ -1,4 +1,4 @@
-"""Tests of runs/memory.py: its formulas against what small models really hold, byte for byte where PyTorch tells.
+"""foundry/runs/memory.py: its formulas against what small models really hold, byte for byte where PyTorch tells.
 
 Saved tensors are counted with autograd's hooks, once for each storage; the peak of a step with the allocations that
 PyTorch's profiler reports; divided states in two gloo processes.
@@ -23,9 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 from warm_python import warm_python
 
-from model_t5 import build_config, create_model
-from modeling.loss import compute_loss_in_forward
-from runs.memory import (
+from foundry.model_t5 import build_config, create_model
+from foundry.modeling.loss import compute_loss_in_forward
+from foundry.runs.memory import (
     STRATEGIES,
     activation_bytes,
     block_parameters,
@@ -33,7 +33,7 @@ from runs.memory import (
     matrix_parameters,
     state_bytes,
 )
-from training.optimizers import optimizer_class_and_kwargs
+from foundry.training.optimizers import optimizer_class_and_kwargs
 
 ROOT = Path(__file__).resolve().parents[2]
 # (batch, source, target, changes to the shape): wide and narrow, long and short, deep and shallow, gated and not.
@@ -291,7 +291,7 @@ RANK = """
     from torch.distributed.fsdp import fully_shard
     from test_memory import batch_of, small_config
     from helpers import token_mean_loss
-    from model_t5 import create_model
+    from foundry.model_t5 import create_model
 
     def nbytes(tensor):
         return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes

@@ -23,8 +23,8 @@ from absl.testing import parameterized
 import constants
 import evaluate_t5
 import fine_tune_t5
-from common.reports import read_metrics
-from corpora.tokenizers import train_tokenizer
+from foundry.common.reports import read_metrics
+from foundry.corpora.tokenizers import train_tokenizer
 from tasks.mixtures import Mixture, MixtureSampler, mixing_rates, shares
 from tasks.tasks import Tasks
 

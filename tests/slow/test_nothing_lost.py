@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 
 import fine_tune_t5
 import pre_train_t5
-from common.whole_folders import checkpoints_of, damage
-from training import saving
-from training.preemption import EvaluationStopped, with_own_workers
+from foundry.common.whole_folders import checkpoints_of, damage
+from foundry.training import saving
+from foundry.training.preemption import EvaluationStopped, with_own_workers
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -155,7 +155,7 @@ class TokenisingProcessesTest(TestCase):
     WAITS = """
 import pathlib, sys, time
 import fine_tune_t5
-from common.processes import run_script
+from foundry.common.processes import run_script
 from tasks import examples
 def tokenise(rows):
     pathlib.Path(sys.argv[1]).touch()
@@ -197,7 +197,9 @@ run_script(lambda: fine_tune_t5.main(sys.argv[2:]))
         place = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
         (place / "site" / "numpy").mkdir(parents=True)
         os.mkfifo(place / "site" / "numpy" / "read_for_ever.py")
-        program = "import sys; from corpora.installed_docs import build; build(sys.argv[1], sys.argv[2], 2, False)"
+        program = (
+            "import sys; from foundry.corpora.installed_docs import build; build(sys.argv[1], sys.argv[2], 2, False)"
+        )
         words, log = [sys.executable, "-c", program, place / "out", place / "site"], place / "log"
         with log.open("w") as file:
             root = Path(pre_train_t5.__file__).parent

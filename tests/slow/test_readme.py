@@ -9,20 +9,18 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-import benchmark_t5
 import create_tokenizer
 import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
-import plot_runs
 import pre_train_t5
 import predict_t5
-import report_glue
-import sweep_t5
-from common.command_line import parse_arguments
+from benchmarks import __main__ as benchmark_t5
 from constants import DATASET_VALS
-from search.sweep_files import read_sweep
+from foundry.common.command_line import parse_arguments
 from tasks.registry import check_entry, plain_entry
+from tools import plot_runs, report_glue, sweep_t5
+from tools.search.sweep_files import read_sweep
 
 ROOT = Path(__file__).parents[2]
 PATHS = {path.name: path for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))}
@@ -84,7 +82,7 @@ class ReadmeTest(parameterized.TestCase):
             self.assertTrue((ROOT / job).is_file(), job)
             words = words[words.index(job) + 1 :]
             if job.endswith("sweep.slurm"):
-                words.insert(0, "sweep_t5.py")
+                words.insert(0, "tools/sweep_t5.py")
         if words[:2] == ["python", "-c"]:
             compile(words[2], command, "exec")
             return
@@ -106,16 +104,16 @@ class ReadmeTest(parameterized.TestCase):
             except SystemExit as stop:
                 code = stop.code
             self.assertEqual(code, 0)
-        elif script == "benchmark_t5.py":
+        elif script == "benchmarks/__main__.py":
             with mock.patch.object(benchmark_t5, "CHECKOUTS", {}):  # the reader's own
                 self.assertNotEmpty(vars(benchmark_t5.part_of(benchmark_t5.parse(argv))))
-        elif script == "sweep_t5.py":
+        elif script == "tools/sweep_t5.py":
             sweep = read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep.flags)
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
-        elif script == "report_glue.py":
+        elif script == "tools/report_glue.py":
             self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)
-        elif script == "plot_runs.py":
+        elif script == "tools/plot_runs.py":
             self.assertTrue(plot_runs.parse(argv).runs)
         elif script == "create_tokenizer.py":
             flags, *_ = parse_arguments(create_tokenizer.FLAGS, argv)

@@ -20,13 +20,13 @@ from absl.testing import parameterized
 from helpers import run_main
 from transformers import MT5Config, T5Config
 
-import corpora.sources
 import fine_tune_t5
+import foundry.corpora.sources
 import pre_train_t5
 import tasks.rows
 from constants import MODEL_SHAPES, PACKAGE_TOPIC_LABELS
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config, count_parameters, create_model
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.model_t5 import build_config, count_parameters, create_model
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 TINY = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
@@ -110,7 +110,7 @@ def write_data(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    for split, part in (("train", lines), ("validation", lines[:80])):  # corpora/installed_docs.py's layout
+    for split, part in (("train", lines), ("validation", lines[:80])):  # foundry/corpora/installed_docs.py's layout
         write_rows(folder / "docs" / f"{split}.jsonl", [{"text": line} for line in part])
         topics = [{"text": text, "label": PACKAGE_TOPIC_LABELS[i % 10]} for i, text in enumerate(part)]
         write_rows(folder / "docs" / "package_topic" / f"{split}.jsonl", topics)
@@ -160,7 +160,7 @@ class RecipeTest(parameterized.TestCase):
         flags += "--most_unknown 1 "
         flags += f"--disable_tqdm true --preprocessing_num_workers 1 --data_cache_dir {self.folder}/cache"
         argv = [str(FOLDER / name), *flags.format(folder=self.folder).split(), "--output_dir", str(out)]
-        for module in (corpora.sources, tasks.rows):
+        for module in (foundry.corpora.sources, tasks.rows):
             docs = mock.patch.object(module, "builtin_corpus", return_value=self.folder / "docs")
             self.enter_context(docs)
         results, *_ = run_main(recipe.script.main, *argv)

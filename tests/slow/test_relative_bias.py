@@ -17,9 +17,9 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from transformers import UMT5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-import modeling.kernels.attention as kernels
-from model_t5 import build_config
-from modeling.layers import diagonal_sums, sum_bias_by_diagonals
+import foundry.modeling.kernels.fused_attention as kernels
+from foundry.model_t5 import build_config
+from foundry.modeling.layers import diagonal_sums, sum_bias_by_diagonals
 
 FLOAT64 = torch.float64
 ENCODER_INPUTS = ("input_ids", "attention_mask")

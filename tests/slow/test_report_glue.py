@@ -1,4 +1,4 @@
-"""report_glue.py: two small tasks with two seeds from one model, what is resumed and refused, and the numbers by hand.
+"""tools/report_glue.py: two small tasks with two seeds from one model; what is resumed and refused; numbers by hand.
 
 Hermetic: data, tokenizer and model are made here. The runs take place in this process; one test starts real ones.
 """
@@ -28,8 +28,8 @@ from warm_python import warm_python
 
 import evaluate_t5
 import fine_tune_t5
-import report_glue
-from report_glue import Run, average, gather, metric_keys, table, title
+from tools import report_glue
+from tools.report_glue import Run, average, gather, metric_keys, table, title
 
 SCRIPTS = {"fine_tune_t5.py": fine_tune_t5.main, "evaluate_t5.py": evaluate_t5.main}
 MORE = "--num_train_epochs 2 --max_train_samples 32 --disable_tqdm true --use_cpu true --learning_rate 0.02".split()
@@ -64,7 +64,7 @@ class TestCase(parameterized.TestCase):
         return [*ours.split(), "--tasks", *tasks.split(), *seeds, *flags, "--", *MORE, *cache, *more]
 
     def run_report(self, where: str, *flags: str, execute=None, **options) -> dict:
-        """report_glue.main with the scripts run in this process; their command lines in self.commands."""
+        """tools.report_glue.main with the scripts run in this process; their command lines in self.commands."""
         self.commands, self.printed = [], io.StringIO()
 
         def in_process(command: list[str], log: Path) -> int:

@@ -1,4 +1,4 @@
-"""Tests of runs/run.py: what is said and checked before a run, and that nothing is lost when it does not begin."""
+"""foundry/runs/run.py: what is said and checked before a run, and that nothing is lost when it does not begin."""
 
 import os
 import subprocess
@@ -15,11 +15,11 @@ from helpers import SHAPE, call
 from warm_python import warm_python
 
 import pre_train_t5
-from common.reports import read_metrics
-from common.whole_folders import checkpoints_of
-from model_t5 import build_config, count_parameters, create_model, train_only
-from runs import memory
-from runs import run as runs
+from foundry.common.reports import read_metrics
+from foundry.common.whole_folders import checkpoints_of
+from foundry.model_t5 import build_config, count_parameters, create_model, train_only
+from foundry.runs import memory
+from foundry.runs import run as runs
 
 ROOT = Path(pre_train_t5.__file__).parent
 
@@ -27,7 +27,8 @@ ROOT = Path(pre_train_t5.__file__).parent
 class RunScriptTest(parameterized.TestCase):
     @parameterized.parameters("1", "2")
     def test_ctrl_c_is_no_traceback(self, processes):
-        program = "from common.processes import run_script\ndef main():\n    raise KeyboardInterrupt\nrun_script(main)"
+        program = "from foundry.common.processes import run_script\ndef main():\n    raise KeyboardInterrupt\n"
+        program += "run_script(main)"
         environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(ROOT)}
         found = subprocess.run(
             [warm_python(), "-c", program], env=environment, capture_output=True, text=True, timeout=100
@@ -38,7 +39,7 @@ class RunScriptTest(parameterized.TestCase):
     def test_ctrl_c_is_one_line_of_every_script(self, script):
         """It was a traceback, and exit code 1, of those that do not train, evaluate or predict."""
         program = (
-            "import argparse, contextlib, runpy, common.command_line as lines\n"
+            "import argparse, contextlib, runpy, foundry.common.command_line as lines\n"
             "def ctrl_c(*_):\n    raise KeyboardInterrupt\n"
             "class CtrlC(contextlib.ContextDecorator):\n    __enter__ = __exit__ = ctrl_c\n"
             "argparse.ArgumentParser.parse_args, lines.exit_on_user_error = ctrl_c, CtrlC\n"
@@ -51,7 +52,7 @@ class RunScriptTest(parameterized.TestCase):
     @parameterized.product(processes=("1", "2"), code=(0, 75))
     def test_exit_code_output_and_exit_handlers(self, processes, code):
         program = (
-            "import atexit, sys; from common.processes import run_script; atexit.register(print, 'handler');\n"
+            "import atexit, sys; from foundry.common.processes import run_script; atexit.register(print, 'handler');\n"
             "def main():\n    print('done', end=' ')\n    sys.exit(int(sys.argv[1])) if sys.argv[1] != '0' else None\n"
             "run_script(main)"
         )
@@ -61,7 +62,7 @@ class RunScriptTest(parameterized.TestCase):
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
 
     def test_an_umlaut_in_an_ascii_log(self):
-        program = "from common.processes import run_script\nrun_script(lambda: print('out/\\u00fc'))"
+        program = "from foundry.common.processes import run_script\nrun_script(lambda: print('out/\\u00fc'))"
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=100)
         self.assertEqual((done.returncode, done.stdout), (0, b"out/\\xfc\n"), done.stderr)

@@ -26,24 +26,24 @@ from transformers.trainer_callback import TrainerState
 
 import evaluate_t5
 import pre_train_t5
-from arguments.training import FineTuningArguments
-from common import whole_folders
-from common.command_line import parse_arguments
-from common.digests import file_digests
-from common.errors import UserError
-from common.reports import read_json, read_metrics, side_file
-from common.whole_folders import cached, difference, is_disk_full, publish, write_manifest
-from corpora import sources
-from corpora.sources import find_sources
-from corpora.token_files import tokenised
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config, create_model, load_model
-from modeling.loading import load_config
-from runs.callbacks import MetricsFileCallback
-from search.sweep_files import read_sweep
+from foundry.arguments.training import FineTuningArguments
+from foundry.common import whole_folders
+from foundry.common.command_line import parse_arguments
+from foundry.common.digests import file_digests
+from foundry.common.errors import UserError
+from foundry.common.reports import read_json, read_metrics, side_file
+from foundry.common.whole_folders import cached, difference, is_disk_full, publish, write_manifest
+from foundry.corpora import sources
+from foundry.corpora.sources import find_sources
+from foundry.corpora.token_files import tokenised
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.model_t5 import build_config, create_model, load_model
+from foundry.modeling.loading import load_config
+from foundry.runs.callbacks import MetricsFileCallback
+from foundry.training.checkpoints import check_saved_state, prepare_output_dir
+from foundry.training.output_lock import LOCK, lock_output_dir, unlock_output_dir
 from tasks.task_records import read_record, recorded_flags
-from training.checkpoints import check_saved_state, prepare_output_dir
-from training.output_lock import LOCK, lock_output_dir, unlock_output_dir
+from tools.search.sweep_files import read_sweep
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,13 +14,13 @@ from transformers import ByT5Tokenizer, TrainerState
 
 import evaluate_t5
 import pre_train_t5
-from common.reports import markdown_table
-from corpora.token_files import split_off_documents
-from corpora.tokenizers import load_tokenizer, plain_encoder
 from create_tokenizer import add_tokens
 from data_collator_t5 import find_sentinel_ids
-from model_t5 import load_model
-from runs import samples
+from foundry.common.reports import markdown_table
+from foundry.corpora.token_files import split_off_documents
+from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
+from foundry.model_t5 import load_model
+from foundry.runs import samples
 
 
 class SpansTest(parameterized.TestCase):

@@ -25,8 +25,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import constants
 import fine_tune_t5
 import pre_train_t5
-from common.errors import UserError
-from common.reports import human_count, read_metrics
+from foundry.common.errors import UserError
+from foundry.common.reports import human_count, read_metrics
 
 SUBJECTS = "the cat,a dog,my friend,the river,one bird,her sister,the tall man".split(",")
 VERBS = "sees likes finds follows hears carries".split()

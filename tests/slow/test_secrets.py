@@ -13,8 +13,8 @@ from unittest import mock
 import torture
 from absl.testing import absltest, parameterized
 
-from arguments.training import PreTrainingArguments
-from common.command_line import parse_arguments
+from foundry.arguments.training import PreTrainingArguments
+from foundry.common.command_line import parse_arguments
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hf_SECRETsecretSECRETsecret"

@@ -29,12 +29,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainerCallback
 from transformers.activations import NewGELUActivation
 
-from arguments.training import check_training
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
-from model_t5 import build_config, create_model, flops_per_sequence, load_model
-from modeling.layers import checkpoint_blocks_only, use_bf16_residual
-from modeling.loss import chunked_loss_sum, compute_loss_in_forward, discard_damaged_kernels, loss_sum
+from foundry.arguments.training import check_training
+from foundry.model_t5 import build_config, create_model, flops_per_sequence, load_model
+from foundry.modeling.layers import checkpoint_blocks_only, use_bf16_residual
+from foundry.modeling.loss import chunked_loss_sum, compute_loss_in_forward, discard_damaged_kernels, loss_sum
 
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=3, num_layers=2, num_decoder_layers=2, dropout_rate=0.0)
 VOCABULARY = 64
@@ -465,8 +465,8 @@ def cost_of_step(options=(), num_layers: int = 2, rows: int = 2, spoil=None, **s
 
 
 # {options: (operations, million bytes)} of cost_of_step, counted with torch 2.13. A step that does more fails. If what
-# was added earns its time on a GPU (benchmark_t5.py), write the failure message's numbers here; and if a step does
-# less, too, so that it stays so.
+# was added earns its time on a GPU, write the failure message's numbers here; and if a step does less, too, so that it
+# stays so.
 ALL = ("residual",)
 BOUNDS = {(): (854, 5287), ALL: (884, 5272)}
 SLACK = 1.002  # of other versions of torch

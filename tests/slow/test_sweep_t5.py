@@ -1,4 +1,4 @@
-"""sweep_t5.py: what it reads, runs, stops, takes up again and shows; W&B's own code is the reference.
+"""tools/sweep_t5.py: what it reads, runs, stops, takes up again and shows; W&B's own code is the reference.
 
 Hermetic: most trials are a stand-in of 30 ms that writes a metrics.jsonl; one sweep fine-tunes a tiny model as a user
 would start it. Agents that run at once, are killed or interrupted are processes of their own.
@@ -30,11 +30,11 @@ from helpers import run_main, write_programs, write_tiny_model
 from wandb.wandb_agent import Agent
 from warm_python import warm_python
 
-import sweep_t5
-from common.reports import read_metrics
-from search import report as sweep_reports
-from search import trials as sweep_trials
-from search.sweep_files import Sweep, command_line, read_sweep, value_of
+from foundry.common.reports import read_metrics
+from tools import sweep_t5
+from tools.search import report as sweep_reports
+from tools.search import trials as sweep_trials
+from tools.search.sweep_files import Sweep, command_line, read_sweep, value_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = sorted((ROOT / "sweeps").glob("*.yaml"))
@@ -749,7 +749,7 @@ class RefusedTest(SweepTest):
             self.assertIn(flag, printed)
 
     def test_every_flag_is_read(self):
-        tree = ast.parse((ROOT / "sweep_t5.py").read_text())
+        tree = ast.parse((ROOT / "tools/sweep_t5.py").read_text())
         read = {
             node.attr
             for node in ast.walk(tree)
@@ -864,7 +864,7 @@ class RealSweepTest(SweepTest):
         parameters |= {name: {"value": value} for name, value in fixed.items()}
         sweep = self.write(program=str(ROOT / "fine_tune_t5.py"), method="bayes", parameters=parameters, run_cap=2)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        command = [warm_python(), str(ROOT / "sweep_t5.py"), sweep, "--count", "20"]
+        command = [warm_python(), str(ROOT / "tools/sweep_t5.py"), sweep, "--count", "20"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
         self.out = self.folder / "out" / "sweeps" / "sweep"
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -18,10 +18,10 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 import fine_tune_t5
 import pre_train_t5
-from common.reports import tracked_name
 from constants import DATASET_VALS
-from modeling.loss import STATISTICS
-from objectives.metrics import language_model_metrics
+from foundry.common.reports import tracked_name
+from foundry.modeling.loss import STATISTICS
+from foundry.objectives.metrics import language_model_metrics
 from tasks.registry import eval_splits
 
 ROOT = Path(__file__).parents[2]

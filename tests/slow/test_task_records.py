@@ -24,10 +24,10 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import predict_t5
-from arguments.task import TaskArguments
-from common.whole_folders import MANIFEST
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config, create_model
+from foundry.arguments.task import TaskArguments
+from foundry.common.whole_folders import MANIFEST
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.model_t5 import build_config, create_model
 from tasks.task_records import recorded_flags, task_record
 from tasks.tasks import Tasks
 

@@ -1,4 +1,4 @@
-"""Tests of data_t5.py: every kind of text with every objective."""
+"""Tests of foundry/data_t5.py: every kind of text with every objective."""
 
 import contextlib
 import json
@@ -15,13 +15,13 @@ from absl.testing import parameterized
 from transformers import T5Config, T5ForConditionalGeneration
 
 import constants
-from arguments.text import PreTrainingDataArguments
-from corpora.own_ids import has_ids
-from data_t5 import FoundText, Text
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.corpora.own_ids import has_ids
+from foundry.data_t5 import FoundText, Text
 from foundry.features import offered
-from objectives import registry
-from objectives.registry import get_objective, objective_type
-from objectives.spans import SpanCorruption
+from foundry.objectives import objective_types
+from foundry.objectives.objective_types import get_objective, objective_type
+from foundry.objectives.spans import SpanCorruption
 
 OBJECTIVES: dict[str, dict] = {"spans": {}} | {name: {"packing": name} for name in offered("PACKINGS")}
 OBJECTIVES |= {"ul2": {"objective": "ul2"}, "prefix": {"objective": "prefix_lm"}} if offered("MIXTURES") else {}
@@ -219,7 +219,7 @@ class NewObjectiveTest(TestCase):
                 labels = torch.cat([tokens[:, 1 - self.targets_length :], eos], dim=1)
                 return {"input_ids": inputs, "labels": labels}
 
-        with mock.patch.object(registry, "offered", return_value={"last": lambda: LastTokens}):
+        with mock.patch.object(objective_types, "offered", return_value={"last": lambda: LastTokens}):
             self.check_rows()
 
     def check_rows(self):

@@ -36,27 +36,27 @@ from transformers import (
 )
 from warm_python import warm_python
 
-from arguments.model import ModelArguments
-from arguments.task import TaskArguments
-from arguments.training import PreTrainingArguments, check_training, global_batch_size
-from common.errors import UserError
-from common.processes import finish_process_group
-from common.reports import read_metrics
-from common.whole_folders import checkpoints_of
 from constants import PREEMPTED_EXIT_CODE
-from corpora.examples import ChunkDataset
 from data_collator_t5 import shift_right
-from model_t5 import build_config, create_model
-from modeling import rows_at_a_time
-from modeling.loss import STATISTICS, token_metrics
-from objectives.metrics import language_model_metrics
-from objectives.spans import SpanCorruption
-from runs.decision import Decision
-from runs.memory import device_peak_flops
-from runs.run import TrainingRun
-from trainer_t5 import T5Trainer
-from training.optimizers import learning_rate_factor
-from training.saving import load_weights
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import PreTrainingArguments, check_training, global_batch_size
+from foundry.common.errors import UserError
+from foundry.common.processes import finish_process_group
+from foundry.common.reports import read_metrics
+from foundry.common.whole_folders import checkpoints_of
+from foundry.corpora.chunks import ChunkDataset
+from foundry.model_t5 import build_config, create_model
+from foundry.modeling import rows_at_a_time
+from foundry.modeling.loss import STATISTICS, token_metrics
+from foundry.objectives.metrics import language_model_metrics
+from foundry.objectives.spans import SpanCorruption
+from foundry.runs.decision import Decision
+from foundry.runs.memory import device_peak_flops
+from foundry.runs.run import TrainingRun
+from foundry.trainer_t5 import T5Trainer
+from foundry.training.optimizers import learning_rate_factor
+from foundry.training.saving import load_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 64

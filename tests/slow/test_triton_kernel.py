@@ -21,9 +21,9 @@ from test_attention_strides import triton_error
 from test_attention_t5 import eager, inputs, masks
 from warm_python import warm_python
 
-from modeling.kernels import library
-from modeling.kernels.attention import attention, triton_is_installed, use_attention_kernel
-from modeling.kernels.bias_gradient import Inputs
+from foundry.modeling.kernels import library
+from foundry.modeling.kernels.bias_gradient import Inputs
+from foundry.modeling.kernels.fused_attention import attention, triton_is_installed, use_attention_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have, CUDA guide table 16
@@ -70,7 +70,7 @@ def print_all() -> None:
 
 def compare_with_eager() -> dict[str, float]:
     """{case: largest error of Triton's d(bias) against float64, relative to the largest value}."""
-    from modeling.kernels.triton_bias_gradient import bias_gradient_triton, tile_of
+    from foundry.modeling.kernels.triton_bias_gradient import bias_gradient_triton, tile_of
 
     errors = {}
     for queries, keys, width, causal, kind, parts, block in (
@@ -118,7 +118,7 @@ def compiled(
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from modeling.kernels import triton_bias_gradient
+    from foundry.modeling.kernels import triton_bias_gradient
 
     heads, found, run = 4, [], JITFunction.run
     gpu = SimpleNamespace(

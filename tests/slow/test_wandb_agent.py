@@ -15,8 +15,8 @@ from fake_wandb import FakeWandb
 from helpers import OVERRIDES, sentences
 from warm_python import warm_python
 
-from common.reports import read_metrics
-from common.whole_folders import checkpoints_of, damage
+from foundry.common.reports import read_metrics
+from foundry.common.whole_folders import checkpoints_of, damage
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,10 +27,10 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
-from arguments.text import check_pre_training_data
-from common.command_line import parse_arguments
-from model_t5 import build_config, count_parameters, create_model, flops_per_sequence, load_model
-from modeling.families import shape_of
+from foundry.arguments.text import check_pre_training_data
+from foundry.common.command_line import parse_arguments
+from foundry.model_t5 import build_config, count_parameters, create_model, flops_per_sequence, load_model
+from foundry.modeling.families import shape_of
 
 ROOT = Path(constants.__file__).parent
 SMALL = dict(

@@ -28,13 +28,13 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
-from corpora.tokenizers import load_tokenizer, plain_encoder
 from data_collator_t5 import T5DataCollator, example_keys, find_sentinel_ids
-from model_t5 import load_model
-from modeling.families import is_tied
-from modeling.new_vocabulary import matching_ids
-from objectives.spans import SpanCorruption
-from runs import samples
+from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
+from foundry.model_t5 import load_model
+from foundry.modeling.families import is_tied
+from foundry.modeling.new_vocabulary import matching_ids
+from foundry.objectives.spans import SpanCorruption
+from foundry.runs import samples
 
 LABELS = ["bread", "moon"]
 TASK = dict(

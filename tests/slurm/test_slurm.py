@@ -293,7 +293,7 @@ class EndTest(SlurmTest):
 # ---------------------------------------------------------------- the training scripts
 def knows_preemption() -> bool:
     """Whether the training scripts save and exit with 75 when told to stop, and go on by themselves when requeued."""
-    text = "".join(path.read_text() for path in (*ROOT.glob("*_t5.py"), *ROOT.glob("training/*.py")))
+    text = "".join(path.read_text() for path in (*ROOT.glob("*_t5.py"), *ROOT.glob("foundry/training/*.py")))
     return "SIGUSR1" in text and "SLURM_RESTART_COUNT" in text
 
 
@@ -393,8 +393,8 @@ class SweepTest(SlurmTest):
         ("pre_empted_the_other", "scancel --batch --signal=USR1 {}_1", ["COMPLETED", "COMPLETED"]),  # alone
     )
     def test_two_agents_finish_a_sweep_although_one_is(self, how, states):
-        if not (ROOT / "sweep_t5.py").is_file():
-            self.skipTest("there is no sweep_t5.py")
+        if not (ROOT / "tools/sweep_t5.py").is_file():
+            self.skipTest("there is no tools/sweep_t5.py")
         (self.folder / "trial.py").write_text(TRIAL)
         (self.folder / "sweep.yaml").write_text(SWEEP.format(program=self.folder / "trial.py"))
         out = self.folder / "sweep"

@@ -22,8 +22,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from modeling.kernels.attention import BIAS_GRADIENTS, attention, triton_is_installed, use_attention_kernel
-from modeling.kernels.library import KERNELS
+from foundry.modeling.kernels.fused_attention import (
+    BIAS_GRADIENTS,
+    attention,
+    triton_is_installed,
+    use_attention_kernel,
+)
+from foundry.modeling.kernels.library import KERNELS
 
 BATCH, HEADS = 4, 3
 CASES = (  # queries, keys, d_kv, causal, mask
@@ -230,7 +235,7 @@ def model_rows(device: torch.device) -> list[dict]:
     """Gradients of a small v1.1 model, all in one vector: relative distance from eager attention's in float64."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    import modeling.attention  # noqa: F401 (registers t5_fused)
+    import foundry.modeling.attention  # noqa: F401 (registers t5_fused)
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float64
     generator = torch.Generator().manual_seed(0)

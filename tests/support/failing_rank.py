@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 import pre_train_t5
-from training.row_order import RowOrderTrainer
+from foundry.training.row_order import RowOrderTrainer
 
 plain_step = pre_train_t5.T5Trainer.training_step
 

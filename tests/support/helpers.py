@@ -13,9 +13,9 @@ import torch
 from transformers import TrainingArguments
 
 from constants import IGNORE_INDEX
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from model_t5 import build_config, create_model
-from modeling.loss import loss_sum
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.model_t5 import build_config, create_model
+from foundry.modeling.loss import loss_sum
 
 SHAPE = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, num_decoder_layers=1)
 OVERRIDES = ",".join(f"{name}={value}" for name, value in SHAPE.items())  # as --config_overrides takes it
@@ -93,7 +93,7 @@ def token_mean_loss(
     outputs.logits [B, T, V], labels [B, T] with -100 where nothing counts; num_items_in_batch: target tokens of all
     micro-batches and ranks of the optimizer step (Trainer's count), None for this batch alone. One batch of 32, four
     of 8 and two ranks with 2 x 8 therefore have the same loss and gradient. Matches Trainer's `compute_loss_func`;
-    T5Trainer computes the same within the model's forward pass (modeling/loss.py).
+    T5Trainer computes the same within the model's forward pass (foundry/modeling/loss.py).
     """
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
     labels = labels.to(logits.device)

@@ -43,10 +43,10 @@ from warm_python import preload, warm_python
 
 import fine_tune_t5
 import pre_train_t5
-import trainer_t5
-from common.reports import read_metrics
-from common.whole_folders import SAVING, checkpoints_of, damage, newest_whole_checkpoint
 from constants import PREEMPTED_EXIT_CODE
+from foundry import trainer_t5
+from foundry.common.reports import read_metrics
+from foundry.common.whole_folders import SAVING, checkpoints_of, damage, newest_whole_checkpoint
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 preload("wandb")  # its folders outlive a fork, which ends by os._exit

@@ -60,8 +60,8 @@ def quick_runs(whole: bool = False) -> list:
 
     from accelerate.utils import memory
 
-    from common import curves
-    from runs import callbacks, samples
+    from foundry.common import curves
+    from foundry.runs import callbacks, samples
 
     def save(_figure, path) -> None:
         curves.write_aside(Path(path), lambda aside: aside.write_bytes(b"a picture"))

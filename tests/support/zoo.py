@@ -29,7 +29,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig
 
-from model_t5 import create_model
+from foundry.model_t5 import create_model
 
 SIZES = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=2)
 _SUMMARIZATION = dict(

@@ -6,11 +6,11 @@ from helpers import SHAPE, run_main, sentences
 from transformers import ByT5Tokenizer
 
 import create_tokenizer
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from corpora.word_encoder import corpus_encoder
 from create_tokenizer import add_tokens
 from data_collator_t5 import find_sentinel_ids
-from model_t5 import build_config, create_model, load_model
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.corpora.word_encoder import corpus_encoder
+from foundry.model_t5 import build_config, create_model, load_model
 
 LINES = sentences(300)
 NEW = ["\n", "{", "}"]

@@ -21,20 +21,26 @@ import torch
 from absl.testing import absltest, parameterized
 from transformers import Seq2SeqTrainingArguments
 
-import arguments.training
 import constants
-from arguments.model import ModelArguments, check_model
-from arguments.own_pairs import SHAPES
-from arguments.task import TaskArguments, check_tasks
-from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from arguments.training import FineTuningArguments, PreTrainingArguments, T5TrainingArguments, check_training, has_bf16
-from common import command_line, processes
-from common.command_line import check_limits, exit_on_user_error, option, parse_arguments, refuse
-from common.errors import UserError
-from common.processes import answers, is_first_process, print_once
+import foundry.arguments.training
 from constants import DATASET_VALS, OPTIMIZERS, TRAINING_DEFAULTS
-from corpora.files import data_suffix, expand_files
-from model_t5 import parse_overrides
+from foundry.arguments.model import ModelArguments, check_model
+from foundry.arguments.own_pairs import SHAPES
+from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
+from foundry.arguments.training import (
+    FineTuningArguments,
+    PreTrainingArguments,
+    T5TrainingArguments,
+    check_training,
+    has_bf16,
+)
+from foundry.common import command_line, processes
+from foundry.common.command_line import check_limits, exit_on_user_error, option, parse_arguments, refuse
+from foundry.common.errors import UserError
+from foundry.common.processes import answers, is_first_process, print_once
+from foundry.corpora.files import data_suffix, expand_files
+from foundry.model_t5 import parse_overrides
 
 ROOT = Path(constants.__file__).parent
 PRE_TRAINING = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
@@ -287,8 +293,8 @@ class EarlyAnswerTest(TestCase):
         lines = (ROOT / f"{script}.py").read_text().splitlines()
         answered = lines.index("    answer_early(__doc__)")
         before = [line for line in lines[:answered] if line.startswith(("import ", "from "))]
-        self.assertEqual(before, ["from common.command_line import answer_early"])
-        code = "import sys, common.command_line; print({'torch', 'transformers'} & sys.modules.keys())"
+        self.assertEqual(before, ["from foundry.common.command_line import answer_early"])
+        code = "import sys, foundry.common.command_line; print({'torch', 'transformers'} & sys.modules.keys())"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.stdout, "set()\n", done.stderr)
 
@@ -328,7 +334,7 @@ class TrainingArgumentsTest(TestCase):
         self.assertEqual(self.training(optim=name).optim, name)
 
     def test_precision_follows_the_device(self):
-        with mock.patch.object(arguments.training, "has_accelerator", lambda: False):
+        with mock.patch.object(foundry.arguments.training, "has_accelerator", lambda: False):
             args = self.training()
         self.assertEqual((args.bf16, args.use_cpu, args.dataloader_pin_memory), (False, True, False))
         self.assertTrue(self.training(bf16=True, use_cpu=True).bf16)

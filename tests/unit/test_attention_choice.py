@@ -11,12 +11,12 @@ import check_attention
 import torch
 from absl.testing import absltest, parameterized
 
-from modeling.kernels import attention, library
-from modeling.kernels.bias_gradient import MASKED, Inputs, bias_gradient_torch
+from foundry.modeling.kernels import fused_attention, library
+from foundry.modeling.kernels.bias_gradient import MASKED, Inputs, bias_gradient_torch
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
-TRITON = "modeling.kernels.triton_bias_gradient"
-# {what it is: (own, causal)} of modeling.kernels.attention.Case
+TRITON = "foundry.modeling.kernels.triton_bias_gradient"
+# {what it is: (own, causal)} of foundry.modeling.kernels.fused_attention.Case
 KINDS = {"encoder": ((False, True), False), "decoder": ((False, True), True), "padding": ((True, True), False)}
 KINDS |= {"documents": ((True, True), True), "cross": (None, False)}
 
@@ -34,20 +34,22 @@ class ChoiceTest(parameterized.TestCase):
         with (
             mock.patch.object(torch.Tensor, "is_cuda", True),
             mock.patch.object(torch.backends.cuda, "can_use_cudnn_attention", torchs_rule),
-            mock.patch.object(attention, "_probe", lambda *_: None),  # cuDNN's answers are right, say
+            mock.patch.object(fused_attention, "_probe", lambda *_: None),  # cuDNN's answers are right, say
         ):
-            chosen = attention._choice.__wrapped__(attention.Case(CPU, BF16, (*lengths, 12, 64), own, causal), False)
+            chosen = fused_attention._choice.__wrapped__(
+                fused_attention.Case(CPU, BF16, (*lengths, 12, 64), own, causal), False
+            )
         self.assertEqual(chosen.kernel, "cudnn")
 
     @parameterized.parameters(*KINDS)
     def test_the_probe_sees_what_training_adds_to_the_scores(self, kind):
         """Its layout and its hidden keys are those of the operator."""
         own, causal = KINDS[kind]
-        problem, _ = attention._problem(attention.Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
+        problem, _ = fused_attention._problem(fused_attention.Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
         q, k, bias = problem.q, problem.k, problem.added
         mask = torch.ones(2, 1, 1, 9, dtype=torch.bool).index_fill(3, torch.tensor([7, 8]), False)
         given = None if own is None else torch.zeros(1, 2, 9, 9)
-        added = attention._for_kernels(Inputs(q, k, k, given, mask if own and own[0] else None, causal)).added
+        added = fused_attention._for_kernels(Inputs(q, k, k, given, mask if own and own[0] else None, causal)).added
         if added is None:
             self.assertIsNone(bias)
             return
@@ -63,7 +65,9 @@ class ChoiceTest(parameterized.TestCase):
         wrong = library.KERNELS["flash_cpu"]._replace(forward=forward)
         with mock.patch.dict(library.KERNELS, flash_cpu=wrong):
             found = [
-                attention._choice.__wrapped__(attention.Case(CPU, torch.float64, (6, 6, 2, 8), *kind), False).kernel
+                fused_attention._choice.__wrapped__(
+                    fused_attention.Case(CPU, torch.float64, (6, 6, 2, 8), *kind), False
+                ).kernel
                 for kind in (KINDS["encoder"], KINDS["decoder"])
             ]
         self.assertEqual(found, ["flash_cpu", "torch"])
@@ -87,16 +91,16 @@ class ChoiceTest(parameterized.TestCase):
 
         with (
             mock.patch.dict(sys.modules, {TRITON: mock.MagicMock(bias_gradient_triton=gradient)}),
-            mock.patch.object(attention, "choose_bias_gradient", lambda *_: "triton"),
+            mock.patch.object(fused_attention, "choose_bias_gradient", lambda *_: "triton"),
         ):
             encoder, padding = (
-                attention.Case(CPU, torch.float32, (9, 9, 2, 8), *KINDS[kind]) for kind in ("encoder", "padding")
+                fused_attention.Case(CPU, torch.float32, (9, 9, 2, 8), *KINDS[kind]) for kind in ("encoder", "padding")
             )
-            found = attention._choice.__wrapped__(encoder, False)
-            under_a_mask = attention._choice.__wrapped__(padding, False)
+            found = fused_attention._choice.__wrapped__(encoder, False)
+            under_a_mask = fused_attention._choice.__wrapped__(padding, False)
             if taken == "torch":
                 with self.assertRaisesRegex(RuntimeError, "bias gradient triton cannot serve 9 x 9"):
-                    attention._choice.__wrapped__(encoder, False, None, "triton")
+                    fused_attention._choice.__wrapped__(encoder, False, None, "triton")
         self.assertEqual(found.gradient, taken)
         self.assertRegex(" ".join(found.passed_over), f"^{why}$")
         self.assertEqual(under_a_mask.gradient, "triton" if masked == 1 else "torch")
@@ -110,13 +114,15 @@ class ChoiceTest(parameterized.TestCase):
         ("cudnn", "torch", (), "the package triton", "its Triton kernel needs the package triton"),
     )
     def test_why_not(self, kernel, gradient, passed_over, lacks, why):
-        case = attention.Case(torch.device("cuda"), BF16, (512, 512, 12, 64), (False, True), False)
+        case = fused_attention.Case(torch.device("cuda"), BF16, (512, 512, 12, 64), (False, True), False)
         with (
-            mock.patch.object(attention, "kernels_of", lambda _: attention.Chosen(kernel, gradient, passed_over)),
-            mock.patch.object(attention, "triton_lacks", lambda: lacks),
+            mock.patch.object(
+                fused_attention, "kernels_of", lambda _: fused_attention.Chosen(kernel, gradient, passed_over)
+            ),
+            mock.patch.object(fused_attention, "triton_lacks", lambda: lacks),
         ):
-            self.assertEqual(attention.slow_part([case]), why)
-            self.assertIsNone(attention.slow_part([case._replace(device=CPU)]))
+            self.assertEqual(fused_attention.slow_part([case]), why)
+            self.assertIsNone(fused_attention.slow_part([case._replace(device=CPU)]))
 
 
 class CheckTest(parameterized.TestCase):

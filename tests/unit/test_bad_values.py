@@ -6,12 +6,12 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from arguments.training import T5TrainingArguments
-from common.command_line import check_folder, check_value, limits_of
-from common.errors import UserError
-from common.processes import check_open_files, lonely_task
-from corpora.files import expand_files
-from model_t5 import parse_overrides
+from foundry.arguments.training import T5TrainingArguments
+from foundry.common.command_line import check_folder, check_value, limits_of
+from foundry.common.errors import UserError
+from foundry.common.processes import check_open_files, lonely_task
+from foundry.corpora.files import expand_files
+from foundry.model_t5 import parse_overrides
 from tasks.registry import check_entry, empty_texts
 
 ENTRY = dict(

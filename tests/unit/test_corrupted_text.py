@@ -8,10 +8,10 @@ import numpy as np
 from absl.testing import parameterized
 from helpers import sentences
 
-from arguments.task import TaskArguments, check_tasks
-from corpora.examples import ChunkDataset
-from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from data_collator_t5 import T5DataCollator
+from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.corpora.chunks import ChunkDataset
+from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from foundry.features import NO_FEATURES
 from tasks.mixtures import CorruptedText, Mixture
 from tasks.tasks import Task, TaskData, Tasks

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 import create_tokenizer
 from constants import NUM_SENTINELS
-from corpora.tokenizers import load_tokenizer, plain_encoder, tokenizer_fingerprint
+from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, tokenizer_fingerprint
 
 # Beginning and number of letters of what words are drawn from.
 SCRIPTS = {

@@ -33,23 +33,29 @@ from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 
-from arguments.task import TaskArguments, check_tasks
-from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from common import digests
-from common.errors import UserError
-from common.whole_folders import cached, write_manifest
 from constants import BUILTIN_CORPUS
-from corpora import hub, installed_docs, token_files
-from corpora.examples import ChunkDataset, EpochSampler, SomeExamples
-from corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, expand_files, say_once
-from corpora.hub import do_not_wait_for_the_hub, load_dataset_splits
-from corpora.reading import python_rows, read_documents, read_rows, read_tsv
-from corpora.sources import find_sources, tokenizer_for
-from corpora.token_files import split_documents, tokenised
-from corpora.tokenizers import cut_at_spaces, load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from model_t5 import load_model
-from training.row_order import RowOrderTrainer
+from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
+from foundry.common import digests
+from foundry.common.errors import UserError
+from foundry.common.whole_folders import cached, write_manifest
+from foundry.corpora import hub, installed_docs, token_files
+from foundry.corpora.chunks import ChunkDataset, EpochSampler, SomeExamples
+from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, expand_files, say_once
+from foundry.corpora.hub import do_not_wait_for_the_hub, load_dataset_splits
+from foundry.corpora.reading import python_rows, read_documents, read_rows, read_tsv
+from foundry.corpora.sources import find_sources, tokenizer_for
+from foundry.corpora.token_files import split_documents, tokenised
+from foundry.corpora.tokenizers import (
+    cut_at_spaces,
+    load_tokenizer,
+    plain_encoder,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
+from foundry.model_t5 import load_model
+from foundry.training.row_order import RowOrderTrainer
 
 VOCAB_SIZE = 900
 COMPRESS = {
@@ -636,7 +642,7 @@ class OfflineTest(TestCase):
     def test_a_gated_model_says_where_to_ask(self):
         gated = OSError("You are trying to access a gated repo.\nMake sure to have access to it at URL.\n401 Client")
         for place, load in (
-            ("corpora.tokenizers.cached_file", load_tokenizer),
+            ("foundry.corpora.tokenizers.cached_file", load_tokenizer),
             ("transformers.AutoConfig.from_pretrained", load_model),
         ):
             asked = mock.patch(place, side_effect=gated)
@@ -764,7 +770,7 @@ class TokenizerTest(TestCase):
 
     def test_tokenizer_for_is_cached_by_text_and_size(self):
         source = find_sources(self.arguments(self.write("a.txt", "\n".join(LINES))))["train"]
-        with mock.patch("corpora.sources.train_tokenizer", wraps=train_tokenizer) as train:
+        with mock.patch("foundry.corpora.sources.train_tokenizer", wraps=train_tokenizer) as train:
             first = tokenizer_for([source], 700, self.folder / "cache")
             again = tokenizer_for([source], 700, self.folder / "cache")
             train.assert_called_once()

@@ -1,4 +1,4 @@
-"""runs/decision.py: a run is settled before text and weights are read, and nothing changes it later."""
+"""foundry/runs/decision.py: a run is settled before text and weights are read, and nothing changes it later."""
 
 import contextlib
 import io
@@ -10,10 +10,10 @@ from zoo import FAMILIES, write_checkpoint
 
 import fine_tune_t5
 import pre_train_t5
-from arguments.model import ModelArguments
-from corpora.tokenizers import load_tokenizer
-from model_t5 import dropout_of, get_model, planned_model
-from runs.run import TrainingRun
+from foundry.arguments.model import ModelArguments
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import dropout_of, get_model, planned_model
+from foundry.runs.run import TrainingRun
 
 
 class DecisionTest(parameterized.TestCase):

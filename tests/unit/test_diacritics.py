@@ -6,8 +6,8 @@ from pathlib import Path
 
 from absl.testing import parameterized
 
-from arguments.task import TaskArguments
 from constants import DATASET_VALS
+from foundry.arguments.task import TaskArguments
 from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list, check_entry, source_text, target_text
 from tasks.rows import load_rows

@@ -1,4 +1,4 @@
-"""Tests of common/digests.py: unchanged files are not read again, no change is missed. Outside reference: hashlib."""
+"""foundry/common/digests.py: unchanged files are not read again, no change is missed. Outside reference: hashlib."""
 
 import hashlib
 import json
@@ -13,12 +13,12 @@ from unittest import mock
 import numpy as np
 from absl.testing import parameterized
 
-from arguments.text import PreTrainingDataArguments
-from common import digests
-from common.digests import contents_digest, kept_digests
-from corpora.own_ids import ids_tokenizer
-from corpora.sources import find_sources, tokenizer_for
-from corpora.token_files import tokenised
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.common import digests
+from foundry.common.digests import contents_digest, kept_digests
+from foundry.corpora.own_ids import ids_tokenizer
+from foundry.corpora.sources import find_sources, tokenizer_for
+from foundry.corpora.token_files import tokenised
 from tests.support.helpers import sentences
 
 HOUR = 3600 * 10**9

@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 from absl.testing import parameterized
 
-import benchmark_t5
 import constants
+from benchmarks import __main__ as benchmark_t5
 from benchmarks.measure import benchmark_config, full_name
 from benchmarks.plan import make_plan
-from common.reports import human_bytes, human_count
 from constants import MODEL_SHAPES
 from data_collator_t5 import compute_input_and_target_lengths
-from model_t5 import count_parameters, create_model
-from modeling.families import output_head
-from runs.memory import activation_bytes
+from foundry.common.reports import human_bytes, human_count
+from foundry.model_t5 import count_parameters, create_model
+from foundry.modeling.families import output_head
+from foundry.runs.memory import activation_bytes
 
 ROOT = Path(constants.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -16,13 +16,13 @@ import torch
 from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
-from arguments.task import TaskArguments, check_task
-from common.errors import UserError
 from constants import DATASET_VALS
-from corpora import installed_docs
-from corpora.preview import UNCUT
-from corpora.tokenizers import load_tokenizer, train_tokenizer
-from modeling.loss import STATISTICS
+from foundry.arguments.task import TaskArguments, check_task
+from foundry.common.errors import UserError
+from foundry.corpora import installed_docs
+from foundry.corpora.preview import UNCUT
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.modeling.loss import STATISTICS
 from tasks import examples, registry, tasks
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, check_metrics

@@ -1,4 +1,4 @@
-"""Tests of modeling/families.py: what families have and lack, and how many rows of one fit into memory."""
+"""Tests of foundry/modeling/families.py: what families have and lack, and how many rows of one fit into memory."""
 
 import json
 import tempfile
@@ -15,17 +15,17 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, GPT2Tokenizer, RobertaTokenizer
 
 import constants
-from arguments.model import ModelArguments
-from common.errors import UserError
 from constants import IGNORE_INDEX
-from corpora.tokenizers import encode_targets, load_tokenizer
 from data_collator_t5 import T5DataCollator
-from model_t5 import check_options, create_model, get_model
-from modeling.families import families, output_head, shape_of, stacks
-from modeling.loss import chunked_loss_sum
-from modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_score
-from runs.memory import block_parameters, matrix_parameters
-from training.checkpoints import check_resumed
+from foundry.arguments.model import ModelArguments
+from foundry.common.errors import UserError
+from foundry.corpora.tokenizers import encode_targets, load_tokenizer
+from foundry.model_t5 import check_options, create_model, get_model
+from foundry.modeling.families import families, output_head, shape_of, stacks
+from foundry.modeling.loss import chunked_loss_sum
+from foundry.modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_score
+from foundry.runs.memory import block_parameters, matrix_parameters
+from foundry.training.checkpoints import check_resumed
 
 WORDS = 300
 BASE = dict(d_model=768, d_kv=64, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)

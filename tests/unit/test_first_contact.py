@@ -14,30 +14,28 @@ import huggingface_hub.utils
 from absl.testing import parameterized
 from helpers import call
 
-import benchmark_t5
 import constants
 import create_tokenizer
 import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
-import plot_runs
 import pre_train_t5
 import predict_t5
-import report_glue
-import sweep_t5
-from arguments.model import ModelArguments
-from arguments.task import TaskArguments, check_tasks, split_task
-from arguments.training import FineTuningArguments
-from common import processes
-from common.command_line import exit_on_user_error, parse_arguments
-from common.curves import LINES, draw_curves, save_figure
-from common.errors import UserError
-from common.processes import print_once
-from common.reports import WIDTH, introduction, painted, start_summary
+from benchmarks import __main__ as benchmark_t5
 from constants import DATASET_VALS
-from corpora.sources import builtin_corpus
-from runs.callbacks import T5ProgressCallback
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.task import TaskArguments, check_tasks, split_task
+from foundry.arguments.training import FineTuningArguments
+from foundry.common import processes
+from foundry.common.command_line import exit_on_user_error, parse_arguments
+from foundry.common.curves import LINES, draw_curves, save_figure
+from foundry.common.errors import UserError
+from foundry.common.processes import print_once
+from foundry.common.reports import WIDTH, introduction, painted, start_summary
+from foundry.corpora.sources import builtin_corpus
+from foundry.runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
+from tools import plot_runs, report_glue, sweep_t5
 
 ROOT = Path(constants.__file__).parent
 SCRIPTS = {
@@ -104,7 +102,7 @@ class TaskNameTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "--dataset_name allenai/c4: not in DATASET_VALS; .*--hub_dataset"):
             check_tasks(TaskArguments(benchmark="glue", dataset_name="allenai/c4"))
         for flags in (["--dataset_name", "glue/cola"], ["--dataset_name", "cola"], ["--task", "glue/cola"]):
-            with mock.patch("corpora.hub.hub_is_reachable", return_value=False):
+            with mock.patch("foundry.corpora.hub.hub_is_reachable", return_value=False):
                 _, code, _, errors = call(pre_train_t5.main, *flags, "--output_dir", self.folder / "out")
             self.assertEqual(code, 2)
             self.assertIn("fine_tune_t5.py --task glue/cola" if flags[0] != "--task" else "fine_tune_t5.py", errors)
@@ -190,7 +188,9 @@ class PrintedTest(parameterized.TestCase):
     @parameterized.parameters(io.StringIO, Terminal)
     def test_our_bars_are_for_terminals(self, stream):
         cache = self.folder / "cache"
-        built = mock.patch("corpora.installed_docs.build", side_effect=lambda folder, **_: folder.mkdir(exist_ok=True))
+        built = mock.patch(
+            "foundry.corpora.installed_docs.build", side_effect=lambda folder, **_: folder.mkdir(exist_ok=True)
+        )
         with built as build, contextlib.redirect_stderr(stream()), contextlib.redirect_stdout(io.StringIO()):
             builtin_corpus(cache, 1)
         self.assertEqual(build.call_args.kwargs["progress"], stream is Terminal)

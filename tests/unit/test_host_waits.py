@@ -18,11 +18,11 @@ from test_optimizers import random_parameters, set_gradients
 from test_trainer_t5 import make_trainer, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import arguments.training as training_arguments
-from arguments.training import PreTrainingArguments
-from modeling.attention import t5_fused_mask
-from trainer_t5 import T5Trainer
-from training.optimizers import AdamWRMSScaled, _parts, _sizes
+import foundry.arguments.training as training_arguments
+from foundry.arguments.training import PreTrainingArguments
+from foundry.modeling.attention import t5_fused_mask
+from foundry.trainer_t5 import T5Trainer
+from foundry.training.optimizers import AdamWRMSScaled, _parts, _sizes
 
 
 class Calls(TorchDispatchMode):
@@ -89,7 +89,7 @@ class UpdateTest(parameterized.TestCase):
         params, reference = random_parameters(1), random_parameters(1)
         optimizer, states = AdamWRMSScaled(params, lr=2e-2, weight_decay=weight_decay), [{} for _ in reference]
         sizes = [p.numel() for p in params]
-        with mock.patch("training.optimizers._parts", lambda found, _: _parts(found, together)):
+        with mock.patch("foundry.training.optimizers._parts", lambda found, _: _parts(found, together)):
             for step in range(6):
                 set_gradients(params, step)
                 set_gradients(reference, step)
@@ -118,7 +118,7 @@ class UpdateTest(parameterized.TestCase):
             p.grad = torch.ones_like(p)
         optimizer = AdamWRMSScaled(params, weight_decay=0.1)
         optimizer.step()  # which makes the moments
-        with mock.patch("training.optimizers._parts", lambda found, _: _parts(found, 2**25)), Calls() as calls:
+        with mock.patch("foundry.training.optimizers._parts", lambda found, _: _parts(found, 2**25)), Calls() as calls:
             optimizer.step()
         views = {"view", "detach", "split", "split_with_sizes", "alias", "_to_copy"}
         self.assertLess(sum(count for name, count in calls.counts.items() if name not in views), 12, calls.counts)
@@ -127,7 +127,7 @@ class UpdateTest(parameterized.TestCase):
     def test_where_found_inf_is_1_nothing_changes(self, together):
         params = random_parameters(2)
         optimizer = AdamWRMSScaled(params, weight_decay=0.1)
-        with mock.patch("training.optimizers._parts", lambda found, _: _parts(found, together)):
+        with mock.patch("foundry.training.optimizers._parts", lambda found, _: _parts(found, together)):
             for found_inf in (0.0, 1.0):
                 set_gradients(params, 0)
                 if found_inf:
@@ -221,7 +221,7 @@ class StepTest(parameterized.TestCase):
 
     def test_the_watch_is_awake(self):
         """Muon does not know found_inf, so each step waits for the norm."""
-        asks = mock.patch("training.non_finite._OnItsWay.value", lambda norm: norm.on_host.item())
+        asks = mock.patch("foundry.training.non_finite._OnItsWay.value", lambda norm: norm.on_host.item())
         with self.assertRaisesRegex(AssertionError, "read from the device"), asks:
             self.train_watched(optim="muon")
 

@@ -11,8 +11,8 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from corpora import reading
-from corpora.reading import CONTROL, read_text_documents
+from foundry.corpora import reading
+from foundry.corpora.reading import CONTROL, read_text_documents
 
 CHOOSER = random.Random(3)
 ODD = "ab ö  \u3000\x07\t€😀x"

@@ -20,9 +20,9 @@ from absl.testing import parameterized
 from datasets import Features, List, Value
 from rouge_score import rouge_scorer
 
-from common.errors import UserError
 from constants import DATASET_VALS
-from modeling.loss import STATISTICS, token_metrics
+from foundry.common.errors import UserError
+from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics import scoring
 from tasks.metrics.answers import final_number, is_same_referent
 from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, try_metrics

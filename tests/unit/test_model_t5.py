@@ -33,10 +33,10 @@ from transformers import (
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from arguments.model import ModelArguments
-from common.errors import UserError
 from data_collator_t5 import shift_right
-from model_t5 import (
+from foundry.arguments.model import ModelArguments
+from foundry.common.errors import UserError
+from foundry.model_t5 import (
     build_config,
     check_model_source,
     count_parameters,
@@ -50,14 +50,14 @@ from model_t5 import (
     set_attention,
     set_dropout,
 )
-from modeling.generation_settings import forget_search, set_generation_length
+from foundry.modeling.generation_settings import forget_search, set_generation_length
 
 
 @contextlib.contextmanager
 def without_hub():
     """No Hub answers; what the process notes of that is undone at the end."""
     offline = mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with offline, mock.patch.dict(os.environ), mock.patch("corpora.hub.answers", return_value=False) as asked:
+    with offline, mock.patch.dict(os.environ), mock.patch("foundry.corpora.hub.answers", return_value=False) as asked:
         yield asked
 
 
@@ -498,7 +498,11 @@ class LoadingTest(ModelTest):
             expected = self.assertRaisesRegex(
                 ValueError, f"^--config_name t5-v1_1-xxl: its weights in float32{copies} take "
             )
-        with mock.patch("model_t5.free_memory", return_value=memory), mock.patch.dict(os.environ, launched), expected:
+        with (
+            mock.patch("foundry.model_t5.free_memory", return_value=memory),
+            mock.patch.dict(os.environ, launched),
+            expected,
+        ):
             check_model_source(args)
 
     @parameterized.parameters((None, "not a folder or Hub name"), ("{", "valid JSON"), ("{}", "model_type"))

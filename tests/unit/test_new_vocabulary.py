@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 import pre_train_t5
-from arguments.model import ModelArguments
-from corpora.own_ids import ids_tokenizer
 from data_collator_t5 import find_sentinel_ids
-from model_t5 import build_config, create_model, get_model, load_model
-from modeling.new_vocabulary import change_vocabulary, matching_ids, same_vocabulary
+from foundry.arguments.model import ModelArguments
+from foundry.corpora.own_ids import ids_tokenizer
+from foundry.model_t5 import build_config, create_model, get_model, load_model
+from foundry.modeling.new_vocabulary import change_vocabulary, matching_ids, same_vocabulary
 
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
 SENTINELS = [f"<extra_id_{number}>" for number in range(20)]

@@ -9,8 +9,8 @@ from unittest import mock
 from absl.testing import absltest
 from transformers import Seq2SeqTrainingArguments
 
-from arguments.training import T5TrainingArguments
-from common import processes
+from foundry.arguments.training import T5TrainingArguments
+from foundry.common import processes
 
 
 def printed(act, *args) -> str:

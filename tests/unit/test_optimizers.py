@@ -1,4 +1,4 @@
-"""Tests of training/optimizers.py: update rules against slow float64 ones written here, schedules against figures.
+"""foundry/training/optimizers.py: update rules against slow float64 ones written here, schedules against figures.
 
 Hermetic; a few seconds.
 """
@@ -16,12 +16,12 @@ from absl.testing import parameterized
 from transformers import Trainer, get_scheduler
 from transformers.optimization import Adafactor
 
-import training.optimizers
-from arguments.training import PreTrainingArguments, check_training
-from model_t5 import build_config, create_model
-from modeling.layers import sum_bias_by_diagonals
-from trainer_t5 import T5Trainer
-from training.optimizers import (
+import foundry.training.optimizers
+from foundry.arguments.training import PreTrainingArguments, check_training
+from foundry.model_t5 import build_config, create_model
+from foundry.modeling.layers import sum_bias_by_diagonals
+from foundry.trainer_t5 import T5Trainer
+from foundry.training.optimizers import (
     NEWTON_SCHULZ,
     AdamWRMSScaled,
     MuonWithAdamW,
@@ -265,7 +265,9 @@ class MuonTest(parameterized.TestCase):
             set_gradients(params, step)
             set_gradients(copies, step)
             before = [p.detach() * (1 - 2e-2 * 0.1) for p in copies]
-            with mock.patch.object(training.optimizers, "_product_dtype", lambda _: torch.bfloat16):  # as torch's
+            with mock.patch.object(
+                foundry.training.optimizers, "_product_dtype", lambda _: torch.bfloat16
+            ):  # as torch's
                 for each in (optimizer, muon, adamw):
                     each.step()
             for p, old in zip(copies, before, strict=True):
@@ -295,7 +297,7 @@ class MuonTest(parameterized.TestCase):
         )
         for stack, tensors in ((2**25, params), (50, copies)):
             set_gradients(tensors, 0)
-            with mock.patch.object(training.optimizers, "_STACK", stack):
+            with mock.patch.object(foundry.training.optimizers, "_STACK", stack):
                 self.optimizer(tensors).step()
         for p, expected in zip(copies, params, strict=True):
             torch.testing.assert_close(p, expected, rtol=1e-6, atol=1e-7)

@@ -17,13 +17,13 @@ from test_data_collator_t5 import make_tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import pre_train_t5
-from arguments.text import PreTrainingDataArguments, check_pre_training_data
-from common.command_line import check_limits
-from corpora.own_ids import IdDocument, IdEncoder, has_ids, ids_offset, ids_tokenizer, read_ids
-from corpora.sources import find_sources
-from corpora.token_files import tokenised
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from model_t5 import build_config
+from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
+from foundry.common.command_line import check_limits
+from foundry.corpora.own_ids import IdDocument, IdEncoder, has_ids, ids_offset, ids_tokenizer, read_ids
+from foundry.corpora.sources import find_sources
+from foundry.corpora.token_files import tokenised
+from foundry.model_t5 import build_config
 
 ROOT = Path(pre_train_t5.__file__).parent
 ROWS = [[0, 1, 2], [5, 4, 3, 9], [], [7]]

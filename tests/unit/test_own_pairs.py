@@ -18,15 +18,15 @@ from absl.testing import absltest, parameterized
 from transformers import ByT5Tokenizer
 
 import constants
-from arguments.task import TaskArguments, check_tasks
-from arguments.training import FineTuningArguments
-from common.command_line import parse_arguments
-from common.errors import UserError
-from corpora.files import ROW_SUFFIXES, expand_files
-from corpora.reading import read_documents
-from corpora.round_trip import described_losses
-from modeling.loss import STATISTICS
-from tasks.own_pairs import as_source, translated
+from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.command_line import parse_arguments
+from foundry.common.errors import UserError
+from foundry.corpora.files import ROW_SUFFIXES, expand_files
+from foundry.corpora.reading import read_documents
+from foundry.corpora.round_trip import described_losses
+from foundry.modeling.loss import STATISTICS
+from tasks.own_entry import as_source, translated
 from tasks.predictions import InputReader
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows

@@ -1,4 +1,4 @@
-"""Tests of modeling/segment_masks.py: the masks that keep examples of a row apart, and T5X's numbers with them.
+"""Tests of foundry/modeling/segment_masks.py: the masks that keep examples of a row apart, and T5X's numbers with them.
 
 A T5 of a few thousand weights, on a CPU.
 """
@@ -9,9 +9,9 @@ from absl.testing import parameterized
 from transformers import T5Config
 
 from constants import ATTENTION_IMPLEMENTATIONS
-from model_t5 import create_model
-from modeling.loss import compute_loss_in_forward
-from modeling.segment_masks import enable_packing, segment_mask
+from foundry.model_t5 import create_model
+from foundry.modeling.loss import compute_loss_in_forward
+from foundry.modeling.segment_masks import enable_packing, segment_mask
 
 
 class MasksTest(parameterized.TestCase):

@@ -16,13 +16,13 @@ from helpers import run_main, small_disk, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 import predict_t5
-from arguments.own_pairs import SHAPES
-from common.errors import UserError
 from constants import DATASET_VALS
-from corpora.tokenizers import load_tokenizer
+from foundry.arguments.own_pairs import SHAPES
+from foundry.common.errors import UserError
+from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import features_of
-from model_t5 import load_model
-from publishing.exports import Answers, Original
+from foundry.model_t5 import load_model
+from foundry.publishing.exports import Answers, Original
 from tasks.answering import log_probabilities
 from tasks.predictions import InputReader
 

@@ -21,14 +21,14 @@ from transformers import ByT5Tokenizer
 
 import create_tokenizer
 import pre_train_t5
-from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments
-from common.command_line import parse_arguments
-from corpora.own_ids import IdDocument
-from corpora.preview import LINES, Seen, Shown, block, described_files, files_read, recorded, spread, visible
-from corpora.token_files import MOST_PLACES, TokenWriter
-from corpora.tokenizers import load_tokenizer, train_tokenizer
 from data_collator_t5 import find_sentinel_ids
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.command_line import parse_arguments
+from foundry.corpora.own_ids import IdDocument
+from foundry.corpora.preview import LINES, Seen, Shown, block, described_files, files_read, recorded, spread, visible
+from foundry.corpora.token_files import MOST_PLACES, TokenWriter
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.features import NO_FEATURES, Features
 from tasks.tasks import Task, TaskData, Tasks
 

@@ -1,4 +1,4 @@
-"""training/progress.py: a rank that makes no progress says where it waits."""
+"""foundry/training/progress.py: a rank that makes no progress says where it waits."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from training import progress
+from foundry.training import progress
 
 
 class Said(io.StringIO):
@@ -42,9 +42,9 @@ class WatchTest(parameterized.TestCase):
         (["/a/b.py", "/lib/torch/_dynamo/guards.py"], ""),
         (
             ["/lib/torch/distributed.py", f"{progress.PROJECT}/trainer_t5.py", f"{progress.PROJECT}/runs/run.py"],
-            "f (distributed.py, line 1), called by f (trainer_t5.py, line 1)",
+            "f (distributed.py, line 1), called by f (foundry/trainer_t5.py, line 1)",
         ),
-        ([f"{progress.PROJECT}/trainer_t5.py"], "f (trainer_t5.py, line 1)"),
+        ([f"{progress.PROJECT}/trainer_t5.py"], "f (foundry/trainer_t5.py, line 1)"),
         ([], ""),
     )
     def test_where(self, files, expected):

@@ -1,8 +1,8 @@
-"""Tests of corpora.prose: what of a docstring or text file is English prose, by example."""
+"""Tests of foundry.corpora.prose: what of a docstring or text file is English prose, by example."""
 
 from absl.testing import parameterized
 
-from corpora.prose import MIN_CHARS, clean
+from foundry.corpora.prose import MIN_CHARS, clean
 
 PROSE = "The values are taken from the table that was given, and all of them are kept in the order of the rows."
 

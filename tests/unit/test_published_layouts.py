@@ -22,12 +22,12 @@ from tokenizers import (
 from transformers import AutoTokenizer, ByT5Tokenizer, GPT2Tokenizer
 
 import create_tokenizer
-from common.errors import UserError
-from corpora.sentencepiece_models import SentencePieceModel
-from corpora.tokenizers import check_saved, has_tokenizer, load_tokenizer, plain_encoder
-from corpora.word_encoder import corpus_encoder
 from data_collator_t5 import find_sentinel_ids
-from modeling.new_vocabulary import matching_ids
+from foundry.common.errors import UserError
+from foundry.corpora.sentencepiece_models import SentencePieceModel
+from foundry.corpora.tokenizers import check_saved, has_tokenizer, load_tokenizer, plain_encoder
+from foundry.corpora.word_encoder import corpus_encoder
+from foundry.modeling.new_vocabulary import matching_ids
 
 TEXTS = [*zoo.lines()[:5], zoo.lines()[5].upper(), "ba12, 3.da", "Té 😀 中", "ba\nda", "  ba   da ", ""]
 T5 = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)

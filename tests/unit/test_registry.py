@@ -16,11 +16,11 @@ from absl.testing import parameterized
 from datasets import ClassLabel, Features, List, Value
 from transformers import ByT5Tokenizer, EvalPrediction
 
-from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments
-from common.errors import UserError
 from constants import DATASET_VALS
-from modeling.loss import STATISTICS
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.errors import UserError
+from foundry.modeling.loss import STATISTICS
 from tasks.examples import build_tokenize_function, task_metrics
 from tasks.metrics import scoring
 from tasks.metrics.scoring import check_metrics

@@ -1,4 +1,4 @@
-"""Tests of training/resharding.py in one process; tests/slow/test_launchers.py has the others. Hermetic; a second."""
+"""foundry/training/resharding.py in one process; tests/slow/test_launchers.py has the others. Hermetic; a second."""
 
 import tempfile
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from absl.testing import parameterized
 
-from common.errors import UserError
-from training.resharding import load_state, whole_state
+from foundry.common.errors import UserError
+from foundry.training.resharding import load_state, whole_state
 
 
 class LoadStateTest(parameterized.TestCase):

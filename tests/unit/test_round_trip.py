@@ -20,11 +20,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from zoo import CONFIGS, TOKENIZERS, _write_t5_tokenizer, lines
 
 import create_tokenizer
-from arguments.text import PreTrainingDataArguments
-from corpora.round_trip import CHANGED, MOST_TEXTS, UNKNOWN, Losses, Sample, described_losses, round_trip
-from corpora.sources import find_sources
-from corpora.token_files import tokenised
-from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.corpora.round_trip import CHANGED, MOST_TEXTS, UNKNOWN, Losses, Sample, described_losses, round_trip
+from foundry.corpora.sources import find_sources
+from foundry.corpora.token_files import tokenised
+from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from tasks.examples import decode_texts, losses_of
 from tasks.metrics.scoring import METRICS
 from tasks.registry import target_text

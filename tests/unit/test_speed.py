@@ -1,4 +1,4 @@
-"""Tests of runs/speed.py: what is chosen for which machine as a table, and that flags and a resumed run win."""
+"""Tests of foundry/runs/speed.py: what is chosen for which machine as a table, and that flags and a resumed run win."""
 
 import contextlib
 import io
@@ -13,15 +13,15 @@ from helpers import OVERRIDES, SHAPE, argv_of, run_main, sentences
 from transformers import LongT5Config
 
 import fine_tune_t5
-import modeling.kernels.attention
+import foundry.modeling.kernels.fused_attention
 import pre_train_t5
-from arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
 from benchmarks.measure import parameter_shapes
-from common.reports import read_json
-from model_t5 import build_config, create_model, set_attention
-from runs import memory, speed
-from runs.memory import Gpu, Launcher, find_gpu, peaks_of
-from runs.speed import Batches, Choice, Job, choose, decide_speed, use_speed
+from foundry.arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
+from foundry.common.reports import read_json
+from foundry.model_t5 import build_config, create_model, set_attention
+from foundry.runs import memory, speed
+from foundry.runs.memory import Gpu, Launcher, find_gpu, peaks_of
+from foundry.runs.speed import Batches, Choice, Job, choose, decide_speed, use_speed
 
 BASE = build_config("t5-v1_1-base", None)
 LONGT5 = LongT5Config()
@@ -127,13 +127,13 @@ class ChoiceTest(parameterized.TestCase):
         """On a GPU Triton's package was enough. It builds a launcher in C; without a compiler the run ended there, and
         so did one without compilation at the bias gradient's kernel."""
         name, *lacks = missing
-        kernels = modeling.kernels.attention
+        kernels = foundry.modeling.kernels.fused_attention
         kernels.triton_lacks.cache_clear()
         self.addCleanup(kernels.triton_lacks.cache_clear)
         there = mock.patch("torch.cuda.is_available", return_value=gpu is not None)
         triton = mock.patch.object(kernels, "triton_is_installed", lambda: True)
         nothing = "" if name.startswith("sys") else None
-        with there, triton, mock.patch(f"common.processes.{name}", return_value=nothing):
+        with there, triton, mock.patch(f"foundry.common.processes.{name}", return_value=nothing):
             found = chosen(gpu, {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1})["torch_compile"]
             gradient = kernels.choose_bias_gradient(torch.device("cuda"), torch.bfloat16)
             args = arguments({"torch_compile": True})
@@ -454,7 +454,7 @@ class AppliedTest(parameterized.TestCase):
             max_train_samples=100,
             warmup_steps=0,
         )
-        with mock.patch("training.flow.ResumeCallback.on_step_end", note):
+        with mock.patch("foundry.training.flow.ResumeCallback.on_step_end", note):
             run_main(pre_train_t5.main, *flags)
         self.assertGreater(len(seen), 3)
         self.assertLen(seen[0], 1)

@@ -11,10 +11,10 @@ import torch
 from absl.testing import absltest, parameterized
 from torch.utils.flop_counter import FlopCounterMode
 
-import benchmark_t5
+from benchmarks import __main__ as benchmark_t5
 from benchmarks import kernels, measure, step_profile
 from benchmarks.step_profile import KINDS, kind_of, least_seconds, seconds_by_kind
-from model_t5 import build_config, create_model
+from foundry.model_t5 import build_config, create_model
 
 
 def arguments(*argv: str, **changes) -> Namespace:

@@ -1,4 +1,4 @@
-"""search/sweep_files.py: what is drawn from a sweep file, and what hyperband stops; W&B's words are the reference.
+"""tools/search/sweep_files.py: what is drawn from a sweep file, what hyperband stops; W&B's words are the reference.
 
 Commands, and all that is refused, are tested through the script in test_sweep_t5.py.
 """
@@ -14,8 +14,8 @@ from absl.testing import parameterized
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from scipy import stats
 
-from search.sweep_files import Sweep, brackets, is_hopeless, read_sweep
-from search.trials import take_trial
+from tools.search.sweep_files import Sweep, brackets, is_hopeless, read_sweep
+from tools.search.trials import take_trial
 
 
 class DistributionTest(parameterized.TestCase):

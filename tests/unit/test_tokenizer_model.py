@@ -7,7 +7,7 @@ from pathlib import Path
 import sentencepiece
 from absl.testing import absltest, parameterized
 
-from corpora.tokenizers import load_tokenizer, save_tokenizer, tokenizer_fingerprint, train_tokenizer
+from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer, tokenizer_fingerprint, train_tokenizer
 
 LINES = [f"the {color} fox number {n} jumps over {n * 7} lazy dogs" for n in range(60) for color in ("red", "old")]
 SPECIAL = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)

@@ -11,12 +11,12 @@ import torch
 from absl.testing import absltest, parameterized
 from test_optimizers import arguments
 
-import arguments.training as training_arguments
-from arguments.training import FineTuningArguments, PreTrainingArguments
-from common import processes
-from common.command_line import parse_arguments
-from common.errors import UserError
+import foundry.arguments.training as training_arguments
 from constants import TRAINING_DEFAULTS
+from foundry.arguments.training import FineTuningArguments, PreTrainingArguments
+from foundry.common import processes
+from foundry.common.command_line import parse_arguments
+from foundry.common.errors import UserError
 
 
 class FlagsTest(parameterized.TestCase):

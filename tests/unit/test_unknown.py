@@ -24,13 +24,13 @@ import create_tokenizer
 import evaluate_t5
 import fine_tune_t5
 import pre_train_t5
-from arguments.text import PreTrainingDataArguments
-from common.errors import UserError
-from corpora import tokenizers
-from corpora.sources import find_sources, tokenizer_for
-from corpora.token_files import tokenised
-from corpora.tokenizers import letters_and_bytes, load_tokenizer, plain_encoder, train_tokenizer
-from corpora.unknown import refuse_unknown, unknown_in_rows
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.common.errors import UserError
+from foundry.corpora import tokenizers
+from foundry.corpora.sources import find_sources, tokenizer_for
+from foundry.corpora.token_files import tokenised
+from foundry.corpora.tokenizers import letters_and_bytes, load_tokenizer, plain_encoder, train_tokenizer
+from foundry.corpora.unknown import refuse_unknown, unknown_in_rows
 
 RARE = 'ZKWJ[]"ôó*'  # once each in 30,000 letters
 MANY = [chr(number) for number in range(0x4E00, 0x4E00 + 400)]

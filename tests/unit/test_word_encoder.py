@@ -1,4 +1,4 @@
-"""corpora/word_encoder.py: the tokenizer's own ids, whatever the text; what else it must not do is be asked twice."""
+"""foundry/corpora/word_encoder.py: the tokenizer's own ids, whatever the text; it must not be asked twice."""
 
 import functools
 import json
@@ -13,9 +13,9 @@ from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from corpora import word_encoder
-from corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
-from corpora.word_encoder import WordEncoder, corpus_encoder, cuts_at_spaces, safe_neighbours, word_list_encoder
+from foundry.corpora import word_encoder
+from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
+from foundry.corpora.word_encoder import WordEncoder, corpus_encoder, cuts_at_spaces, safe_neighbours, word_list_encoder
 
 WORDS = (
     "the house of small words, and (some) longer ones: naïve Straße “quoted” слово слова ひらがな 漢字 don't 3.14 A-b"

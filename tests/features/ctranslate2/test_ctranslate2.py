@@ -10,10 +10,10 @@ from absl.testing import parameterized
 from test_predict_t5 import LINES, plain_answers, workspace
 from transformers import GenerationConfig
 
-from corpora.tokenizers import load_tokenizer
 from features.ctranslate2.engine import CTranslate2Engine, write_ctranslate2
-from model_t5 import load_model
-from publishing.exports import Original, pytorch_tokens
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import load_model
+from foundry.publishing.exports import Original, pytorch_tokens
 
 
 class BackendTest(test_predict_t5.TestCase):

@@ -10,10 +10,10 @@ from absl.testing import parameterized
 from helpers import sentences
 from test_export_checkpoint import TEXTS, workspace
 
-from corpora.tokenizers import load_tokenizer
 from features.ctranslate2 import engine
-from model_t5 import load_model
-from publishing import exports
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import load_model
+from foundry.publishing import exports
 
 
 class EnginesTest(test_export_checkpoint.TestCase):

@@ -13,16 +13,16 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
 from constants import IGNORE_INDEX
-from corpora.tokenizers import load_tokenizer
 from features.distillation import Distillation
 from features.distillation.cached_teacher import TaughtCollator, said
 from features.distillation.divergence import Divergence, log_of_others
 from features.distillation.teacher import load_teacher, loss_term
-from model_t5 import create_model, load_model
-from modeling.families import output_head
-from modeling.loss import compute_loss_in_forward
-from modeling.segment_masks import enable_packing
-from training.batching import BucketCollator, PackingCollator
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import create_model, load_model
+from foundry.modeling.families import output_head
+from foundry.modeling.loss import compute_loss_in_forward
+from foundry.modeling.segment_masks import enable_packing
+from foundry.training.batching import BucketCollator, PackingCollator
 
 WORDS = 300
 EXACT = dict(rtol=1e-9, atol=1e-11)

@@ -19,7 +19,7 @@ import predict_t5
 from features.distillation import Distillation, TaskDistillation, cached_teacher
 from features.distillation.divergence import Divergence
 from features.distillation.teacher import load_teacher
-from model_t5 import load_model
+from foundry.model_t5 import load_model
 
 NEAR = dict(rtol=1e-4, atol=1e-6)
 

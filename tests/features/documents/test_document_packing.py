@@ -22,17 +22,17 @@ from test_trainer_t5 import arguments, quietly
 from transformers import set_seed
 
 import pre_train_t5
-from arguments.text import PreTrainingDataArguments
-from corpora.examples import EpochSampler, WeightedExamples
-from corpora.own_ids import ids_tokenizer
-from corpora.sources import find_sources
-from corpora.token_files import TokenFile, tokenised
 from data_collator_t5 import T5DataCollator
 from features.documents.document_spans import DocumentRows, DocumentSpans, RowLayout, share_out
-from model_t5 import build_config, create_model
-from modeling.segment_masks import enable_packing
-from objectives.metrics import language_model_metrics
-from trainer_t5 import T5Trainer
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.corpora.chunks import EpochSampler, WeightedExamples
+from foundry.corpora.own_ids import ids_tokenizer
+from foundry.corpora.sources import find_sources
+from foundry.corpora.token_files import TokenFile, tokenised
+from foundry.model_t5 import build_config, create_model
+from foundry.modeling.segment_masks import enable_packing
+from foundry.objectives.metrics import language_model_metrics
+from foundry.trainer_t5 import T5Trainer
 
 # (input_seq_length, noise_density, mean_noise_span_length)
 SETTINGS = ((512, 0.15, 3.0), (128, 0.15, 3.0), (64, 0.3, 3.0), (64, 0.2, 1.0), (96, 0.5, 8.0), (40, 0.5, 1.0))

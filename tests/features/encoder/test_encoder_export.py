@@ -8,10 +8,10 @@ from absl.testing import parameterized
 from helpers import SHAPE, sentences, write_tiny_model
 from transformers import AutoModelForTextEncoding, MT5Config, UMT5Config
 
-from corpora.tokenizers import load_tokenizer
 from features.encoder.encoder import compare_encoder, export
-from model_t5 import create_model, load_model
-from publishing.exports import Original, encode
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import create_model, load_model
+from foundry.publishing.exports import Original, encode
 
 TEXTS = sentences(4, seed=1)
 

@@ -14,11 +14,11 @@ from absl.testing import parameterized
 from helpers import run_main
 from transformers import AutoModelForSeq2SeqLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig
 
-from arguments.model import ModelArguments
-from corpora.tokenizers import load_tokenizer
 from features.gemma import adapt_decoder
 from features.gemma.adaptation import adapt, source_name
-from model_t5 import get_model, load_model, train_only
+from foundry.arguments.model import ModelArguments
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import get_model, load_model, train_only
 
 SIZES = dict(
     vocab_size=200,

@@ -21,21 +21,21 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, Gemma2Config, Gemma2ForCausalLM
 from transformers.models.t5gemma.modeling_t5gemma import T5GemmaPreTrainedModel
 
-from arguments.text import PreTrainingDataArguments
 from constants import IGNORE_INDEX
-from corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
 from data_collator_t5 import T5DataCollator, find_bos_id, find_sentinel_ids
 from features.gemma.adaptation import adapt
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
 from foundry.features import offered
-from model_t5 import create_model, dropout_of, flops_per_sequence, load_model, set_dropout
-from modeling.families import family_of, output_head, shape_of, stacks
-from modeling.loss import compute_loss_in_forward, nats_of
-from modeling.new_vocabulary import change_vocabulary
-from modeling.segment_masks import enable_packing
-from objectives.registry import objective_type
+from foundry.model_t5 import create_model, dropout_of, flops_per_sequence, load_model, set_dropout
+from foundry.modeling.families import family_of, output_head, shape_of, stacks
+from foundry.modeling.loss import compute_loss_in_forward, nats_of
+from foundry.modeling.new_vocabulary import change_vocabulary
+from foundry.modeling.segment_masks import enable_packing
+from foundry.objectives.objective_types import objective_type
+from foundry.training.batching import BucketCollator, PackingCollator
+from foundry.training.checkpoints import check_resumed
 from tasks.examples import non_canonical_outputs
-from training.batching import BucketCollator, PackingCollator
-from training.checkpoints import check_resumed
 
 WORDS = 300
 NEAR = dict(rtol=1e-4, atol=1e-5)

@@ -15,7 +15,7 @@ from warm_python import warm_python
 
 import constants
 import pre_train_t5
-from model_t5 import load_model
+from foundry.model_t5 import load_model
 
 ROOT = Path(constants.__file__).parent
 SHARDED = [("t5gemma", "ul2", "fsdp2"), ("t5gemma2", "prefix_lm", "fsdp2")]

@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from warm_python import warm_python
 
 import constants
-from common.whole_folders import damage
+from foundry.common.whole_folders import damage
 
 ROOT = Path(constants.__file__).parent
 SECRET = "hf_SECRETsecretSECRETsecret"

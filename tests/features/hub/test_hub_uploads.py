@@ -21,12 +21,12 @@ from test_export_checkpoint import SHAPE, workspace
 from transformers import AutoModelForSeq2SeqLM
 
 import pre_train_t5
-from common.whole_folders import checkpoints_of
 from constants import DATASET_VALS
 from features.hub import uploads
 from features.hub.model_cards import _example, hub_task, model_card
 from features.hub.uploads import published
-from publishing.records import first_entry
+from foundry.common.whole_folders import checkpoints_of
+from foundry.publishing.records import first_entry
 
 
 class CardTest(test_export_checkpoint.TestCase):

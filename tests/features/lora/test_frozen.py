@@ -13,11 +13,11 @@ from zoo import FAMILIES, GEMMA, write_checkpoint
 
 from features.lora.frozen import freeze
 from features.lora.low_rank import add_low_rank
-from model_t5 import count_parameters, load_model
-from modeling.families import is_tied, output_head
-from modeling.forms import FORMS, frozen_layers, weight_bytes
-from modeling.layers import checkpoint_blocks_only
-from modeling.loss import compute_loss_in_forward
+from foundry.model_t5 import count_parameters, load_model
+from foundry.modeling.families import is_tied, output_head
+from foundry.modeling.forms import FORMS, frozen_layers, weight_bytes
+from foundry.modeling.layers import checkpoint_blocks_only
+from foundry.modeling.loss import compute_loss_in_forward
 
 LOW = FORMS[1:]
 

@@ -24,7 +24,7 @@ import export_checkpoint
 import pre_train_t5
 import predict_t5
 from features.lora.low_rank import add_low_rank
-from model_t5 import load_model
+from foundry.model_t5 import load_model
 
 ROOT, BIN = Path(__file__).resolve().parents[3], Path(sys.executable).parent
 FLAGS = {"nf4": ["--load_in_4bit"], "int8": ["--load_in_8bit"], "bfloat16": ["--dtype", "bfloat16", "--bf16", "true"]}

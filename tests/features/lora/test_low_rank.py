@@ -13,18 +13,18 @@ from transformers import AutoModelForSeq2SeqLM
 from zoo import FAMILIES, write_checkpoint
 
 import predict_t5
-from arguments.model import ModelArguments
-from arguments.training import FineTuningArguments, check_training, decide_features
-from common.errors import UserError
 from constants import LORA, OPTIMIZERS
-from corpora.tokenizers import load_tokenizer
 from features.lora import LowRank
 from features.lora.folders import base_of
 from features.lora.low_rank import add_low_rank, low_rank_state
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.training import FineTuningArguments, check_training, decide_features
+from foundry.common.errors import UserError
+from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import Features
-from model_t5 import build_config, count_parameters, create_model, get_model, load_model, planned_model
-from training.optimizers import optimizer_class_and_kwargs
-from training.saving import load_weights
+from foundry.model_t5 import build_config, count_parameters, create_model, get_model, load_model, planned_model
+from foundry.training.optimizers import optimizer_class_and_kwargs
+from foundry.training.saving import load_weights
 
 IDS = torch.tensor([[5, 6, 7, 8, 1]])
 

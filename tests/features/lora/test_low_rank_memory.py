@@ -10,17 +10,17 @@ from test_memory import batch_of, peak_of_micro_batch, saved_bytes, small_config
 from transformers import AutoConfig, MT5Config, T5Config, T5GemmaConfig
 
 import constants
-from arguments.training import FineTuningArguments
-from common.reports import human_count
 from constants import MODEL_SHAPES
 from features.lora.frozen import freeze
 from features.lora.low_rank import add_low_rank
-from model_t5 import build_config, count_parameters, create_model
-from modeling.forms import FORMS
-from modeling.layers import checkpoint_blocks_only
-from modeling.loss import compute_loss_in_forward
-from runs.memory import Launcher, activation_bytes
-from runs.speed import DROPOUT_RESERVE, Batches, job_of, needed_bytes
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.reports import human_count
+from foundry.model_t5 import build_config, count_parameters, create_model
+from foundry.modeling.forms import FORMS
+from foundry.modeling.layers import checkpoint_blocks_only
+from foundry.modeling.loss import compute_loss_in_forward
+from foundry.runs.memory import Launcher, activation_bytes
+from foundry.runs.speed import DROPOUT_RESERVE, Batches, job_of, needed_bytes
 
 ROOT = Path(constants.__file__).parent
 

@@ -22,10 +22,10 @@ import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
 import predict_t5
-from common.reports import human_count
 from constants import OPTIMIZERS
-from corpora.tokenizers import load_tokenizer
-from model_t5 import count_parameters, load_model
+from foundry.common.reports import human_count
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import count_parameters, load_model
 
 ROOT, BIN = Path(__file__).resolve().parents[3], Path(sys.executable).parent
 

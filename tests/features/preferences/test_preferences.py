@@ -19,24 +19,24 @@ from helpers import SHAPE
 from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
-from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments
-from common.command_line import parse_arguments
-from common.errors import UserError
 from constants import PREFERENCE_METRICS
 from features.preferences import BETAS, reference
 from features.preferences.batches import preference_loss
 from features.preferences.losses import OF_PREFERENCE, Preference, evaluated, preference_metrics
+from features.preferences.preference_rows import OTHER_ANSWER, with_other_answers
 from features.preferences.reference import PreferenceCallback, with_reference
-from features.preferences.rows import OTHER_ANSWER, with_other_answers
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.command_line import parse_arguments
+from foundry.common.errors import UserError
 from foundry.features import Features, features_of
-from model_t5 import build_config, create_model, load_model
-from modeling.loss import STATISTICS, compute_loss_in_forward
+from foundry.model_t5 import build_config, create_model, load_model
+from foundry.modeling.loss import STATISTICS, compute_loss_in_forward
+from foundry.training.batching import FilledRows, padding_collator
 from tasks.rows import load_rows
 from tasks.task_records import recorded_flags
 from tasks.tasks import TaskData, Tasks
 from tasks.transforms import TRANSFORMS
-from training.batching import FilledRows, padding_collator
 
 SOURCES = [[5, 6, 7, 8, 1], [9, 10, 1], [11, 12, 13, 14, 15, 16, 1]]
 CHOSEN = [[20, 21, 1], [22, 1], [23, 24, 25, 26, 1]]

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from common.errors import UserError
 from features.streams.simulation import BATCH, CHARACTERS, WINDOW, simulated
+from foundry.common.errors import UserError
 
 
 class SimulatedStreamsTest(parameterized.TestCase):

@@ -4,7 +4,7 @@ import test_launchers
 import torture
 from helpers import only
 
-from common.whole_folders import damage
+from foundry.common.whole_folders import damage
 
 
 @only("test_a_stream_that_breaks")

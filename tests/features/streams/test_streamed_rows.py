@@ -22,20 +22,20 @@ import test_registry
 from absl.testing import parameterized
 from helpers import only
 
-from arguments.task import TaskArguments
-from arguments.text import PreTrainingDataArguments
-from arguments.training import FineTuningArguments, T5TrainingArguments
-from common.command_line import parse_arguments
-from common.errors import UserError
 from constants import DATASET_VALS
-from corpora import reading
-from corpora.examples import ChunkDataset
-from corpora.reading import read_rows, text_of
-from data_t5 import FoundText, Text
 from features.streams import Streams, TaskStreams, blocks
 from features.streams.blocks import FileCorpus, HubCorpus, Piece, hub_corpora, streamed_splits
 from features.streams.streamed_tasks import open_corpus, row_splitter
 from features.streams.streamed_text import open_corpus as open_text
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.arguments.training import FineTuningArguments, T5TrainingArguments
+from foundry.common.command_line import parse_arguments
+from foundry.common.errors import UserError
+from foundry.corpora import reading
+from foundry.corpora.chunks import ChunkDataset
+from foundry.corpora.reading import read_rows, text_of
+from foundry.data_t5 import FoundText, Text
 from foundry.features import Features, features_of
 from tasks.registry import reference_texts, source_text
 from tasks.tasks import Task, Tasks

@@ -23,20 +23,20 @@ from transformers import AutoTokenizer
 
 import fine_tune_t5
 import pre_train_t5
-from arguments.task import TaskArguments
-from arguments.training import FineTuningArguments
-from common import digests
 from constants import DATASET_VALS
-from corpora.examples import readers_of
-from corpora.sentences import cut_sentences
-from corpora.tokenizers import plain_encoder
-from corpora.word_encoder import flat
 from features.streams import TaskStreams, blocks
 from features.streams import lanes as streams
 from features.streams.blocks import FileCorpus, Piece, hub_corpora
 from features.streams.lanes import Lane, StreamDataset, StreamLoader, one_by_one, packed
 from features.streams.simulation import simulated
 from features.streams.streamed_tasks import StreamedTask, training_stream
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments
+from foundry.common import digests
+from foundry.corpora.chunks import readers_of
+from foundry.corpora.sentences import cut_sentences
+from foundry.corpora.tokenizers import plain_encoder
+from foundry.corpora.word_encoder import flat
 from tasks.tasks import LoadedTask
 
 EXAMPLES = 1_500

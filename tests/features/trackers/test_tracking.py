@@ -24,18 +24,18 @@ from transformers import TrainerCallback, TrainerState
 from wandb.proto.wandb_internal_pb2 import Record
 from warm_python import warm_python
 
-from arguments.training import T5TrainingArguments
-from common.errors import UserError
-from common.reports import metrics_key, read_metrics, tracked_name
 from features.trackers import trackers
 from features.trackers.trackers import WandbTracker, start_tracking
+from foundry.arguments.training import T5TrainingArguments
+from foundry.common.errors import UserError
+from foundry.common.reports import metrics_key, read_metrics, tracked_name
 
 ROOT = Path(__file__).parents[3]
 ALL = ("wandb", "tensorboard", "trackio")
 # Ends itself without any farewell, as a node does that loses power, when everything of step 6 has been logged.
 KILLED = """
 import os, signal, sys, pre_train_t5, features.trackers.trackers
-from runs.callbacks import LossCurveCallback
+from foundry.runs.callbacks import LossCurveCallback
 def die(self, args, state, control, **_):
     if state.global_step == 6:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -16,9 +16,6 @@ from absl.testing import parameterized
 from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 
 import constants
-from common.errors import UserError
-from corpora.examples import SomeExamples
-from corpora.tokenizers import load_tokenizer
 from data_collator_t5 import example_keys, masks_from_random, random_numbers
 from features.ul2.denoisers import (
     Denoiser,
@@ -29,9 +26,12 @@ from features.ul2.denoisers import (
     pattern_of,
     with_mode_tokens,
 )
-from modeling.loss import nats_of
-from objectives.metrics import language_model_metrics
-from objectives.packed_rows import PackedObjective, ragged_noise_mask
+from foundry.common.errors import UserError
+from foundry.corpora.chunks import SomeExamples
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.modeling.loss import nats_of
+from foundry.objectives.metrics import language_model_metrics
+from foundry.objectives.packed_rows import PackedObjective, ragged_noise_mask
 
 HARD = dict(noise_density=0.5, mean_noise_span_length=3.0)  # at 512 it needs 128 sentinels: REFERENCE, section 1
 OWN = {

@@ -20,11 +20,11 @@ from torch._dynamo.utils import counters
 from transformers import set_seed
 
 from features.ul2.denoisers import DenoiserMixture, PackedChunks, with_mode_tokens
-from model_t5 import build_config, create_model
-from modeling.loss import compute_loss_in_forward
-from modeling.segment_masks import enable_packing
-from objectives.metrics import language_model_metrics
-from trainer_t5 import T5Trainer
+from foundry.model_t5 import build_config, create_model
+from foundry.modeling.loss import compute_loss_in_forward
+from foundry.modeling.segment_masks import enable_packing
+from foundry.objectives.metrics import language_model_metrics
+from foundry.trainer_t5 import T5Trainer
 
 SIZE = 400
 SHAPE = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=2, num_decoder_layers=2, dropout_rate=0.0)

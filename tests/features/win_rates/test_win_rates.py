@@ -6,8 +6,8 @@ from pathlib import Path
 
 from absl.testing import absltest
 
-from common.errors import UserError
 from features.win_rates.rates import read_others, win_rates
+from foundry.common.errors import UserError
 
 
 class WinRatesTest(absltest.TestCase):

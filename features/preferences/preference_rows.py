@@ -1,0 +1,95 @@
+"""Rows whose answers are compared: from records of several shapes, to answers to other prompts."""
+
+import os
+from collections import Counter
+from operator import eq
+from typing import TYPE_CHECKING
+
+from foundry.common.errors import UserError
+from tasks.registry import as_list, source_text
+from tasks.transforms import read_dialogue
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+OTHER_ANSWER = "answer to another prompt"  # the column that `with_other_answers` adds to unpaired rows
+_ASSISTANT = "\n\nAssistant:"  # before each answer of HH-RLHF
+_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+def pair(row: dict) -> dict:
+    """The row with `source`, `target` and `rejected`, from a prompt and two answers, or from two whole dialogues
+    (HH-RLHF), each a text or a list of messages (UltraFeedback, TRL). A dialogue's last turn is the answer, the turns
+    before it are the source; a row to be answered may have the prompt alone. UserError if the two sources differ."""
+    prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
+    if prompt is None and isinstance(chosen, str):
+        shared = os.path.commonprefix([chosen, rejected])
+        end = shared.rfind(_ASSISTANT) + len(_ASSISTANT)
+        if end < len(_ASSISTANT):
+            raise UserError(
+                f"no column prompt, and chosen and rejected have no common beginning that ends in {_ASSISTANT!r}. Give "
+                "the rows a column prompt, and the answers alone in chosen and rejected"
+            )
+        prompt, chosen, rejected = shared[:end], *(text[end:].removeprefix(" ") for text in (chosen, rejected))
+    if prompt is None and chosen is None:
+        raise UserError("no column prompt, nor chosen and rejected")
+    source, target = read_dialogue(prompt, chosen)
+    other, worse = (source, None) if rejected is None else read_dialogue(prompt, rejected)
+    if source != other:
+        raise UserError("chosen and rejected are answers to different prompts: their earlier turns differ")
+    return row | {"source": source, "target": target, "rejected": worse}
+
+
+def rated(row: dict) -> dict:
+    """The row of an answer with a label (TRL's unpaired preferences) with `source` and `target`, from texts or
+    messages; without an answer, `target` is None."""
+    source, target = read_dialogue(row["prompt"], row.get("completion"))
+    return row | {"source": source, "target": target}
+
+
+def is_desirable(task: dict, row: dict) -> bool:
+    """Whether the target of a row is a good answer, as the entry's column `desirable` says; True if the entry has none.
+    UserError for a value that is neither true nor false."""
+    text = str(as_list(row[task["desirable"]])[0]).strip().lower() if "desirable" in task else "1"
+    if text not in _TRUTHS:
+        raise UserError(f"the column {task['desirable']} has {text!r}: must be true or false, 1 or 0")
+    return _TRUTHS[text]
+
+
+def with_other_answers(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
+    """(the entry, its rows), of unpaired preferences with the answer of a row with another source as OTHER_ANSWER in
+    each row: from such answers to other prompts the divergence is estimated (losses.py). Others are
+    unchanged. UserError if all rows have the same source.
+
+    Sources a, a, b, c with answers 1, 2, 3, 4 -> 3, 4, 1, 2. Each answer is taken once, unless more than half of the
+    rows have the same source.
+    """
+    if "desirable" not in task or task["target"] not in rows[0]:
+        return task, rows
+    sources = [source_text(task, row) for row in rows]
+    by_count, total = Counter(sources).most_common(), len(rows)
+    most = by_count[0][1]
+    if most == total:
+        raise UserError(
+            f"--preference kto: all {total:,} rows of a split have the same source, {sources[0][:60]!r}, and its "
+            "divergence is estimated from answers to other prompts: give rows with several sources"
+        )
+    place = {source: number for number, (source, _) in enumerate(by_count)}
+    order = sorted(range(total), key=lambda number: place[sources[number]])  # rows with the same source are neighbours
+    answers, rows = [row[task["target"]] for row in rows], list(rows)
+    for step, number in enumerate(order):
+        other = most + step % (total - most) if step < most else (step + most) % total
+        rows[number] = rows[number] | {OTHER_ANSWER: answers[order[other]]}
+    return task | {"rejected": OTHER_ANSWER}, rows
+
+
+def equal_answers(task: dict, rows: list[dict], data: "Dataset") -> str | None:
+    """ "3 of 80 pairs have two equal answers, 1 of them only as they are cut", from which a preference learns nothing;
+    None if no pair has, or the task has no pairs. rows: those of a split; data: their tokens."""
+    if "desirable" in task or "rejected" not in data.column_names:
+        return None
+    equal = sum(sum(map(eq, batch["labels"], batch["rejected"])) for batch in data.iter(1_000))
+    texts = ([str(as_list(row[task[name]])[0]).strip() for name in ("target", "rejected")] for row in rows)
+    cut = equal - sum(chosen == rejected for chosen, rejected in texts)
+    more = f", {cut:,} of them only as they are cut" if cut > 0 else ""
+    return f"{equal:,} of {len(rows):,} pairs have two equal answers{more}" if equal else None

@@ -1,0 +1,190 @@
+"""Curves of a run's metrics.jsonl, as arrays and as a picture; scores of several tasks as a picture."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundry.common.errors import UserError
+from foundry.common.reports import human_count, write_aside
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Endings of the values that an evaluation logs and that are no quality metrics.
+NO_METRIC = ("loss", "_runtime", "_per_second", "_time", "gen_len", "invalid_outputs")
+# Line styles, one for each run in turn. Where two curves coincide, the gaps of the upper one let the lower one show.
+LINES = ("-", "--", ":", "-.")
+TRAINING = dict(linewidth=1, alpha=0.4, markersize=0)
+EVALUATION = dict(linewidth=1.6, marker="o", markersize=4)
+PICTURES = (".png", ".pdf", ".svg")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: colour-blind safe
+
+
+def eval_metrics(lines: list[dict]) -> list[str]:
+    """Evaluation metrics (no losses, no speeds) in order of appearance, an average of several tasks first."""
+    keys = sorted(dict.fromkeys(key for line in lines for key in line), key="eval_average".__ne__)
+    return [key for key in keys if key.startswith("eval_") and not key.endswith(NO_METRIC)]
+
+
+def eval_loss_key(lines: list[dict]) -> str:
+    """Key of the evaluation loss; with several evaluation sets that of the first, such as "eval_matched_loss". Where
+    preferences are learnt, it is the key of the preference loss, as in training."""
+    if any("eval_preference_loss" in line for line in lines):
+        return "eval_preference_loss"
+    keys = (key for line in lines for key in line if key.startswith("eval_") and key.endswith("_loss"))
+    return next(keys, "eval_loss")
+
+
+def curve(lines: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
+    """(x values, y values) of a run in the order of steps. Only the first value at a step counts: a later one is often
+    the best model's, evaluated after training."""
+    points = {}
+    for line in lines:
+        if y in line and line.get(x) is not None:
+            points.setdefault(line.get("step", line[x]), (line[x], line[y]))
+    ordered = [points[step] for step in sorted(points)]
+    return [x for x, _ in ordered], [y for _, y in ordered]
+
+
+def draw_curves(
+    runs: dict[str, list[dict] | list[list[dict]]],
+    path: str | Path,
+    x: str = "step",
+    title: str = "",
+    metrics: list[str] | None = None,
+) -> "Figure":
+    """Draws training loss (light) and evaluation loss (dots) of each run to `path` (PICTURES); returns the Figure.
+
+    runs: {label: lines of a metrics.jsonl, or a list of such lists, seeds that share a colour}. x: a key of the lines:
+    "step", "seconds" or "epoch". metrics: keys of the lines, each in a panel of its own; None: the first evaluation
+    metric. UserError if a run has no loss with an `x`.
+    """
+    groups = {label: seeds if seeds and isinstance(seeds[0], list) else [seeds] for label, seeds in runs.items()}
+    everything = [line for seeds in groups.values() for lines in seeds for line in lines]
+    # The losses share the first panel.
+    losses = {"loss", *(eval_loss_key(lines) for seeds in groups.values() for lines in seeds)}
+    metrics = eval_metrics(everything)[:1] if metrics is None else metrics
+    metrics = [metric for metric in metrics if metric not in losses and any(metric in line for line in everything)]
+    unit, unit_name = _unit(x, everything)
+    columns = min(3, 1 + len(metrics))
+    rows = math.ceil((1 + len(metrics)) / columns)
+    figure, panels = new_figure((7, 11.5, 15)[columns - 1], 4.3 * rows, rows, columns, sharex=True)
+    for panel in panels[1 + len(metrics) :]:
+        panel.remove()
+    for number, (label, seeds) in enumerate(groups.items()):
+        look = dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
+        drawn_over = min(3, len(groups) - 1 - number)
+        if not all([_draw_run(panels, lines, (x, unit), metrics, look, drawn_over) for lines in seeds]):
+            raise UserError(f"run {label!r} has no losses with a value of {x!r} to draw them over")
+    panels[0].legend(handles=_legend(list(groups), everything), frameon=False, fontsize=9)
+    for panel, name in zip(panels, ["loss", *(metric.removeprefix("eval_") for metric in metrics)], strict=False):
+        _label(panel, name, unit_name)
+    if title:
+        figure.suptitle(_plain(title), fontsize=12)
+    save_figure(figure, path)
+    return figure
+
+
+def _unit(x: str, lines: list[dict]) -> tuple[int, str]:
+    """(divisor, name) of the horizontal axis: long runs are drawn over minutes or hours instead of seconds."""
+    longest = max((line.get(x) or 0 for line in lines), default=0) if x == "seconds" else 0
+    if longest > 7200:
+        return 3600, "hours"
+    return (60, "minutes") if longest > 300 else (1, x)
+
+
+def _draw_run(
+    panels: "list[Axes]", lines: list[dict], x: tuple[str, int], metrics: list[str], look: dict, drawn_over: int
+) -> bool:
+    """Draws a run's losses into the first panel and each metric into a panel of its own, also its values in training if
+    they are logged. Returns whether the run has losses.
+
+    x: key and divisor of the horizontal axis. look: colour and line style. drawn_over: how many runs are drawn on top
+    of this one. The more there are, the broader its lines, so that they show on both sides of the others.
+    """
+    keys = ["loss", eval_loss_key(lines), *metrics]
+    points = [curve(lines, x[0], key) for key in keys]
+    own = [key.removeprefix("eval_") for key in metrics]
+    of_training = [(panel, key, curve(lines, x[0], key)) for panel, key in zip(panels[1:], own, strict=False)]
+    of_training = [drawn for drawn in of_training if drawn[2][0]]
+    for panel, key, (xs, ys) in [*zip([panels[0], *panels], keys, points, strict=False), *of_training]:
+        style = dict(EVALUATION if key.startswith("eval_") else TRAINING)
+        style["linewidth"] += 0.9 * drawn_over
+        style["markersize"] += 2 * drawn_over
+        panel.plot([value / x[1] for value in xs], ys, markevery=max(1, len(xs) // 25), **look, **style)
+    return bool(points[0][0] or points[1][0])
+
+
+def _legend(labels: list[str], lines: list[dict]) -> list:
+    """The lines of the legend: for several runs their colours, and the kinds of curves that the runs have."""
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for number, label in enumerate(labels if len(labels) > 1 else ()):
+        look = dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
+        handles.append(Line2D([], [], linewidth=2.5, label=_plain(label), **look))
+    evaluated = any(key.startswith("eval_") for line in lines for key in line)
+    kinds = {"training": TRAINING, "evaluation": EVALUATION} if evaluated else {"training": TRAINING}
+    return handles + [Line2D([], [], color="0.3", label=label, **style) for label, style in kinds.items()]
+
+
+def _label(panel: "Axes", name: str, unit_name: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    panel.set_title(_plain(name), loc="left", fontsize=11, fontweight="bold")
+    panel.set_xlabel(unit_name)
+    panel.tick_params(labelbottom=True)  # matplotlib labels only the lowest row of shared axes
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
+    panel.grid(axis="y", color="0.9", linewidth=0.8)
+
+
+def _plain(text: str) -> str:
+    """The text with its dollars escaped: matplotlib would draw what stands between two of them as a formula."""
+    return text.replace("$", r"\$")
+
+
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> "tuple[Figure, list[Axes]]":
+    """(Figure of width x height inches, its panels row by row). Made without pyplot, which keeps global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    panels = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_axisbelow(True)
+    return figure, panels
+
+
+def check_picture(flag: str, path: str | Path) -> None:
+    """UserError unless the name of a picture ends in one of PICTURES."""
+    if Path(path).suffix not in PICTURES:
+        raise UserError(f"{flag} {path}: a picture's name must end in {', '.join(PICTURES)}")
+
+
+def save_figure(figure: "Figure", path: str | Path) -> None:
+    """Writes the picture, one of PICTURES, whole or not at all."""
+    write_aside(Path(path), lambda aside: figure.savefig(aside, format=Path(path).suffix[1:]))
+
+
+def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit: str) -> "Figure":
+    """Draws a row for each name, with a dot for each value and a line at their mean, to `path`; returns the Figure.
+
+    rows: {name: (text at the right margin, values)}. Names that begin with "average" have a colour of their own.
+    """
+    figure, (axes,) = new_figure(7.5, 0.45 * len(rows) + 1.2)
+    for place, (name, (text, values)) in enumerate(rows.items()):
+        colour = COLOURS[1 if name.startswith("average") else 0]
+        mean = sum(values) / len(values)
+        axes.plot([mean, mean], [place - 0.3, place + 0.3], color=colour, linewidth=2)
+        axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.5)
+        margin = dict(xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points")
+        axes.annotate(_plain(text), (1, place), va="center", fontsize=9, **margin)
+    axes.set_yticks(range(len(rows)), list(map(_plain, rows)))
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="0.9")
+    axes.set_xlabel(unit)
+    save_figure(figure, path)
+    return figure

@@ -1,0 +1,348 @@
+"""The process that a script runs in: its rank, hardware and network, and how it ends."""
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import io
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from foundry.common.errors import UserError
+
+# torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
+
+
+@functools.cache
+def has_accelerator() -> bool:
+    """Whether torch sees a GPU or another accelerator. Prints a line if it is Apple's, which is not used."""
+    import torch
+
+    if torch.backends.mps.is_available():
+        print_once("Apple's GPU (MPS) is not tested here: this runs on the CPU")
+        return False
+    return torch.accelerator.is_available()
+
+
+def has_amx() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in tiles (AMX)."""
+    import torch
+
+    return torch.cpu._is_amx_tile_supported()
+
+
+# Variables that hold the number of processes on a machine: of torchrun and accelerate, deepspeed, Open MPI and MPICH.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def processes_here() -> int:
+    """How many processes of this run are on this machine. Ranks started by hand set no launcher's variable; they all
+    count if they meet at this machine's own address (MASTER_ADDR)."""
+    for name in _LOCAL_SIZES:
+        if name in os.environ:
+            return int(os.environ[name])
+    all_here = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    return int(os.environ.get("WORLD_SIZE", "1")) if all_here else 1
+
+
+def cores_here() -> int:
+    """CPU cores that this process may use: SLURM and containers often give it only some of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_of_a_process() -> int:
+    """CPU cores for each process of this machine, at least 1."""
+    return max(1, cores_here() // processes_here())
+
+
+def check_open_files(workers: int) -> None:
+    """UserError if data workers need more open files (pipes, shared memory of the batches made ahead) than this process
+    may have."""
+    import resource  # Windows lacks it
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 64 + 20 * workers
+    if most != resource.RLIM_INFINITY and workers and needed > most:
+        raise UserError(
+            f"--dataloader_num_workers {workers}: needs about {needed} open files, and the limit is {most}. "
+            f"Raise it (ulimit -n {needed}), or give {max(0, (most - 64) // 20)} workers"
+        )
+
+
+def lonely_task() -> str:
+    """The end of an error message: what to do if SLURM started several tasks and none knows its rank; else ""."""
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in os.environ:
+        tasks = os.environ["SLURM_STEP_NUM_TASKS"]
+        return (
+            f". srun started {tasks} tasks, and without RANK each takes itself for the only one. Start them as "
+            "slurm/train.slurm does, which sets RANK, WORLD_SIZE and LOCAL_RANK"
+        )
+    return ""
+
+
+def free_memory() -> int:
+    """Bytes of memory that are still available: of the machine's, or of what a container or SLURM's --mem allows."""
+    import psutil  # a GPU machine may lack it
+
+    return min(psutil.virtual_memory().available, *_free_of_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
+
+
+def _free_of_limits(groups: Path, root: Path) -> list[int]:
+    """Bytes left under each memory limit of this process's control groups (version 1 or 2) and of the groups above. The
+    page cache does not count as used, since the kernel frees it when memory is needed."""
+    free = [sys.maxsize]
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, path = line.split(":", maxsplit=2)
+        if controllers == "":  # version 2: all controllers in one tree
+            top, files, cache = root, ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, cache = root / "memory", "total_inactive_file"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top) and (folder / files[0]).is_file():
+                limit, used = ((folder / name).read_text().strip() for name in files)
+                if limit != "max":
+                    cached = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                    free.append(max(0, int(limit) - int(used) + int(cached[1] if cached else 0)))
+    return free
+
+
+def lacks_compiler(variable: str, *names: str) -> str | None:
+    """What is missing to build code for Python: a compiler, the one that an environment variable names or else one of
+    these names, or Python's headers. None if both are there."""
+    named = os.environ.get(variable, "").split()[:1]
+    if not any(map(shutil.which, named or names)):
+        return " or ".join(named or names)
+    header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
+    return None if header.is_file() else f"Python's headers ({header})"
+
+
+def announce_deepspeed_build() -> None:
+    """Says that DeepSpeed will compile its C++ extension for CPUs, or that a lock is in the way: torch silently waits
+    for it, forever if a killed build has left it behind."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory("deepspeed_shm_comm", verbose=False))
+    if (folder / "lock").exists():
+        print_once(
+            f"waiting until {folder / 'lock'} is gone: another program compiles there. If none does, one was "
+            "killed while it did: delete that file, and this run continues"
+        )
+    elif not (folder / "deepspeed_shm_comm.so").is_file():
+        print_once(f"DeepSpeed compiles its C++ part for CPUs in {folder}: once, for some minutes")
+
+
+def is_first_process() -> bool:
+    """True for global rank 0, also before the process group exists (launchers set RANK)."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def is_first_of_its_node() -> bool:
+    """Whether this process prints errors of the user: the first of each node does, since one node alone may lack a
+    file."""
+    return is_first_process() or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+# What moves a terminal's cursor, sets its colours or title, or reverses letters; tab and line break are not among them.
+_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text for a terminal: control characters that a file or a model may hold are shown, not sent. "a\\x1b[2J" ->
+    "a\\\\x1b[2J"."""
+    return _TERMINAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def print_once(text: str) -> None:
+    """Prints on rank 0 only, as `visible` shows it."""
+    if is_first_process():
+        print(visible(text), flush=True)
+
+
+def end_with_parent() -> None:
+    """On Linux, lets this process get SIGTERM when its parent ends. `accelerate launch` with one process does not pass
+    on signals: if one ended it, the training would go on alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+# What libraries tell their makers where no flag asks for it: Hugging Face's user agent, for which it fetches a list,
+# the reports of W&B, which an offline run sends too, and gradio's.
+_TELEMETRY = {"HF_HUB_DISABLE_TELEMETRY": "1", "WANDB_ERROR_REPORTING": "false", "GRADIO_ANALYTICS_ENABLED": "False"}
+
+
+def switch_off_telemetry() -> None:
+    """Lets no library report to its maker, unless the user's environment says otherwise."""
+    for name, value in _TELEMETRY.items():
+        os.environ.setdefault(name, value)
+    if constants := sys.modules.get("huggingface_hub.constants"):  # imported already, so it has read the variable
+        off = os.environ["HF_HUB_DISABLE_TELEMETRY"].lower() in ("1", "on", "yes", "true")
+        vars(constants).update(HF_HUB_DISABLE_TELEMETRY=off)
+
+
+def user_cache(name: str) -> Path:
+    """A folder of this project in the user's cache, which other users cannot open. A folder in the system's temporary
+    directory could be another user's, who would choose what is read or run from there."""
+    top = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "t5_foundry"  # noqa: PTH111
+    with contextlib.suppress(OSError):  # a read-only home: whoever writes there says so
+        top.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (top / name).mkdir(mode=0o700, exist_ok=True)
+    return top / name
+
+
+def prepare_process() -> None:
+    """Sets a training script's threads, limits and compiler's cache, and how it ends; called before anything else."""
+    import resource  # Windows lacks it
+
+    import torch
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache("compiled")))
+    if not has_accelerator():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed searches for a GPU and prints warnings
+        if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
+            # `accelerate launch` gives a process one thread by default, but here it may use its cores.
+            torch.set_num_threads(cores_of_a_process())
+    if "ACCELERATE_USE_CPU" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        end_with_parent()
+
+
+def finish_process_group() -> None:
+    """Waits for all ranks and leaves the process group: gloo ranks that exit one after another can abort each other."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def first_of_node_first() -> Iterator[None]:
+    """Runs the `with` block first in the first process of each node, then in the others.
+
+    The others wait however long it takes. A barrier of the run's usual process group would end all ranks after
+    --ddp_timeout (half an hour).
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    import torch.distributed
+
+    is_first, group = os.environ.get("LOCAL_RANK", "0") == "0", _patient_group()
+    if not is_first:
+        torch.distributed.barrier(group)
+    try:
+        yield
+    finally:
+        if is_first:
+            torch.distributed.barrier(group)
+
+
+@functools.cache
+def _patient_group() -> Any:
+    """A process group of all ranks whose barriers wait up to 30 days. If a rank dies, the wait ends at once."""
+    import torch.distributed
+
+    return torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30))
+
+
+def check_alike(found: dict[str, object], advice: str) -> None:
+    """UserError in every process unless `found`, such as {"--seed": 1, "contents of train": hash}, is the same in all.
+
+    A node may have been given other flags, or other files under the same names. Its processes would silently train on
+    other rows, and at the end of the shorter data the others would wait for them forever.
+    """
+    from accelerate.utils import gather_object
+
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    (first, wanted), *others = gather_object([(socket.gethostname(), found)])
+    for rank, (host, other) in enumerate(others, start=1):
+        for name in dict.fromkeys([*wanted, *other]):
+            if wanted.get(name) != other.get(name):
+                here, there = (f"{values.get(name, 'none')!s:.60}" for values in (other, wanted))
+                raise UserError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
+
+
+def in_background(work: Callable[[], object]) -> Future:
+    """A Future of work(), run in a thread for which neither Ctrl-C nor the end of the process waits."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+ANSWER_SECONDS = 3.0  # time limit for connecting to a server, and for its answer
+
+
+@functools.cache
+def answers(url: str) -> bool:
+    """Whether a URL's server gives any answer within ANSWER_SECONDS. Each URL is asked once in a process."""
+    import requests
+
+    try:
+        requests.head(url, timeout=ANSWER_SECONDS, allow_redirects=False)
+    except (OSError, ValueError):  # OSError: any error of requests; ValueError: an impossible port or host name
+        return False
+    return True
+
+
+def _follow_parent() -> None:
+    """Called in each process that a script forks, such as one that tokenises: it ignores Ctrl-C, which the script
+    answers, and ends when the script does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
+def run_script(main: Callable[[], object]) -> None:
+    """Runs a script's main(). If the run has several processes, this one then ends at once, with main's exit code.
+
+    Python's own shutdown races with the threads of the process group: sometimes a rank aborts after all work is done.
+    Then the launcher would report a failed run, or a stop with exit code 75 would look like a crash. Exit handlers
+    still run.
+    """
+    several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
+    os.environ["MPLBACKEND"] = "Agg"  # a notebook's own backend may not be there, or would show the pictures
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a log in ASCII shows an umlaut of a path as \xfc
+    os.register_at_fork(after_in_child=_follow_parent)
+    try:
+        main()
+    except SystemExit as stop:
+        if not several or not isinstance(stop.code, int | None):
+            raise
+        code = stop.code or 0
+    except BaseException as error:
+        if KeyboardInterrupt not in (type(error), type(error.__context__)):  # datasets turns it into a TimeoutError
+            raise
+        print_once("\ninterrupted")
+        code = 130  # a shell's code for a program that Ctrl-C ended
+        if not several:
+            raise SystemExit(code) from None
+    if several:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

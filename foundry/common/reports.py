@@ -1,0 +1,358 @@
+"""Numbers for people, JSON files that are never half-written, run.json, and the blocks printed at start and end.
+
+write_json(output_dir / "run.json", run_record(flags, model, 72_704, fingerprints, {"train": 10_000}))
+"""
+
+import contextlib
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from constants import VERSION
+from foundry.common.errors import UserError
+from foundry.common.processes import is_first_process, visible
+
+if TYPE_CHECKING:
+    import torch
+
+PROJECT = Path(__file__).resolve().parents[2]
+VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
+SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings are written to no file
+# Keys of metrics that say nothing about the model's quality.
+PERFORMANCE = re.compile(r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)")
+BOLD, RED = "1", "31"
+WIDTH = 100  # widest block that is printed, in columns
+SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
+SHORT_NAMES |= {"padding_share": "padding", "peak_memory_gib": "GiB"}
+
+
+# ---------------------------------------------------------------- numbers for people
+def human_count(number: float) -> str:
+    """Three significant digits: 999 -> "999", 4_100_000 -> "4.1M", 247_577_856 -> "248M", 999_999 -> "1M"."""
+    value, unit = _in_units(float(f"{number:.3g}"), 1000, ["", "K", "M", "B", "T"])
+    return f"{value:.10g}{unit}"
+
+
+def human_bytes(number: float) -> str:
+    """Bytes in units of powers of 1024: 512 -> "512 B", 1_610_612_736 -> "1.5 GiB"."""
+    value, unit = _in_units(number, 1024, ["B", "KiB", "MiB", "GiB", "TiB"])
+    return f"{value:.4g} {unit}"
+
+
+def _in_units(value: float, step: int, units: list[str]) -> tuple[float, str]:
+    while abs(value) >= step and len(units) > 1:
+        value, units = value / step, units[1:]
+    return value, units[0]
+
+
+def human_time(seconds: float) -> str:
+    """The two largest units: 4.25 -> "4.2 s", 425 -> "7 min 05 s", 3725 -> "1 h 02 min", 183_600 -> "2 d 03 h"."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def short_number(value: object) -> str:
+    """Four significant digits without a needless exponent: 2.34567 -> "2.346", 51234.5 -> "51,234", 2e-5 -> "2e-05"."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def mean_and_deviation(values: list[float | None], form: str) -> str:
+    """[0.8, 0.9] -> "0.850 ± 0.071"; [0.8, None] -> "0.800 (n=1)": one value has no deviation; [None] -> "-".
+
+    form: how a number is written, such as "{:.3f}". The deviation is that of a sample (n - 1).
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    # Not by the statistics module, which fails with NaN and infinity: diverged runs have them.
+    mean = sum(known) / len(known)
+    text = form.format(mean)
+    if len(known) > 1:
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
+        text += f" ± {form.format(deviation)}"
+    return text if len(known) == len(values) else f"{text} (n={len(known)})"
+
+
+def first_line(error: Exception, count: int = 1) -> str:
+    """The first `count` lines of an error's message that are not empty, joined; the error's name if all are empty.
+
+    With the Hub's libraries the second line says what to do, such as which configurations there are or where to ask for
+    access.
+    """
+    return " ".join(list(filter(None, str(error).splitlines()))[:count]) or type(error).__name__
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Rows of cells as lines with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def markdown_table(columns: list[str], rows: list[list]) -> str:
+    """A table in markdown; a cell is one line."""
+    cells = [[" ".join(str(cell).replace("|", "\\|").split()) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
+
+
+def introduction(doc: str) -> str:
+    """The first line of a script's docstring, and the first three of its example commands."""
+    summary, *rest = doc.splitlines() or [""]
+    lines = "\n".join(line for line in rest if line.startswith("    "))
+    examples = re.split(r"(?<!\\)\n", lines)[:3]  # a backslash continues an example in the next line
+    return "\n".join([summary, "", *examples]) if lines else summary
+
+
+# ---------------------------------------------------------------- names
+def difference_of_names(missing: Iterable[str], unknown: Iterable[str]) -> str:
+    """What a file of weights lacks and what it has beside the model's, in a few words; "" if nothing."""
+    found = {"lacks": sorted(missing), "has, unknown to the model": sorted(unknown)}
+    return " and ".join(
+        f"the file {verb}: {len(names)} tensors, {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+        for verb, names in found.items()
+        if names
+    )
+
+
+def tracked_name(key: str) -> str:
+    """A key of metrics.jsonl as trackers show it: loss -> train/loss, eval_f1 -> eval/f1, mfu -> perf/mfu."""
+    if PERFORMANCE.fullmatch(key):
+        return f"perf/{key}"
+    kind, _, rest = key.partition("_")
+    return f"{kind}/{rest}" if kind in ("eval", "test") and rest else f"train/{key}"
+
+
+def metrics_key(name: str) -> str:
+    """Undoes tracked_name: "eval/loss" -> "eval_loss", "perf/mfu" -> "mfu"; a name without its group stays."""
+    kind, _, rest = name.partition("/")
+    return {"eval": f"eval_{rest}", "test": f"test_{rest}", "train": rest, "perf": rest}.get(kind if rest else "", name)
+
+
+# ---------------------------------------------------------------- files
+def plain_json(value: Any) -> Any:
+    """`value` as standard JSON holds it: torch and numpy scalars unpacked, non-finite floats as null, anything
+    unknown as a text."""
+    if isinstance(value, dict):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    try:
+        return plain_json(value.item())
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # no scalar
+        return str(value)
+
+
+def write_aside(path: Path, write: Callable[[Path], object]) -> None:
+    """Lets `write` fill a file beside `path` and moves it into place: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(aside)
+        aside.replace(path)  # atomic, as os.replace
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def side_file(path: Path) -> Iterator[Path]:
+    """Lets the `with` block write a file that no run depends on; an OSError, such as a full disk, is only printed."""
+    try:
+        yield path
+    except OSError as error:
+        print(f"{path} was not written: {error.strerror or error}", file=sys.stderr, flush=True)
+
+
+def write_json(path: str | Path, obj: object) -> None:
+    """Writes `obj` as standard JSON (`plain_json`), whole or not at all."""
+    text = json.dumps(plain_json(obj), indent=2, allow_nan=False) + "\n"
+    write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. ValueError if it is broken, nested too deeply for Python, or has a whole number that no
+    float can hold."""
+    try:
+        return json.loads(text, parse_int=_whole_number)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 300:  # more would end in an OverflowError where a float is made of it
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file; {} if there is no such file. UserError if it holds something else."""
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object: {value!r:.60}")
+    return value
+
+
+def with_floats(record: dict) -> dict:
+    """A flat record of metrics with nan for null, as which non-finite floats are written: {"loss": None} ->
+    {"loss": nan}."""
+    return {key: math.nan if value is None else value for key, value in record.items()}
+
+
+def read_metrics(path: str | Path) -> list[dict]:
+    """The lines of a metrics.jsonl, with nan for null, as which non-finite floats are written.
+
+    Drops a last line cut short by the end of its run. UserError for any other line that is no JSON object.
+    """
+    lines, records = Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            if number == len(lines) and isinstance(error, json.JSONDecodeError):
+                break
+            raise UserError(f"{path}, line {number} is not JSON: {line[:60]!r}") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{path}, line {number} is no JSON object: {line[:60]!r}")
+        if not isinstance(record.get("step", 0), int):
+            raise UserError(f"{path}, line {number}: its step is no whole number: {line[:60]!r}")
+        records.append(with_floats(record))
+    return records
+
+
+def lines_until(lines: list[dict], step: int) -> list[dict]:
+    """The lines of a metrics.jsonl that a run had written when it saved its checkpoint of this step."""
+    before_the_end = itertools.takewhile(lambda line: "train_loss" not in line, lines)
+    return [line for line in before_the_end if line.get("step", 0) <= step]
+
+
+def was_evaluated(step: int, history: list[dict]) -> bool:
+    """Whether `history`, lines with a "step", holds an evaluation of this step. If that of a checkpoint does not, a run
+    that resumes from it evaluates the step again, and the killed run's lines of that evaluation are outdated."""
+    return any(line["step"] == step and any(name.startswith("eval_") for name in line) for line in history)
+
+
+# ---------------------------------------------------------------- run.json and the printed blocks
+def _git(*arguments: str) -> str | None:
+    """The output of a git command in the project folder; None without git or outside a checkout."""
+    # The ceiling keeps git from finding another repository around an unpacked copy of this project.
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(PROJECT.parent)}
+    command = ["git", "--no-optional-locks", *arguments]
+    try:
+        done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def is_secret(name: str) -> bool:
+    """Whether a flag of this name holds a secret: hub_token, api_key."""
+    return name.lower() == "token" or name.lower().endswith(SECRET_ENDINGS)
+
+
+def _without_secrets(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_secrets(item) for key, item in value.items() if not is_secret(str(key))}
+    return [_without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def run_record(
+    arguments: dict, model: "torch.nn.Module", tokens_per_step: int, fingerprints: dict, examples: dict
+) -> dict:
+    """The content of run.json: which code, data and machine made a model.
+
+    arguments: all flags; secrets (SECRET_ENDINGS) are left out. fingerprints: hashes of the data. examples: rows of
+    each split, {"train": 10_000}.
+    """
+    # parameters() lists tied tensors once; under ZeRO-3 they are empty, and ds_numel is their true size.
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    record = dict(arguments=_without_secrets(arguments), parameters=parameters, tokens_per_step=tokens_per_step)
+    return plain_json(environment_record() | record | dict(fingerprints=fingerprints, examples=examples))
+
+
+def environment_record() -> dict:
+    """When and where something ran: {"started", "versions", "git", "hardware"}.
+
+    Outside a checkout the commit is that of the environment variable T5_FOUNDRY_COMMIT, or None, and `dirty` is None.
+    """
+    import torch
+
+    versions = {"t5_foundry": VERSION, "python": platform.python_version()}
+    for package in VERSIONS_OF:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    commit = _git("rev-parse", "HEAD") or os.environ.get("T5_FOUNDRY_COMMIT")
+    changes = _git("status", "--porcelain") if commit else None
+    gpus = torch.cuda.device_count()
+    gpu_name = torch.cuda.get_device_name(0) if gpus else None
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": versions,
+        "git": {"commit": commit, "dirty": None if changes is None else bool(changes)},
+        "hardware": {"cpus": os.cpu_count(), "gpus": gpus, "gpu_name": gpu_name},
+    }
+
+
+def start_summary(rows: dict[str, object], title: str = "run") -> None:
+    """Prints on rank 0, without rows whose value is None:
+
+    ---- run ----------------------
+    model       mini, 14.2M weights
+    train data  76,000 rows
+
+    In a terminal long values are broken at its width, at most WIDTH; in a file a row stays one line, for searching.
+    """
+    if not is_first_process():
+        return
+    rows = {visible(str(name)): visible(str(value)) for name, value in rows.items() if value is not None}
+    width = max(map(len, rows), default=0)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
+    if sys.stdout.isatty():
+        room = dict(width=min(WIDTH, shutil.get_terminal_size().columns), subsequent_indent=" " * (width + 2))
+        room |= dict(break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+        lines = ["\n".join(textwrap.wrap(line, **room)) for line in lines]
+    longest = min(120, max(len(part) for line in [*lines, title] for part in line.splitlines()))
+    names = [painted(line[:width], BOLD) + line[width:] for line in lines]
+    print("\n".join([painted(f"---- {title} ".ljust(longest, "-"), BOLD), *names, ""]), flush=True)
+
+
+def painted(text: str, style: str, stream: TextIO | None = None) -> str:
+    """The text in BOLD or RED if the stream (None: stdout) is a terminal that has it; NO_COLOR forbids it."""
+    stream = stream or sys.stdout
+    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\033[{style}m{text}\033[0m"
+
+
+def end_summary(rows: dict[str, object], title: str = "done", seconds: float | None = None) -> None:
+    """Prints as `start_summary` does, with the time the run took as the last row."""
+    start_summary(rows | {"time": None if seconds is None else human_time(seconds)}, title)

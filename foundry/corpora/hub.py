@@ -1,0 +1,109 @@
+"""The Hugging Face Hub and saved `datasets` folders. Without a network no script waits for the Hub."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+
+from constants import DATASET_VALS
+from foundry.common.command_line import check_folder
+from foundry.common.errors import UserError
+from foundry.common.processes import answers, print_once
+from foundry.common.reports import first_line, read_json
+from foundry.corpora.files import SAVED_BY_DATASETS, say_once
+
+
+def load_dataset_splits(
+    name: str, config: str | None, flag: str, needed: str | None = None, **how: Any
+) -> dict[str, Any]:
+    """{split: a datasets.Dataset} of a saved folder or a Hub name. how: further arguments of `datasets.load_dataset`,
+    for the Hub. UserError if there is none, or no split called `needed`."""
+    import datasets
+
+    do_not_wait_for_the_hub(name)
+    if Path(name).is_file():
+        raise UserError(f"{flag} {name}: is a file. Give it with --train_file")
+    try:
+        if any((Path(name) / file).is_file() for file in SAVED_BY_DATASETS):
+            loaded = datasets.load_from_disk(name)
+            splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
+            splits = {split: _plain(rows) for split, rows in splits.items()}
+        else:
+            splits = _published(name, config, how)
+    except (OSError, ValueError, RuntimeError) as error:
+        hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
+        tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
+        tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
+        hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
+        reason = f"cannot be loaded from disk or the Hub ({first_line(error, 2)}){hint}"
+        raise UserError(f"{flag} {name}: {reason}") from None
+    if needed and needed not in splits:
+        raise UserError(f"{flag} {name}: no split called {needed}; available: {', '.join(splits)}")
+    return splits
+
+
+def saved_files(name: str, split: str) -> list[Path]:
+    """The files of a split of a saved data set; [] if `name` is none."""
+    folder = Path(name) / split if (Path(name) / split / "state.json").is_file() else Path(name)
+    state = read_json(folder / "state.json")
+    return [folder / file["filename"] for file in state.get("_data_files", [])]
+
+
+def _published(name: str, config: str | None, how: dict[str, Any]) -> dict[str, Any]:
+    """The splits of a data set of the Hub. If it has a loading script, which `datasets` no longer runs, the Hub's own
+    conversion to parquet is read instead."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, **how)
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+    if Path(name).exists():  # never looked up on the Hub, where the same name may be somebody else's
+        raise UserError(f"{name} has a script, which is not run: give its files with --train_file")
+    found = huggingface_hub.list_dataset_parquet_files(name, config=config)
+    configs, files = {file.config for file in found}, {}
+    if len(configs) != 1:
+        names = f"configurations {', '.join(sorted(configs))}: name one" if configs else "no conversion on the Hub"
+        raise UserError(f"it has a script, which is not run, and {names}; or give local files with --train_file")
+    for file in found:
+        files.setdefault(file.split, []).append(file.url)
+    part = " (of its first gigabytes)" if any("/partial-" in file.url for file in found) else ""
+    print_once(f"{name}: its script is not run; the Hub's conversion to parquet{part} is read")
+    return datasets.load_dataset("parquet", data_files=files, **how)
+
+
+def _plain(rows: Any) -> Any:
+    """The rows with all columns as Python values, also of a data set that was saved after `set_format("torch")`."""
+    saved = rows.format
+    return rows if saved["type"] is None and saved["columns"] == rows.column_names else rows.with_format(None)
+
+
+def classes_of(rows: Any) -> dict[str, list[str]]:
+    """{column: names of its classes by their number} of a datasets.Dataset or IterableDataset."""
+    features = getattr(rows, "features", None) or {}
+    return {column: kind.names for column, kind in features.items() if hasattr(kind, "names")}
+
+
+def do_not_wait_for_the_hub(name: str) -> None:
+    """Makes Hugging Face's libraries use only their caches if `name` is no path and the Hub cannot be reached, where
+    they would retry for 20 to 50 seconds. They read the environment variable only once, so their constants are set
+    too. A line says if these caches cannot be written, or are not where TRANSFORMERS_CACHE says."""
+    if Path(name).exists():
+        return
+    place = huggingface_hub.constants.HF_HOME
+    if os.environ.get("TRANSFORMERS_CACHE"):
+        say_once(f"TRANSFORMERS_CACHE has no effect: files of the Hub are kept in {place}, which HF_HOME names")
+    try:
+        check_folder("HF_HOME", place)
+    except UserError as error:
+        say_once(f"{error}: new files of the Hub cannot be kept there. Set HF_HOME (or HOME, XDG_CACHE_HOME)")
+    if not hub_is_reachable():
+        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+
+
+def hub_is_reachable() -> bool:
+    """Whether the Hugging Face Hub answers."""
+    return answers(huggingface_hub.constants.ENDPOINT)

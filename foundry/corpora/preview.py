@@ -1,0 +1,268 @@
+"""What the model reads, decoded from its token ids: a block below the plan, and the same for run.json.
+
+---- what the model reads, decoded from its tokens ----
+train source       summarize: The storm hit the coast\n on Monday [+390 tokens; cut at 512 of 1,204]
+train target       Storm hits coast</s>
+
+Nothing in a text can act on the terminal: what cannot be seen is shown by a name. T: tokens of a part.
+"""
+
+import bisect
+import itertools
+import re
+import shutil
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from data_collator_t5 import is_byte_level
+from foundry.common.processes import print_once
+from foundry.common.reports import BOLD, WIDTH, painted
+from foundry.corpora.own_ids import is_blank
+from foundry.corpora.token_files import MOST_PLACES
+from foundry.corpora.tokenizers import plain_encoder
+
+TITLE = "what the model reads, decoded from its tokens"
+LINES = 7  # of the block below a plan, without its title
+LONGEST_NAME = 32  # columns
+MOST_TOKENS = 1024  # of a part that --dry_run shows, so that a book does not scroll all else away
+UNCUT = 2**31  # a length in tokens that cuts no text
+KEPT_CHARACTERS = 4096  # of a document, where a tokenizer is trained
+KEPT_TOKENS = 256  # of a part that run.json keeps
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_LIKE_ESCAPES = re.compile(r"\\(?=[\\nrt\n\r\t])")
+
+
+@dataclass
+class Shown:
+    """A part of a row or a document. ids [T]: what the model gets. whole: tokens before they were cut to T; None: not
+    cut. sentinels: their ids in order; ByT5's are bytes, which its decoding drops. goes_on: what follows and is not
+    among the ids, such as "+900 characters"."""
+
+    name: str
+    ids: Sequence[int]
+    whole: int | None = None
+    sentinels: Sequence[int] = ()
+    goes_on: str | None = None
+
+    def text(self, tokenizer: PreTrainedTokenizerBase, count: int) -> str:
+        """The first `count` tokens, with what is left out: "The storm [+390 tokens; cut at 512 of 1,204]"."""
+        size, notes = len(self.ids), []
+        if size > count:
+            notes.append(f"+{size - count:,} tokens")
+        if self.whole and self.whole > size:
+            notes.append(f"cut at {size:,} of {self.whole:,}" + " tokens" * (not notes))
+        if self.goes_on:
+            notes.append(self.goes_on)
+        return visible(self._decoded(tokenizer, self.ids[:count])) + f" [{'; '.join(notes)}]" * bool(notes)
+
+    def _decoded(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+        decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text, rest, due = "", [], 0
+        for number in map(int, ids):
+            if due < len(self.sentinels) and number == self.sentinels[due] and is_byte_level(tokenizer):
+                text, rest, due = f"{text}{decode(rest)}<extra_id_{due}>", [], due + 1
+            else:
+                rest.append(number)
+                due = 0 if number == tokenizer.eos_token_id else due  # the next example of a packed row
+        return text + decode(rest)
+
+    def lines(self, tokenizer: PreTrainedTokenizerBase, room: int, most: int) -> list[str]:
+        """As many tokens as fit into `most` lines of `room` columns."""
+
+        def lines_of(count: int) -> list[str]:
+            return broken(self.text(tokenizer, count), room)
+
+        size = len(self.ids)
+        longest = 4 * room * most  # tokens without a letter, such as parts of one, take no column
+        if size <= longest and len(whole := lines_of(size)) <= most:
+            return whole
+        first_not = bisect.bisect_right(range(min(size, longest)), most, key=lambda count: len(lines_of(count)))
+        return lines_of(max(0, first_not - 1))[:most]
+
+
+# ---------------------------------------------------------------- text for a terminal
+def visible(text: str) -> str:
+    r"""The text on one line, with names for what cannot be seen: line breaks and tabs as \n \r \t, other control
+    characters, direction marks, joiners and unusual spaces as <U+200C>. A \n in the text itself becomes \\n."""
+    text = _LIKE_ESCAPES.sub(r"\\\\", text)
+    return "".join(c if c.isprintable() else _ESCAPES.get(c, f"<U+{ord(c):04X}>") for c in text)
+
+
+def broken(text: str, room: int) -> list[str]:
+    """The text in lines of at most `room` columns, broken behind a space if there is one in their second half."""
+    lines, line, size = [], "", 0
+    for character in text:
+        if size + columns(character) > room:
+            end = line.rfind(" ", room // 2) + 1 or len(line)
+            lines.append(line[:end])
+            line = line[end:]
+            size = columns(line)
+        line, size = line + character, size + columns(character)
+    return [*lines, line]
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal the text takes: Chinese and Japanese letters take two, marks on a letter none."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
+
+
+def block(
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]], width: int = WIDTH, most: int | None = LINES
+) -> list[str]:
+    """Lines of at most `width` columns for rows of parts; no more than `most` of them, where the last one counts the
+    rows that have no room. most: None shows all rows, with up to MOST_TOKENS of each part."""
+    shown = list(rows)
+    while most and sum(map(len, shown)) + (len(shown) < len(rows)) > most:
+        shown.pop()
+    parts = [part for row in shown for part in row]
+    names = [visible(part.name)[:LONGEST_NAME] for part in parts]
+    indent = max(map(len, names), default=0) + 2
+    room = max(20, width - indent)
+    if most is None:
+        texts = [broken(part.text(tokenizer, MOST_TOKENS), room) for part in parts]
+    else:
+        left = most - len(parts) - (len(shown) < len(rows))
+        needed = [len(part.lines(tokenizer, room, 1 + left)) for part in parts]
+        given = [1] * len(parts)
+        while left and any(map(int.__lt__, given, needed)):
+            for number, count in enumerate(needed):
+                if left and given[number] < count:
+                    given[number], left = given[number] + 1, left - 1
+        texts = [part.lines(tokenizer, room, count) for part, count in zip(parts, given, strict=True)]
+    lines = []
+    for name, text in zip(names, texts, strict=True):
+        lines += [start.ljust(indent) + line for start, line in zip([name, *[""] * len(text)], text, strict=False)]
+    if len(shown) < len(rows):
+        lines.append(f"{len(rows) - len(shown):,} more rows: --dry_run shows them")
+    return lines
+
+
+def print_preview(tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]], most: int | None = LINES) -> None:
+    """Prints the block of these rows on rank 0; nothing without rows."""
+    if rows:
+        width = min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+        lines = block(tokenizer, rows, width, most)
+        print_once("\n".join([painted(f"---- {TITLE} ".ljust(width, "-"), BOLD), *lines, ""]))
+
+
+def recorded(tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]]) -> list[dict]:
+    """The same for run.json: [{"name", "tokens", "of": tokens before the cut, "text"}]."""
+    parts = itertools.chain.from_iterable(rows)
+    return [
+        {
+            "name": part.name,
+            "tokens": len(part.ids),
+            "of": max(part.whole or 0, len(part.ids)),
+            "text": part.text(tokenizer, KEPT_TOKENS),
+        }
+        for part in parts
+    ]
+
+
+# ---------------------------------------------------------------- numbers
+def evenly(items: Sequence, count: int) -> list:
+    """At most `count` of the items: the first one, and others spread evenly. Of 10 items 2 -> items 0 and 5."""
+    count = min(count, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
+
+
+def spread(lengths: Counter | np.ndarray) -> dict[str, int]:
+    """{"shortest", "median", "longest"} of a Counter {length: how many} or of an array of lengths; {} of none. Of an
+    even number the median is the lower of the middle two."""
+    if isinstance(lengths, Counter):
+        sizes, counts = np.array(sorted(lengths.items()), dtype=np.int64).reshape(-1, 2).T
+    else:
+        sizes, counts = np.unique(lengths, return_counts=True)
+    if not len(sizes):
+        return {}
+    middle = np.searchsorted(np.cumsum(counts), (counts.sum() + 1) // 2)
+    return {"shortest": int(sizes[0]), "median": int(sizes[middle]), "longest": int(sizes[-1])}
+
+
+class Seen:
+    """Passes documents on, and counts them. lengths: {characters: how many documents have as many}. empty: how many are
+    blank. kept: [(number of a document, its beginning, its length)] of some, spread evenly."""
+
+    def __init__(self):
+        self.lengths, self.empty, self.kept, self.stride = Counter(), 0, [], 1
+
+    def of(self, documents: Iterable[str]) -> Iterator[str]:
+        number = 0
+        for document in documents:
+            yield document
+            if is_blank(document):
+                self.empty += 1
+                continue
+            self.lengths[len(document)] += 1
+            if number % self.stride == 0:
+                self.kept.append((number, document[:KEPT_CHARACTERS], len(document)))
+            if len(self.kept) > MOST_PLACES:
+                self.kept, self.stride = self.kept[::2], 2 * self.stride
+            number += 1
+
+    def shown(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Shown]]:
+        """The first and a middle document for the preview, as this tokenizer reads them."""
+        encode, rows = plain_encoder(tokenizer), []
+        for number, text, size in evenly(self.kept, 2):
+            more = f"+{size - len(text):,} characters" if size > len(text) else None
+            rows.append([Shown(f"document {number + 1:,}", encode([text])[0], goes_on=more)])
+        return rows
+
+    def described(self) -> str:
+        """For a summary: "1,204 (3 empty ones left out) of 3 to 9,031 characters, median 140"."""
+        lengths = described_spread(spread(self.lengths), "characters")
+        return f"{self.lengths.total():,} ({self.empty:,} empty ones left out) of {lengths}"
+
+
+def described_spread(found: dict[str, int], unit: str = "tokens") -> str:
+    """ "3 to 8,301 tokens, median 340"; "no tokens" of an empty spread."""
+    if not found:
+        return f"no {unit}"
+    if found["shortest"] == found["longest"]:
+        return f"{found['median']:,} {unit} each"
+    return f"{found['shortest']:,} to {found['longest']:,} {unit}, median {found['median']:,}"
+
+
+def files_read(sources: dict[str, Iterable[Any]]) -> dict[str, dict]:
+    """{split: {"read": how many files, "left_out": {reason: names}}} of {split: lists of files, or {column: list}}.
+    A split without files, such as one of the Hub, is left out."""
+    found = {}
+    for split, lists in sources.items():
+        lists = list(itertools.chain.from_iterable(_lists_of(files) for files in lists))
+        left_out: dict[str, list[str]] = {}
+        for files in lists:
+            for reason, names in getattr(files, "left_out", {}).items():
+                left_out.setdefault(reason, []).extend(map(str, names))
+        if count := sum(map(len, lists)):
+            found[split] = {"read": count, "left_out": left_out}
+    return found
+
+
+def _lists_of(files: Any) -> Iterator[list[Path]]:
+    yield from files.values() if isinstance(files, dict) else [files or []]
+
+
+def described_files(found: dict[str, dict], told: str | None = None) -> str | None:
+    """ "40 train, 1 validation; left out of train: 2 empty (a.txt, b.txt), 1 hidden (_SUCCESS)"; None where each split
+    is one file, or none. told: the split whose number another row says."""
+    counts = {split: files["read"] for split, files in found.items() if split != told}
+    parts = [", ".join(f"{count:,} {split}" for split, count in counts.items())] if {*counts.values()} - {1} else []
+    for split, files in found.items():
+        reasons = (f"{len(names):,} {reason} ({_three(names)})" for reason, names in files["left_out"].items() if names)
+        if text := ", ".join(reasons):
+            parts.append(f"left out of {split}: {text}")
+    return "; ".join(parts) or None
+
+
+def _three(names: list[str]) -> str:
+    return visible(", ".join(names[:3]) + (", ..." if len(names) > 3 else ""))

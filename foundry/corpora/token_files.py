@@ -1,0 +1,340 @@
+"""Text tokenised once into a flat file of token ids for each split, and the choice of held-out text.
+
+The tokens of all documents (corpora/sources.py) are joined, as T5 does it without EOS between documents, and cached
+under a key made of contents alone: tokenizer, text and split. Examples are views of that file (corpora/chunks.py).
+Other lengths, another folder and another name of the tokenizer use the same file.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from foundry.common.errors import UserError
+from foundry.common.whole_folders import cached
+from foundry.corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
+from foundry.corpora.round_trip import Losses, Sample, round_trip
+from foundry.corpora.sources import Source
+from foundry.corpora.tokenizers import tokenizer_fingerprint
+from foundry.corpora.word_encoder import corpus_encoder, flat
+
+TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
+HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given
+HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
+LEAST_COPY = 50  # characters or ids of a document whose copies a stream leaves out: headings are no copies
+MOST_PLACES = 32  # documents whose places are kept, spread evenly over the file
+SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
+TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
+
+
+@dataclass
+class TokenFile:
+    """The tokens of a split, a flat memory-mapped array, and what they were made of (0 bytes: ready-made ids).
+
+    lengths: {tokens of a document, its EOS included: how many documents have as many}. places: [number of a document,
+    where it begins, its length] of some, spread evenly. A flat array of ids counts as one document for each stretch
+    that is in this split.
+    """
+
+    tokens: np.ndarray
+    documents: int
+    empty_documents: int
+    text_bytes: int
+    unknown: int = 0  # how many of the tokens are <unk>
+    known: int = 0  # of validation: how many of the documents are also in the training text
+    digests: frozenset[int] = frozenset()  # of a stream's validation: those of its documents
+    lengths: Counter = field(default_factory=Counter)
+    places: list[list[int]] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)  # what the tokenizer loses of a sample of the documents
+
+    def bytes_per_token(self, eos_id: int | None = None) -> float | None:
+        """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
+        the EOS between documents, which is not counted."""
+        if not self.text_bytes and len(self.tokens):
+            return None
+        blocks = (self.tokens[start : start + SCANNED] for start in range(0, len(self.tokens), SCANNED))
+        count = len(self.tokens) if eos_id is None else sum(int((block != eos_id).sum()) for block in blocks)
+        return self.text_bytes / max(count, 1)
+
+
+def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase) -> dict[str, TokenFile]:
+    """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
+
+    args: the flags of the text. UserError if more documents are to be held out than the text has; without effect
+    where it has a validation split.
+    """
+    choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
+    choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
+    count = args.validation_split_count
+    if "validation" not in sources:
+        choices.append(args.validation_split_percentage if count is None else ["documents", count])
+    key = hashlib.sha256(repr(choices).encode()).hexdigest()
+
+    def blocks_of(source: Source, limit: int | None) -> Iterable[tuple[bool, Iterable]]:
+        used = itertools.islice(source.documents(), limit)
+        if "validation" in sources:
+            return [(False, used)]
+        if count:
+            total = sum(map(_is_counted, itertools.islice(source.documents(), limit)))
+            return split_off_documents(used, count, total)
+        return split_documents(used, args.validation_split_percentage)
+
+    def build(folder: Path) -> None:
+        os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
+        eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
+        encode = document_encoder(tokenizer, sources["train"].ids)
+        writers = {
+            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encode, eos_id)
+            for split in ("train", "validation")
+        }
+        bar_of = partial(tqdm, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
+        held_out_texts, trained, moved = Counter(), set(), {}
+        for split, source in sorted(sources.items(), reverse=True):  # validation first
+            limit = args.max_train_samples if split == "train" else None
+            if "validation" not in sources:
+                with bar_of(total=source.size, desc="looking for copies") as bar:
+                    moved = sides_of_copies(blocks_of(source, limit), folder / "hashes", bar.update)
+            last = None
+            with bar_of(total=source.size, desc="tokenising") as bar:
+                for held_out, block in blocks_of(source, limit):
+                    for document in block:
+                        is_compared = _is_counted(document) and bool(moved or "validation" in sources)
+                        text = digest(document) if is_compared else None
+                        writer = writers["validation" if moved.get(text, held_out) else split]
+                        if last not in (None, writer):
+                            last.break_off()
+                        bar.update(writer.add(document))
+                        last = writer
+                        if is_compared and split == "validation":
+                            held_out_texts[text] += 1
+                        elif text in held_out_texts:
+                            trained.add(text)
+        writers["validation"].info["known"] = sum(map(held_out_texts.__getitem__, trained))
+        for split, writer in writers.items():
+            info = {"dtype": writer.dtype.name} | writer.finish()
+            writer.file.close()
+            (folder / f"{split}.json").write_text(json.dumps(info, default=asdict))
+        for source in sources.values():
+            source.check_unchanged()
+
+    cache = Path(args.data_cache_dir).expanduser()
+    folder = cached(cache, "tokens", key, build, args.overwrite_cache)
+    return {split: _read_token_file(folder, split) for split in ("train", "validation")}
+
+
+def digest(document: str | IdDocument) -> int:
+    """A hash of 64 bits of a document's text or ids, the same in every run."""
+    contents = document.encode() if isinstance(document, str) else document.ids.astype(np.int64).tobytes()
+    return int.from_bytes(hashlib.blake2b(contents, digest_size=8).digest())
+
+
+def sides_of_copies(
+    blocks: Iterable[tuple[bool, Iterable]], aside: Path, progress: Callable[[int], object]
+) -> dict[int, bool]:
+    """{digest: whether it is held out} of the documents of which some copies are in held-out blocks and some are not:
+    now all of them are on one side, and as many documents are held out as before. blocks: what `split_documents`
+    yields. Only the digests of held-out documents are in memory: the others are in the file `aside`.
+
+    If a share p of the blocks is held out, c copies are on both sides with probability 1 - p^c - (1 - p)^c, and on the
+    held-out side alone with p^c. For p of them to be held out, (p - p^c) / (1 - p^c - (1 - p)^c) of the former must be:
+    half of the pairs, but few of the lines that stand everywhere. The digests say which ones.
+    """
+    inside, total, ranks = Counter(), 0, {}
+    with aside.open("wb") as file:
+        for held_out, block in blocks:
+            texts = list(filter(_is_counted, block))  # equal parts of flat arrays are no copies
+            digests = list(map(digest, texts))
+            total += len(digests)
+            if held_out:
+                inside.update(digests)
+            else:
+                file.write(np.array(digests, np.uint64).tobytes())
+            progress(sum(len(text.encode()) if isinstance(text, str) else text.ids.nbytes for text in texts))
+    known = np.array(sorted(inside), np.uint64)
+    outside = np.zeros(len(known), np.int64)
+    for start in range(0, aside.stat().st_size if len(known) else 0, 8 * SCANNED):
+        found = np.fromfile(aside, np.uint64, SCANNED, offset=start)
+        places = np.searchsorted(known, found).clip(max=len(known) - 1)
+        outside += np.bincount(places[known[places] == found], minlength=len(known))
+    aside.unlink()
+    share = inside.total() / max(total, 1)
+    for place in np.flatnonzero(outside).tolist():
+        text = int(known[place])
+        copies = inside[text] + int(outside[place])
+        alone = share**copies
+        ranks[text] = text * (1 - alone - (1 - share) ** copies) / (share - alone), copies
+    room, sides = sum(map(inside.__getitem__, ranks)), {}
+    for text, (_, copies) in sorted(ranks.items(), key=itemgetter(1)):
+        sides[text] = copies <= 2 * room  # the nearest number
+        room -= copies * sides[text]
+    return sides
+
+
+def _is_counted(document: str | IdDocument) -> bool:
+    """Whether the part is the end of a document that is not empty."""
+    return not goes_on(document) and not is_blank(document)
+
+
+def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tuple[bool, list[str]]]:
+    """(held out, documents) blocks: evenly spread stretches of neighbouring documents, `percentage` of the text in all.
+
+    Stretches, since a single line between two training lines is hardly held out. They grow with the text read so far,
+    to stay about a tenth of what is held out: the total need not be known.
+    """
+    shortest, longest = HELD_OUT_BLOCK
+    block, size, total, credit = [], 0, 0, 0.0
+    for document in documents:
+        block.append(document)
+        size += len(document) + 1
+        if size >= min(max(total * percentage / 1000, shortest), longest):
+            total += size
+            credit += size * percentage / 100
+            held_out = credit >= size / 2
+            credit -= size if held_out else 0
+            yield held_out, block
+            block, size = [], 0
+    if block:
+        yield False, block
+
+
+def split_off_documents(documents: Iterable[str], count: int, total: int) -> Iterator[tuple[bool, list[str]]]:
+    """(held out, documents) blocks: exactly `count` of the `total` documents that are not empty, in stretches of up to
+    HELD_OUT_NEIGHBOURS spread evenly over the text. UserError unless at least as many are left to train on.
+
+    Of 10 documents 2 -> the stretches [8, 9]; 100 of 1,000 -> [450 ... 499] and [950 ... 999].
+    """
+    if count * 2 > total:
+        raise UserError(
+            f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
+            "them can be held out"
+        )
+    held_out, blocks = set(), -(-count // HELD_OUT_NEIGHBOURS)  # numbers of documents: each block ends its share of all
+    for block in range(blocks):
+        end = (block + 1) * total // blocks
+        held_out |= set(range(end - (block + 1) * count // blocks + block * count // blocks, end))
+    number = 0
+    for document in documents:
+        yield number in held_out, [document]
+        number += _is_counted(document)
+
+
+class TokenWriter:
+    """Writes the tokens of documents, texts or ready-made ids, to a binary file, some megabytes at a time.
+
+    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does.
+    """
+
+    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos_id: int | None):
+        self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
+        self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+        self.info: dict[str, Any] = dict(
+            documents=0, empty_documents=0, text_bytes=0, unknown=0, lengths=Counter(), places=[]
+        )
+        self.batch, self.batch_size = [], 0
+        self.sample = Sample()
+        self.goes_on = False  # the last document added has not ended yet
+        self.last = None  # the id written last
+        self.size = self.begin = 0  # tokens written, and those before the document that has not ended yet
+        self.ended, self.stride = 0, 1  # documents that have ended; of so many one has its place kept
+
+    def add(self, document: str | IdDocument) -> int:
+        """Takes one document; returns its size in bytes."""
+        if is_blank(document):
+            self.info["empty_documents"] += 1
+            return 0
+        if isinstance(document, str):
+            size = len(document.encode())
+            self.info["text_bytes"] += size
+            self.sample.add(document)
+        else:
+            size = document.ids.nbytes
+        self.goes_on = goes_on(document)
+        self.info["documents"] += not self.goes_on
+        self.batch.append(document)
+        self.batch_size += len(document)
+        if self.batch_size >= TOKENISE_BATCH:
+            self.flush()
+        return size
+
+    def break_off(self) -> None:
+        """Ends the last document where it is: its next part is in another split, or empty."""
+        if self.goes_on:
+            self.flush()
+            if self.eos_id is not None and self.last != self.eos_id:
+                self._write(np.array([self.eos_id]))
+            self._end(np.array([self.size]))
+        self.goes_on = False
+
+    def flush(self) -> None:
+        """Tokenises and writes what was added."""
+        if not self.batch:
+            return
+        ids, ends = self.encode(self.batch)
+        if isinstance(self.batch[0], str):
+            self.info["unknown"] += int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
+        ids, ends = with_eos(ids, ends, self.batch, self.eos_id)
+        if not isinstance(self.batch[0], str):
+            ends = ends[[not goes_on(document) for document in self.batch]]
+        self._end(self.size + ends)
+        self._write(ids)
+        self.batch, self.batch_size = [], 0
+
+    def _end(self, ends: np.ndarray) -> None:
+        """Counts the documents that end at these places of the file. While the text is read nobody knows how many there
+        will be, so every place is kept at first, then every second one, and so on."""
+        lengths, places, begin = self.info["lengths"], self.info["places"], self.begin
+        for number, end in enumerate(ends.tolist(), start=self.ended):
+            lengths[end - begin] += 1
+            if number % self.stride == 0:
+                places.append([number, begin, end - begin])
+                if len(places) > MOST_PLACES:
+                    places[:], self.stride = places[::2], 2 * self.stride
+            begin = end
+        self.begin, self.ended = begin, self.ended + len(ends)
+
+    def finish(self) -> dict[str, Any]:
+        """Writes what is left; returns the other fields of the `TokenFile`."""
+        self.flush()
+        losses, _ = round_trip(self.tokenizer, self.sample.texts, self._lists_of_ids)
+        return self.info | {"losses": losses}
+
+    def _lists_of_ids(self, texts: list[str]) -> list[np.ndarray]:
+        ids, ends = self.encode(texts)
+        return np.split(ids, ends[:-1])
+
+    def _write(self, ids: np.ndarray) -> None:
+        self.file.write(ids.astype(self.dtype).tobytes())
+        self.size += len(ids)
+        self.last = ids[-1] if len(ids) else self.last
+
+
+def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callable:
+    """documents -> (ids of all documents one after the other, where each document ends).
+
+    is_ids: the documents are ready-made ids, which are checked and moved to their places in the vocabulary.
+    """
+    if not is_ids:
+        return corpus_encoder(tokenizer)
+    encode = IdEncoder(tokenizer)
+    return lambda documents: flat([encode(document) for document in documents])
+
+
+def _read_token_file(folder: Path, split: str) -> TokenFile:
+    info = json.loads((folder / f"{split}.json").read_text())
+    path, dtype = folder / f"{split}.bin", info.pop("dtype")
+    losses = Losses(**info.pop("losses"))
+    info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
+    tokens = np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+    return TokenFile(tokens, losses=losses, **info)

@@ -1,0 +1,312 @@
+"""Text for pre-training: the text that the flags name, as examples for an objective.
+
+    found = FoundText(text_args, model_args, tokenizer)     # corpora and their weights; nothing is tokenised yet
+    text = Text(found, objective, args)                     # text.train, text.validation
+
+A text is one corpus, or several that are drawn by weight, of texts or of ready-made ids. It is tokenised once into flat
+files of ids (corpora/token_files.py). Every corpus works with every objective. A feature may put a subclass in the
+place of both classes, which reads the text otherwise.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from torch.utils.data import ConcatDataset, Dataset
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.text import EVALUATED, PreTrainingDataArguments
+from foundry.arguments.training import T5TrainingArguments, global_batch_size
+from foundry.common.command_line import refuse
+from foundry.common.errors import UserError
+from foundry.common.reports import human_count
+from foundry.corpora.chunks import SomeExamples, WeightedExamples, evaluation_shares
+from foundry.corpora.own_ids import has_ids, ids_tokenizer
+from foundry.corpora.preview import Shown, described_files, described_spread, evenly, files_read, spread
+from foundry.corpora.round_trip import Losses
+from foundry.corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
+from foundry.corpora.token_files import TokenFile, tokenised
+from foundry.corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
+from foundry.model_t5 import flops_per_sequence
+from foundry.objectives.metrics import corpora_metrics
+from foundry.objectives.objective import Objective
+
+
+class FoundText:
+    """What the user named as text: corpora, their weights, and the tokenizer that reads them.
+
+    tokenizer: the one that the flags name; None to train one on the text, or to make one for ready-made ids. sources:
+    {name of a corpus: {split: its Source}}. UserError if there is no text.
+    """
+
+    def __init__(
+        self, args: PreTrainingDataArguments, model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase | None
+    ):
+        self.args, self.ids = args, has_ids(args)
+        found = find_corpora(args)
+        self.names, self.is_mixed = list(found), len(found) > 1
+        self.weights = [weight for weight, _ in found.values()]
+        self.sources = {name: self.find(alone) for name, (_, alone) in found.items()}
+        if all("validation" in splits for splits in self.sources.values()):
+            refuse(
+                args,
+                "validation_split_percentage validation_split_count",
+                "the text has a validation split of its own: leave the flag out",
+            )
+        self.tokenizer, self.origin = tokenizer, "trained on the text"
+        if self.tokenizer is not None:
+            self.origin = model_args.tokenizer_name or model_args.model_name_or_path
+        elif self.ids:
+            self.tokenizer = ids_tokenizer(model_args.vocab_size)
+        else:
+            self.tokenizer = self.trained_tokenizer(model_args)
+        check_saved(self.tokenizer)
+
+    def find(self, alone: PreTrainingDataArguments) -> dict:
+        """{split: Source} of one corpus."""
+        return find_sources(alone)
+
+    def trained_tokenizer(self, model_args: ModelArguments) -> PreTrainedTokenizerBase:
+        """A tokenizer that is trained on the text, or was before."""
+        size, cache = model_args.vocab_size, Path(self.args.data_cache_dir).expanduser()
+        return tokenizer_for(self.of_split("train"), size, cache, model_args.byte_fallback)
+
+    def of_split(self, split: str) -> list:
+        """The sources of a split, one for each corpus that has this split."""
+        return [sources[split] for sources in self.sources.values() if split in sources]
+
+    def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+        """{split: hash of its contents, "tokenizer": hash of the run's tokenizer}."""
+        prints = {"train": joint_fingerprint(self.of_split("train"))}
+        if held_out := self.of_split("validation"):  # a --validation_file is that of every corpus, and counts once
+            prints["validation"] = joint_fingerprint(held_out[:1] if self.args.validation_file else held_out)
+        if self.is_mixed:
+            prints["train"] += "".join(f" {weight:.9f}" for weight in self.weights)
+        return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}
+
+
+class Text:
+    """The examples of a text for an objective, and what a run reports of them.
+
+    train, validation: the data sets; validation is None if it has no example. files: {split: [a TokenFile of each
+    corpus]}. rows: [training examples of each corpus].
+
+    checkpoint: the one that is resumed, for a text that has to know its place itself. UserError if there are too few
+    examples for one step, or none to evaluate on although --eval_strategy is not "no".
+    """
+
+    evaluated = EVALUATED  # validation examples to score, where no flag says how many
+    read_for, known_in = "", "in"  # words of the plan
+
+    def __init__(
+        self, found: FoundText, objective: Objective, args: T5TrainingArguments, checkpoint: str | None = None
+    ):
+        self.found, self.args, self.objective, self.batch = found, found.args, objective, global_batch_size(args)
+        self.training_args = args
+        # A --validation_file validates all corpora together; without it each corpus has held-out text of its own.
+        self.is_joined = found.is_mixed and not self.args.validation_file
+        most = self.args.max_eval_samples or self.evaluated
+        most = evaluation_shares(found.weights, most) if self.is_joined else [most] * len(found.names)
+        self.files = self.read_files(most)
+        held_out = [objective.rows(file.tokens) for file in self.files["validation"]]
+        self.held_out = sum(map(len, held_out))
+        scored = [
+            SomeExamples(rows, count) if len(rows) > count else rows for rows, count in zip(held_out, most, strict=True)
+        ]
+        self.ends = list(itertools.accumulate(map(len, scored)))  # where each corpus ends in the validation examples
+        validation = ConcatDataset(scored) if self.is_joined else scored[0]
+        if not len(validation) and args.eval_strategy != "no":
+            raise UserError(self._too_little_validation())
+        self.validation: Dataset | None = validation if len(validation) else None
+        self.rows, self.train = self.training(checkpoint)
+
+    def read_files(self, most: list[int]) -> dict[str, list[TokenFile]]:  # noqa: ARG002
+        """{split: [a TokenFile of each corpus]}. most: validation examples that are scored, of each corpus."""
+        with self.training_args.main_process_first(desc="tokenising the text"):  # others find it in the cache
+            corpora = [tokenised(self.args, sources, self.found.tokenizer) for sources in self.found.sources.values()]
+        return {split: [files[split] for files in corpora] for split in ("train", "validation")}
+
+    def training(self, checkpoint: str | None) -> tuple[list, Dataset]:  # noqa: ARG002
+        """(training examples of each corpus, the data set of them all)."""
+        found, seed = self.found, self.training_args.seed
+        rows = [self.objective.rows(file.tokens, seed) for file in self.files["train"]]
+        self._check_rows(rows)
+        return rows, WeightedExamples(rows, found.weights, seed) if found.is_mixed else rows[0]
+
+    def _check_rows(self, of_corpora: list) -> None:
+        """UserError if the training text has fewer rows than a step needs, or a corpus has none."""
+        found = self.found
+        empty = [name for name, rows in zip(found.names, of_corpora, strict=True) if not len(rows)]
+        total = 0 if empty else sum(map(len, of_corpora))
+        if total < self.batch:
+            of_which = f" of the corpus {empty[0]}" if empty and found.is_mixed else ""
+            raise UserError(
+                f"the training text{of_which} gives {total} chunks of {self.objective.tokens_length:.0f} tokens, one "
+                f"step needs {self.batch}: use more text, a smaller --per_device_train_batch_size or "
+                "--gradient_accumulation_steps, or a shorter --input_seq_length"
+            )
+
+    def _too_little_validation(self) -> str:
+        """The message for a validation text that is shorter than a row."""
+        tokens = sum(len(file.tokens) for file in self.files["validation"])
+        return (
+            f"the validation text ({tokens} tokens) gives no chunk of {self.objective.tokens_length:.0f} tokens: "
+            f"{self.longer_validation()}, or set --eval_strategy no"
+        )
+
+    def longer_validation(self) -> str:
+        """How to get a longer validation text, for a message."""
+        if self.args.validation_file:
+            return "give a longer --validation_file"
+        held_out = "percentage" if self.args.validation_split_count is None else "count"
+        return f"documents are held out whole; raise --validation_split_{held_out}, give --validation_file"
+
+    # ------------------------------------------------------------ what a run reports
+    def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+        """As `FoundText.fingerprints`."""
+        return self.found.fingerprints(tokenizer)
+
+    @property
+    def _described_tokenizer(self) -> str:
+        """For the plan: where the tokenizer comes from and what it does; its size alone for ready-made ids."""
+        found, joins = self.found, not self.args.eos_between_documents
+        if found.ids:
+            return f"{len(found.tokenizer):,} tokens"
+        return described_tokenizer(found.tokenizer, found.origin, joins_documents=joins)
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """{split: number of documents read}."""
+        return {split: sum(file.documents for file in files) for split, files in self.files.items()}
+
+    @property
+    def read(self) -> dict[str, dict]:
+        """What was read, in numbers: {"files": as `files_read`, "documents": {split: how many there are, how many empty
+        ones were left out, and the shortest, median and longest of them in tokens}}."""
+        splits = ("train", "validation")
+        sources = {split: self.found.of_split(split) for split in splits}
+        if self.args.validation_file:  # that of every corpus
+            sources["validation"] = sources["validation"][:1]
+        files = {split: [getattr(one, "files", None) for one in several] for split, several in sources.items()}
+        documents = {}
+        for split, of_split in self.files.items():
+            counts = {"read": self.documents[split], "empty": sum(file.empty_documents for file in of_split)}
+            documents[split] = counts | spread(sum((file.lengths for file in of_split), Counter()))
+        return {"files": files_read(files), "documents": documents}
+
+    def shown(self, whole: bool) -> list[list[Shown]]:
+        """For the preview: the first and a middle document, and an example as the objective makes it. whole: twice as
+        many documents. Of several corpora the first document of each."""
+        documents, name, examples = self.shown_of_training(whole)
+        rows = [[document] for document in documents]
+        if examples is None:
+            return rows
+        batch = self.objective([examples[0]])
+        parts = [
+            Shown(f"{name} {side}", [n for n in batch[ids][0].tolist() if n >= 0], None, self.objective.sentinel_ids)
+            for side, ids in (("source", "input_ids"), ("target", "labels"))
+        ]
+        return [*rows[:4], parts, *rows[4:]]
+
+    def shown_of_training(self, whole: bool) -> tuple[list[Shown], str, Dataset | None]:
+        """(training documents for the preview, the name of an example, the data set whose first one is shown)."""
+        documents, found = [], self.found
+        for corpus, file in zip(found.names, self.files["train"], strict=True):
+            chosen = evenly(file.places, 1 if found.is_mixed else 4 if whole else 2)
+            before = f"{corpus}, " if found.is_mixed else ""
+            documents += [
+                Shown(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
+                for number, begin, size in chosen
+            ]
+        return documents, "example", self.train
+
+    @property
+    def unknown(self) -> dict[str, float] | None:
+        """{split: share of <unk> among its tokens}; None for ready-made ids."""
+        if self.found.ids:
+            return None
+        return {
+            split: sum(file.unknown for file in files) / max(1, sum(len(file.tokens) for file in files))
+            for split, files in self.files.items()
+        }
+
+    @property
+    def losses(self) -> dict[str, dict[str, Losses]]:
+        """What the tokenizer loses of each split, as `described` of corpora/round_trip.py takes it."""
+        return {split: {"documents": sum((f.losses for f in files), Losses())} for split, files in self.files.items()}
+
+    @property
+    def tokens_per_example(self) -> float:
+        """Mean raw tokens of a training example."""
+        return getattr(self.train, "tokens_length", self.objective.tokens_length)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in a pass over the text; None if its length is not known."""
+        return len(self.train) // self.batch
+
+    def flops_per_sequence(self, config: PretrainedConfig) -> int:
+        """Floating-point operations for one training row."""
+        return flops_per_sequence(config, self.objective.inputs_length, self.objective.targets_length)
+
+    def plan(self, steps: int) -> dict[str, str | None]:
+        """{name: text}, lines of the plan: what is read, how it is masked, and how often each corpus will be seen.
+        steps: optimizer steps of the run."""
+        found, objective, length = self.found, self.objective, self.tokens_per_example
+        files = self.files.get("train", self.files["validation"])
+        numbers = self.read
+        documents = numbers["documents"].get("train") or numbers["documents"]["validation"]
+        text_bytes, tokens = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
+        of_text = f", {text_bytes / tokens:.2f} bytes per token" if text_bytes else ""
+        per_step = round(self.batch * length)
+        epochs = steps / self.steps_per_epoch if self.steps_per_epoch else None
+        in_epochs = f" ({epochs:.1f} epochs)" if epochs else ""
+        rows = {
+            "text": described(found.of_split("train")),
+            "files": described_files(numbers["files"], told="train"),
+            "documents": f"{documents['read']:,} {self.read_for}({documents['empty']:,} empty ones left out) of "
+            f"{described_spread(documents)}",
+            "tokenizer": f"{self._described_tokenizer}{of_text}",
+        }
+        known = [
+            f"{file.known:,} of {file.documents:,} validation documents are {self.known_in} the training text"
+            + f" of {name}" * found.is_mixed
+            for file, name in zip(self.files["validation"], found.names, strict=True)
+            if file.known
+        ]
+        rows |= {"known": "; ".join(known) or None} | self.plan_of_training()
+        if found.is_mixed:
+            seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(found.names)
+            parts = zip(found.names, found.weights, seen, strict=True)
+            rows["corpora"] = ", ".join(f"{name} {weight:.1%}{times}" for name, weight, times in parts)
+        return (
+            rows
+            | objective.plan(self.rows)
+            | {
+                "chunks": f"{self.chunks()} validation, of {length:.0f} raw tokens -> {objective.inputs_length} "
+                f"input, {objective.targets_length} target tokens",
+                "tokens": f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total{in_epochs}",
+            }
+        )
+
+    def plan_of_training(self) -> dict[str, str | None]:
+        """Further rows of the plan about the training text."""
+        return {}
+
+    def chunks(self) -> str:
+        """For the plan: "9,600 training, 512 of 1,000"."""
+        scored = len(self.validation or ())
+        of_all = f" of {self.held_out:,}" if self.held_out > scored else ""
+        return f"{len(self.train):,} training, {scored:,}{of_all}"
+
+    def compute_metrics(self) -> Callable:
+        """The function from predictions to metrics; those of each corpus too, if every corpus has held-out text."""
+        eos_id = self.objective.eos_id if self.args.eos_between_documents else None
+        of_corpus = [self.objective.metrics(file.bytes_per_token(eos_id)) for file in self.files["validation"]]
+        if not self.is_joined:
+            return of_corpus[0]
+        names, weights = self.found.names, self.found.weights
+        return partial(corpora_metrics, names=names, ends=self.ends, weights=weights, metrics=of_corpus)

@@ -1,0 +1,279 @@
+"""Families of models: their sizes and parts, and the options that they do not support.
+
+    shape = shape_of(model.config)              # shape.encoder.width, shape.decoder.layers ...
+    family_of(model.config).lacks               # {option: why it is refused}
+    output_head(model), stacks(model)
+
+A family is an entry of FAMILIES, here or in a feature, under its model_type in config.json. No other module reads
+`model_type`, or the names that one family gives its parts.
+
+Legend of shapes: S source length, T target length, D width, I query heads * head width, J key heads * head width,
+F feed-forward, V vocabulary.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from constants import ATTENTION_IMPLEMENTATIONS
+from foundry.common.errors import UserError
+from foundry.features import offered
+
+Window = tuple[int, int] | None  # (tokens before, tokens after) its own place that a token sees; None: all tokens
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Sizes of an encoder or a decoder, and what else takes memory in its layers: the norms of each part of a layer,
+    norms of queries and keys, whether scores have a soft cap, whether the softmax always runs in float32."""
+
+    layers: int
+    width: int
+    heads: int
+    head_width: int
+    feed_forward: int
+    key_heads: int  # heads of keys and values; fewer than `heads` where several share them
+    gated: bool
+    norms: int = 1
+    query_norms: bool = False
+    caps_scores: bool = False
+    casts_scores: bool = False
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_width
+
+    @property
+    def key_inner(self) -> int:
+        return self.key_heads * self.head_width
+
+    @property
+    def block(self) -> int:
+        """Weights of a layer's matrices, those of a cross-attention left out: Q, K, V, output and feed-forward."""
+        matrices = 3 if self.gated else 2
+        return self.width * (2 * (self.inner + self.key_inner) + matrices * self.feed_forward)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model. embedding_weights: numbers in all matrices with V rows, shared ones counted once. tied: whether
+    the head is an embedding. merged: whether the decoder has one attention for its own states and the encoder's
+    together, instead of self-attention and cross-attention."""
+
+    encoder: Stack
+    decoder: Stack
+    vocabulary: int
+    embedding_weights: int
+    merged: bool = False
+    tied: bool = False
+
+    @property
+    def cross_queries(self) -> int:
+        """Weights of a cross-attention's Q and output matrices, which every target token passes through."""
+        return 0 if self.merged else 2 * self.decoder.width * self.decoder.inner
+
+    @property
+    def cross_keys(self) -> int:
+        """Weights of a cross-attention's K and V matrices, which every source token passes through."""
+        return 2 * self.encoder.width * self.decoder.key_inner
+
+    @property
+    def decoder_block(self) -> int:
+        """Weights of a decoder layer's matrices."""
+        return self.decoder.block + (0 if self.merged else self.cross_queries + self.cross_keys)
+
+    @property
+    def head(self) -> int:
+        return self.decoder.width * self.vocabulary
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of all layers' matrices."""
+        return self.encoder.layers * self.encoder.block + self.decoder.layers * self.decoder_block
+
+    @property
+    def described(self) -> str:
+        """ "d_model 128, 2 + 2 layers"."""
+        widths = dict.fromkeys((self.encoder.width, self.decoder.width))
+        return f"d_model {' + '.join(map(str, widths))}, {self.encoder.layers} + {self.decoder.layers} layers"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between families of models; this class is T5 and its variants.
+
+    names: shown to users. lacks: {option: why it is refused}; an option is a flag's name, "packing" (several examples
+    in a row) or "engines" (inference formats other than Hugging Face's). attentions: the values that
+    --attn_implementation may have. head_is_scaled: whether transformers scales the decoder's output before the head
+    even if the head is untied. body: the attribute that holds the model without its head, if there is one. gap: a
+    sentinel as the tokenizer writes it. rotary: whether the decoder takes positions, which restart in each example of a
+    row. can_load_as_saved: whether buffers that need float32 keep it when a bfloat16 file is loaded in its own type.
+    """
+
+    names: str
+    lacks: dict[str, str] = field(default_factory=dict)
+    attentions: tuple[str, ...] = ATTENTION_IMPLEMENTATIONS
+    head_is_scaled: bool = False
+    body: str | None = None
+    gap: str = "<extra_id_{}>"
+    rotary, can_load_as_saved = False, True
+
+    def attention(self, asked: str | None) -> str | None:
+        """The attention to use: `asked`, else the family's only one, else None (transformers chooses). A family with
+        only one must name it: up to transformers 5.17 the choice for T5Gemma is sdpa, which silently leaves out its cap
+        on attention scores."""
+        return asked or (self.attentions[0] if len(self.attentions) == 1 else None)
+
+    def shape(self, config: PreTrainedConfig) -> Shape:
+        """The sizes of a configuration's model."""
+        sizes = dict(
+            width=config.d_model,
+            heads=config.num_heads,
+            head_width=config.d_kv,
+            feed_forward=config.d_ff,
+            key_heads=config.num_heads,
+            gated=config.is_gated_act,
+        )
+        encoder, decoder = (Stack(layers=count, **sizes) for count in (config.num_layers, config.num_decoder_layers))
+        tied, matrix = getattr(config, "scale_decoder_outputs", False), config.vocab_size * config.d_model
+        return Shape(encoder, decoder, config.vocab_size, matrix if tied else 2 * matrix, tied=tied)
+
+    def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:  # noqa: ARG002
+        """(queries, keys that each query sees, keys held in memory) of one row in the attention of an encoder layer."""
+        return source, source, source
+
+    def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
+        """FLOPs of an encoder layer's scores and weighted values in a forward pass: 4 S^2 I if all keys are seen."""
+        queries, keys, _ = self.encoder_attention(config, source)
+        return 4 * queries * keys * self.shape(config).encoder.inner
+
+    def configs(self, config: PreTrainedConfig) -> tuple:
+        """(the encoder's, the decoder's): the parts of `config` that hold sizes and special tokens."""
+        return config, config
+
+    def windows(self, config: PreTrainedConfig) -> tuple[Window, Window]:  # noqa: ARG002
+        """The windows of encoder and decoder; None where no layer has one."""
+        return None, None
+
+    def logit_cap(self, config: PreTrainedConfig) -> float | None:  # noqa: ARG002
+        """c of the logits' soft cap c tanh(logit / c), or None."""
+        return None
+
+    def start_token(self, config: PreTrainedConfig) -> int:
+        """The id that the decoder reads first. T5's is the padding token, even if config.json does not say so."""
+        start = getattr(config, "decoder_start_token_id", None)
+        return config.pad_token_id if start is None else start
+
+    def fit_for_fsdp(self, model: PreTrainedModel) -> None:
+        """Changes what accelerate asks of a model that FSDP shards."""
+
+    def prepare(self, model: PreTrainedModel, is_new: bool) -> None:
+        """Corrects what transformers leaves wrong, in a new model and in a loaded one.
+
+        A new v1.1 model gets a head of its own, drawn from N(0, D^-0.5). The first logits are then about N(0, 1), and
+        the first loss is near ln V + 1/2. T5 v1.0 keeps its tied head: its outputs are scaled by D^-0.5.
+        """
+        config = model.config
+        if is_new and not getattr(config, "scale_decoder_outputs", False):
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+            torch.nn.init.normal_(model.lm_head.weight, std=config.initializer_factor * config.d_model**-0.5)
+        if not is_tied(model):
+            # Saved as `tie_word_embeddings: false`, which is what Google's v1.1 files say and every reader expects.
+            config.tie_word_embeddings = False
+            model.all_tied_weights_keys.pop("lm_head.weight", None)
+        for block in model.decoder.block:
+            # umT5 of transformers 5.17 leaves it False, and its default, sdpa, then lets the decoder see later tokens.
+            block.layer[0].SelfAttention.is_causal = True
+
+
+class LongT5(Family):
+    """LongT5, whose encoder attends in blocks of b = local_radius + 1 tokens. The last block is padded, which makes
+    S' = b ceil(S / b) queries. Each sees 3 b keys: its own block and both neighbours. With transient-global attention
+    it also sees the G = floor(S / global_block_size) global tokens."""
+
+    def _global_tokens(self, config: PreTrainedConfig, source: int) -> int:
+        is_global = config.encoder_attention_type == "transient-global"
+        return source // config.global_block_size if is_global else 0
+
+    def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:
+        """(S', 3 b + G, (3 b + G) S' / b): each block holds its own copy of all keys that it sees."""
+        block = config.local_radius + 1
+        blocks, keys = -(-source // block), 3 * block + self._global_tokens(config, source)
+        return blocks * block, keys, blocks * keys
+
+    def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
+        """4 S' (3 b + G) I, and 4 G D I for the global tokens' K and V. Summing up a global token is not counted."""
+        encoder = self.shape(config).encoder
+        of_global = 4 * self._global_tokens(config, source) * encoder.width * encoder.inner
+        return super().encoder_attention_flops(config, source) + of_global
+
+
+NO_ENGINES = "not for {kind} models, only huggingface"
+# fmt: off
+FAMILIES = {
+    "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
+    "mt5": Family("mT5"),
+    "umt5": Family("umT5", head_is_scaled=True),
+    "longt5": LongT5(
+        "LongT5",
+        {
+            "attn_implementation": "LongT5's encoder has attention of its own, over neighbouring blocks: leave the "
+                                   "flag out, or give eager",
+            "packing": "LongT5's encoder takes no mask that keeps examples of one row apart: give --objective "
+                       "span_corruption --packing chunks",
+            "torch_compile": "not for longt5 models: compiled, their encoder fails without a padding mask",
+            "engines": NO_ENGINES,
+        }, attentions=("eager",)),
+}
+# fmt: on
+
+
+# ---------------------------------------------------------------- of a configuration
+_found: dict[str, Family] = {}  # a dictionary, which torch.compile can look into, and not a cached function
+
+
+def families() -> dict[str, Family]:
+    """{model_type: family}: FAMILIES, and those of the features."""
+    if not _found:
+        _found.update(FAMILIES | {kind: load() for kind, load in offered("FAMILIES").items()})
+    return _found
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    """The family of a configuration. KeyError for a model_type that is not in `families`."""
+    return families()[config.model_type]
+
+
+def shape_of(config: PreTrainedConfig) -> Shape:
+    """The sizes of a configuration's model."""
+    return family_of(config).shape(config)
+
+
+def refuse_lacking(config: PreTrainedConfig, option: str, shown: str | None = None) -> None:
+    """Raises UserError if the family does not support `option`. shown: the flag and value to name, else `--option`."""
+    reason = family_of(config).lacks.get(option)
+    if reason is not None:
+        raise UserError(f"{shown or f'--{option}'}: {reason.format(kind=config.model_type)}")
+
+
+# ---------------------------------------------------------------- of a model
+def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Logits under a soft cap c, c tanh(logit / c), as `Family.logit_cap` gives it; None leaves them."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def output_head(model: PreTrainedModel) -> torch.nn.Linear:
+    """The matrix that makes logits."""
+    return model.get_output_embeddings()
+
+
+def stacks(model: PreTrainedModel) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """(encoder, decoder): the modules that look tokens up in their `embed_tokens`."""
+    encoder = model.get_encoder()
+    return getattr(encoder, "text_model", encoder), model.get_decoder()
+
+
+def is_tied(model: PreTrainedModel) -> bool:
+    """Whether the head's matrix is the decoder's embedding."""
+    return output_head(model).weight is model.get_decoder().embed_tokens.weight

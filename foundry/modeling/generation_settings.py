@@ -1,0 +1,99 @@
+"""The settings of `generate` that a checkpoint brings (generation_config.json): which apply, and which are removed."""
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from constants import CODE_ENTRIES
+from foundry.common.processes import print_once
+
+# Settings that are removed: `generate` no longer supports them, or only with others, or they depend on the machine's
+# speed.
+_NOT_FOLLOWED = (
+    "num_beam_groups",
+    "diversity_penalty",
+    "penalty_alpha",
+    "constraints",
+    "force_words_ids",
+    "dola_layers",
+    "guidance_scale",
+    "stop_strings",
+    "assistant_early_exit",
+    "return_dict_in_generate",
+    "max_time",
+)
+# Settings that forbid, force or weigh single tokens. They suit the task that the checkpoint was trained for.
+TOKEN_RULES = (
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "sequence_bias",
+    "exponential_decay_length_penalty",
+    "watermarking_config",
+)
+# {setting: its neutral value} of the other settings that decide which text `generate` returns.
+_SEARCH = {
+    "num_beams": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+}
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+def complete(model: PreTrainedModel) -> None:
+    """Sets the tokens that `generate` begins and ends with, if missing, and removes unsupported settings, of which a
+    printed line tells."""
+    own = model.generation_config
+    own.decoder_start_token_id = model.config.decoder_start_token_id
+    for name in ("eos_token_id", "pad_token_id"):  # without EOS no answer would end
+        if getattr(own, name) is None:
+            setattr(own, name, getattr(model.config, name))
+    for name in _NOT_FOLLOWED:
+        if getattr(own, name, None) not in (None, False, 0, 1):
+            print_once(f"generation_config.json: {name} {getattr(own, name)} is ignored")
+        setattr(own, name, None)
+    for name in CODE_ENTRIES:
+        vars(own).pop(name, None)
+
+
+def deciding_settings(own: GenerationConfig) -> dict:
+    """{name: value} of the settings that decide which texts `generate` returns, without those at their neutral
+    value."""
+    names = [*_SEARCH, *TOKEN_RULES, *(_SAMPLING if own.do_sample else ())]
+    values = {name: getattr(own, name, None) for name in names}
+    return {name: value for name, value in values.items() if value not in (None, [], _SEARCH.get(name))}
+
+
+def set_generation_length(model: PreTrainedModel, tokens: int) -> None:
+    """Lets generate() write at most this number of tokens."""
+    model.generation_config.max_length = tokens + 1  # it counts the decoder's start token too
+    model.generation_config.max_new_tokens = None  # some older checkpoints set it, and it overrides max_length
+
+
+def forget_search(model: PreTrainedModel, greedy: bool) -> None:
+    """Removes the generation settings that suited the checkpoint's earlier task and not the new one: least length,
+    rules for single tokens, sampling. greedy: also beams, penalties and forbidden repetitions, which scoring of class
+    labels does not follow."""
+    own = model.generation_config
+    if greedy:
+        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_length")
+        model.generation_config = own = GenerationConfig(**{name: getattr(own, name) for name in kept})
+    forgotten = ("min_length", "min_new_tokens", "do_sample", "num_return_sequences", *TOKEN_RULES)
+    own.update(**dict.fromkeys(forgotten))
+    drop_idle_search(model)
+
+
+def drop_idle_search(model: PreTrainedModel) -> None:
+    """Removes generation settings that have no effect, such as early_stopping without beams: transformers refuses to
+    save a changed file that has them."""
+    own = model.generation_config
+    idle = () if own.do_sample else _SAMPLING
+    if (own.num_beams or 1) == 1:
+        idle += ("early_stopping", "length_penalty")
+    own.update(**dict.fromkeys(idle))

@@ -1,0 +1,112 @@
+"""Reading a checkpoint's configuration and weights, with errors that name the flag and its value."""
+
+import contextlib
+import logging
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
+
+from constants import CODE_ENTRIES
+from foundry.common.errors import UserError
+from foundry.common.reports import difference_of_names, first_line, read_json
+from foundry.corpora.files import refuse_pointers
+from foundry.corpora.hub import do_not_wait_for_the_hub
+from foundry.features import adapters
+
+NO_MODEL = "not a folder or Hub name with a model"
+_WRAPPED = r"^(?:(?:_orig_mod|module)\.)+"  # what torch.compile and DDP put before the names of a model's tensors
+
+
+def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrainedConfig:
+    """The configuration of a folder or Hub name. UserError naming the flag, and what is wrong with its value.
+
+    Code in the same folder, which transformers would offer to run, is never run.
+    """
+    refuse_pointers(f"{flag} {name_or_path}", Path(name_or_path).glob("*"))
+    place, holds = name_or_path, ""
+    try:
+        for adapter in adapters():  # of a folder of LoRA's matrices, say: the configuration is in their checkpoint
+            place, holds = adapter.root_of(place), adapter.holds
+        do_not_wait_for_the_hub(place)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # odd JSON
+        reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
+        wrong = f"its {holds} belong to {place}, {wrong}" if place != name_or_path else wrong
+        raise UserError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
+    return _without_code(config, f"{flag} {name_or_path}")
+
+
+def _without_code(config: PreTrainedConfig, shown: str) -> PreTrainedConfig:
+    """The configuration and its parts without the entries that name code. UserError if it names an attention of the
+    Hub, which transformers would fetch and run."""
+    if "/" in str(attention := config._attn_implementation):
+        raise UserError(f"{shown}: its config.json names the attention {attention}, which is code. Take it out there")
+    for name in CODE_ENTRIES:
+        vars(config).pop(name, None)
+    for part in vars(config).values():
+        if isinstance(part, PreTrainedConfig):
+            _without_code(part, shown)
+    return config
+
+
+@contextlib.contextmanager
+def reading_weights(shown: str, place: str) -> Iterator[None]:
+    """Turns any failure to read the weights of a folder or Hub name into a UserError that begins with `shown`: a flag
+    and its value. UserError too if the list of the folder's parts names a file elsewhere, which would be read."""
+    for index in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
+        parts = read_json(Path(place) / index).get("weight_map", {})
+        names = map(str, parts.values() if isinstance(parts, dict) else ())
+        if elsewhere := [name for name in names if Path(name).name != name]:
+            raise UserError(f"{shown}: its {index} names {elsewhere[0]}, which is no file of this folder")
+    try:
+        yield
+    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        reason = first_line(error)
+        if "file named" in reason:
+            reason += "; transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
+        raise UserError(f"{shown}: its weights cannot be read ({reason})") from None
+    except ValueError as error:  # of its configurations, which transformers checks as it loads the model
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{shown}: its configuration or generation_config.json is wrong ({first_line(error)})"
+        ) from None
+
+
+def load_whole(kind: Any, name_or_path: str, flag: str, **options: Any) -> PreTrainedModel:
+    """kind.from_pretrained(name_or_path, **options). UserError naming the flag unless the file has all of the model's
+    tensors and no others. kind: an Auto class or one of models."""
+    options |= dict(trust_remote_code=False, output_loading_info=True)
+    with reading_weights(f"{flag} {name_or_path}", name_or_path), _own_words():
+        model, report = kind.from_pretrained(name_or_path, **options)
+        if any(re.match(_WRAPPED, name) for name in report["unexpected_keys"]):
+            model, report = kind.from_pretrained(name_or_path, key_mapping={_WRAPPED: ""}, **options)
+            model._weight_conversions = []  # transformers would save the names changed back, wrongly
+    if wrong := difference_of_names(report["missing_keys"], report["unexpected_keys"]):
+        made_for = " or ".join(model.config.architectures or []) or "another model"
+        raise UserError(
+            f"{flag} {name_or_path}: its weights are not those of a {type(model).__name__}: {wrong}. Its config.json "
+            f"says {made_for}: name a checkpoint that {type(model).__name__}.save_pretrained wrote"
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _own_words() -> Iterator[None]:
+    """Silences warnings of transformers, and nothing else: the one that calls T5 v1.1's separate head a mistake, and
+    those about missing and unknown tensors, which `load_whole` names in a line."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not any(words in record.getMessage() for words in ("The tied weights mapping", "LOAD REPORT"))
+
+    logging.getLogger("transformers.modeling_utils").addFilter(keep)
+    try:
+        yield
+    finally:
+        logging.getLogger("transformers.modeling_utils").removeFilter(keep)

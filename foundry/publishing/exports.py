@@ -1,0 +1,118 @@
+"""Compares an exported model with PyTorch on real texts.
+
+`compare`: an engine must write PyTorch's greedy tokens, and give them the same log-probabilities within a tolerance.
+Its text may leave PyTorch's at a near tie, with a token whose log-probability under PyTorch is at most twice the
+tolerance below the best.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from foundry.common.errors import UserError
+
+NEW_TOKENS = 32  # generated greedily for each text
+LONGEST_SOURCE = 512  # tokens of a text that are compared
+
+
+@dataclass
+class Answers:
+    """What an engine writes for each text. tokens: its greedy tokens [T], EOS included. log_probs, in nats, at each
+    position of PyTorch's greedy tokens: of the whole vocabulary [T, V], or of PyTorch's tokens alone [T]."""
+
+    tokens: list[list[int]]
+    log_probs: list[np.ndarray]
+
+
+@dataclass
+class Original:
+    """The model to export, and what its exports are compared with. sources: token ids of the texts. answers: PyTorch's
+    own. num_beams: those of the task's evaluation, None for those in generation_config.json."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    sources: list[list[int]]
+    answers: Answers | None = None
+    num_beams: int | None = None
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Source ids with EOS, cut at LONGEST_SOURCE."""
+    return tokenizer(texts, truncation=True, max_length=LONGEST_SOURCE)["input_ids"]
+
+
+def pytorch_tokens(model: PreTrainedModel, sources: list[list[int]], search: dict | None = None) -> list[list[int]]:
+    """Tokens that the model generates for each text, EOS included: greedily, or with these settings of `generate`."""
+    special = {name: getattr(model.config, name) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")}
+    plain = GenerationConfig(max_length=NEW_TOKENS + 1, **special, **(search or {}))
+    own, model.generation_config = model.generation_config, plain  # its own may forbid repetitions
+    batches = [torch.tensor([source], device=model.device) for source in sources]
+    tokens = [model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))[0, 1:].tolist() for ids in batches]
+    model.generation_config = own
+    return tokens
+
+
+@torch.no_grad()
+def pytorch_answers(model: PreTrainedModel, sources: list[list[int]], wanted: Answers | None = None) -> Answers:
+    """The model's greedy tokens, and its log-probabilities [T, V] along them or, if `wanted` is given, along the tokens
+    of `wanted`."""
+    tokens, log_probs = pytorch_tokens(model, sources), []
+    for source, written in zip(sources, wanted.tokens if wanted else tokens, strict=True):
+        ids = torch.tensor([source], device=model.device)
+        inputs = torch.tensor([[model.config.decoder_start_token_id, *written[:-1]]], device=model.device)
+        logits = model(input_ids=ids, decoder_input_ids=inputs).logits[0].float()
+        log_probs.append(logits.log_softmax(-1).cpu().numpy())
+    return Answers(tokens, log_probs)
+
+
+def compare(kind: str, wanted: Answers, found: Answers, tolerance: float) -> dict:
+    """{"texts", "same_tokens", "near_ties", "largest_difference", "tolerance"}: an engine's answers (`found`) beside
+    PyTorch's (`wanted`). tolerance: the largest difference of a token's log-probability, in nats. UserError if they
+    differ by more."""
+    same, ties, largest = 0, 0, 0.0
+    for number, (tokens, others) in enumerate(zip(wanted.tokens, found.tokens, strict=True)):
+        everything, theirs = wanted.log_probs[number], found.log_probs[number]
+        along = (np.arange(len(tokens)), tokens)
+        theirs = theirs[along] if theirs.ndim == 2 else theirs
+        largest = float(np.abs(theirs - everything[along]).max(initial=largest))
+        if others == tokens:
+            same += 1
+            continue
+        others = [*others, *[-1] * len(tokens)]  # -1: has ended
+        place = next((place for place, token in enumerate(tokens) if others[place] != token), len(tokens) - 1)
+        gap = everything[place].max() - everything[place][others[place]] if others[place] >= 0 else np.inf
+        if not gap <= 2 * tolerance:
+            raise UserError(
+                f"{kind}: text {number + 1} is answered with other tokens than PyTorch's from token "
+                f"{place + 1} on (PyTorch prefers its own by {gap:.3g} nats): not written"
+            )
+        ties += 1
+    found = within(kind, largest, tolerance, f"log-probabilities are up to {largest:.3g} nats off PyTorch's")
+    return dict(texts=len(wanted.tokens), same_tokens=same, near_ties=ties) | found
+
+
+def within(kind: str, largest: float, tolerance: float, shown: str) -> dict[str, float]:
+    """{"largest_difference", "tolerance"}; UserError if the difference is larger, or nan."""
+    if not largest <= tolerance:
+        raise UserError(f"{kind}: {shown}, {tolerance:g} are allowed: not written")
+    return dict(largest_difference=largest, tolerance=tolerance)
+
+
+def described(result: dict, more: str = "") -> str:
+    """One line about an engine's comparison with PyTorch. more: what follows the number of equal texts."""
+    line = f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
+    if result["near_ties"]:
+        line += f", {result['near_ties']} with others after a near tie"
+    return f"{line}{more}; log-probabilities {described_within(result)}"
+
+
+def described_within(result: dict) -> str:
+    """The result of `within` in words."""
+    return f"within {result['largest_difference']:.2g} (allowed {result['tolerance']:g})"
+
+
+def shown_search(search: dict) -> str:
+    """Arguments as in a Python call: {"beam_size": 4, "patience": 2} -> "beam_size=4, patience=2"."""
+    return ", ".join(f"{name}={value}" for name, value in search.items())

@@ -1,0 +1,466 @@
+"""Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape, and bytes that it has.
+
+    stored = activation_bytes(config, batch=32, source=512, target=114, attention="t5_fused", bf16=True)
+    states = state_bytes("zero2", config, shapes, "adamw_torch", processes=64, bf16=True)
+    sent = communication_bytes("fsdp2", parameters, processes=64)
+    check_before_data(model, args)                     # UserError if memory or disk is too small for the run
+
+Sources of the formulas: the tensors that autograd saves, counted operation by operation in transformers' T5
+(tests/slow/test_memory.py compares with what it really saves); Rajbhandari et al. 2020, "ZeRO", sections 3 to 5 and 7,
+for the partitions and their communication; Patarasuk and Yuan 2009 for the ring: with N processes each one sends
+(N-1)/N of the data for a reduce-scatter or an all-gather, and twice that for an all-reduce.
+
+Legend of shapes: B batch, S source length, T target length, D d_model, I heads * d_kv, F d_ff, H heads, V vocabulary.
+"""
+
+import math
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel, T5Config
+
+from constants import HARDWARE_PEAKS
+from foundry.arguments.sharding import wants_fsdp, zero_stage
+from foundry.arguments.training import GPUS, T5TrainingArguments, check_warmup
+from foundry.common.command_line import MOST
+from foundry.common.errors import UserError
+from foundry.common.processes import cores_of_a_process, free_memory, processes_here
+from foundry.common.reports import human_bytes
+from foundry.model_t5 import build_config, count_parameters, is_adapted
+from foundry.modeling.families import Stack, family_of, shape_of
+from foundry.modeling.forms import BLOCK, weight_bytes
+from foundry.modeling.loss import CHUNK
+from foundry.training.optimizers import check_muon, check_schedule
+
+STRATEGIES = ("ddp", "zero1", "zero2", "fsdp2", "zero3")  # the simplest first
+BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's buffers, with overlap_comm, for reducing and gathering (its documentation)
+RESERVE = 0.08  # fraction of a GPU's memory for the CUDA context, NCCL and fragmentation
+FSDP_BLOCKS_AT_ONCE = 2  # the block that computes, and the one that is fetched meanwhile
+PRODUCT_BUFFERS = 2**16  # bytes that oneDNN's bfloat16 product needs beside a packed matrix: up to 59 KB with AMX
+
+
+# ---------------------------------------------------------------- activations
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of one micro-batch on one GPU.
+
+    - stored: tensors that autograd keeps for the layers (with checkpointing: the layers' inputs)
+    - loss: in float32 the logits' log-softmax and the gradients of both, with a z-loss the logits and one more gradient
+    - weight_copies: autocast's bfloat16 copies of the weights
+    - recomputed: with checkpointing, the largest block, which the backward pass computes again, with its gradients; by
+      then loss and weight copies are freed
+    - packed: copies of its operands that a bfloat16 matrix product makes on a CPU
+    - dequantised: the largest int8 or nf4 matrix, dequantised for its product
+    """
+
+    stored: int
+    recomputed: int
+    loss: int
+    weight_copies: int
+    packed: int
+    dequantised: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.stored + self.packed + self.dequantised + max(self.loss + self.weight_copies, self.recomputed)
+
+
+def activation_bytes(
+    config: T5Config,
+    batch: int,
+    source: int,
+    target: int,
+    attention: str = "eager",
+    bf16: bool = True,
+    checkpointing: bool = False,
+    on_cpu: bool = False,
+    z_loss: bool = False,
+    chunk: int = 0,
+    frozen: int = 0,
+    logit_copies: int = 0,
+    form: str = "float32",
+    low_rank: Sequence[tuple[int, ...]] = (),
+) -> Activations:
+    """Bytes that a forward pass leaves in memory, without dropout and without torch.compile (which keeps less).
+
+    attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" instead keep the output, a
+    log-sum [B, H, Q] and the bias [1, H, Q, K]. on_cpu: a CPU's autocast leaves the softmax of bfloat16 scores in
+    bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
+    the CPU's instructions, at most as much as the layers' largest matrix holds, and PRODUCT_BUFFERS. chunk: target
+    tokens whose logits exist at a time, 0 for all. frozen: number of weights that are not trained. Autocast casts these
+    anew for every product, and only a block that is not recomputed keeps the copies. form: of the frozen weights
+    (modeling/forms.py); only float32 needs copies. low_rank: shapes of matrices trained beside frozen ones; bfloat16
+    copies of them are kept, and for each row the output [rank] of each layer's first one. logit_copies: float32 tensors
+    of a chunk's logits that features add.
+    """
+    s, t = batch * source, batch * target  # rows of the two stacks' matrices
+    shape = shape_of(config)
+    encoder, decoder = shape.encoder, shape.decoder
+    low = 2 if bf16 else 4  # bytes of a number in a matrix product
+    rank = min(map(min, low_rank), default=0)
+    copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
+
+    # Each function returns the bytes that one part of a layer keeps for the backward pass.
+    def norm(rows: int, width: int) -> int:  # input and normalised copy in float32, and a factor for each row
+        return rows * (2 * 4 * width + 4)
+
+    def norms(rows: int, stack: Stack) -> int:  # the norms before a part of a layer and, in some families, after it
+        return stack.norms * norm(rows, stack.width)
+
+    def inputs(rows: int, width: int, products: int) -> int:  # a norm's output; in bfloat16 a copy for each product
+        return rows * width * (2 * products if bf16 else 4)
+
+    def heads_of(rows: int, stack: Stack) -> int:  # queries, keys, values, or the input of the output projection
+        return rows * stack.inner * low
+
+    def normed(queries: int, keys: int, stack: Stack) -> int:  # norms of queries and keys: inputs and float32 copies
+        return stack.query_norms * 2 * 4 * (queries * stack.inner + keys * stack.key_inner)
+
+    def scores(stack: Stack, queries: int, keys: int, bias: bool = True) -> int:  # attention weights of a batch
+        if attention != "eager":  # a fused kernel keeps no weights: only their log-sums, and the bias
+            return 4 * stack.heads * queries * (batch + (keys if bias else 0))
+        # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
+        weight = 4 if not bf16 else 6 if bias or not on_cpu or stack.casts_scores else 2
+        return batch * stack.heads * queries * keys * (weight + (low if stack.caps_scores else 0))
+
+    def feed_forward(rows: int, stack: Stack) -> int:
+        # Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy.
+        wide = 4 if stack.gated else 2 if bf16 else 1
+        of_lora = (3 if stack.gated else 2) * rows * rank * low
+        wide = wide * rows * stack.feed_forward * low
+        return norms(rows, stack) + inputs(rows, stack.width, 2 if stack.gated else 1) + wide + of_lora
+
+    def self_attention(rows: int, stack: Stack, keys: int) -> int:  # without the scores; keys: number of keys held
+        heads, of_lora = heads_of(2 * (rows + keys), stack), 4 * rows * rank * low
+        return norms(rows, stack) + inputs(rows, stack.width, 3) + heads + normed(rows, rows, stack) + of_lora
+
+    queries, seen, held = family_of(config).encoder_attention(config, source)
+    cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + scores(decoder, target, source, bias=False)
+    cross_attention += 2 * (s + t) * rank * low
+    if not shape.merged:
+        cross_attention += norms(t, decoder) + inputs(t, decoder.width, 1) + heads_of(2 * t, decoder)
+    if bf16:  # each layer casts the encoder's output, once for its keys and once for its values
+        cross_attention += inputs(s, encoder.width, 2)
+    encoder_block = self_attention(s, encoder, batch * held) + scores(encoder, queries, seen) + feed_forward(s, encoder)
+    decoder_block = (
+        self_attention(t, decoder, t) + scores(decoder, target, target) + cross_attention + feed_forward(t, decoder)
+    )
+
+    copied, recomputed = matrix_parameters(config), 0
+    trained = max(0, copied - frozen)
+    head = shape.head if form == "float32" or shape.tied else 0  # else its weights are bfloat16 already
+    if form != "float32":
+        copied = trained + head
+
+    def with_gradients(block: int, rows: int, stack: Stack, weights: int, weights_of_scores: int) -> int:
+        """The most bytes that a block needs during its backward pass. First its feed-forward layer has gradients of its
+        wide tensors and of two matrices. When these are freed, eager attention has gradients of scores, attention
+        weights and bias."""
+        copies = (2 * weights if bf16 and form == "float32" else 0) + copies_of_low_rank // decoder.layers
+        wide = 2 * rows * stack.feed_forward * low + 4 * min(2 * stack.width * stack.feed_forward, trained)
+        quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
+        return block + copies + max(wide, int(quadratic) - feed_forward(rows, stack))
+
+    integers = 8 * (queries * seen + target * target + s + t)  # int64: relative positions, token ids
+    ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
+    ends += 0 if bf16 else 4 * s * encoder.width
+    if checkpointing:
+        biases = 4 * decoder.heads * (queries * seen + target * target + target * source)
+        # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
+        of_encoder = 4 * encoder.width * (encoder.layers * s + (s if bf16 else 0))
+        kept = biases + of_encoder + 4 * decoder.width * decoder.layers * t
+        encoder_weights = batch * encoder.heads * queries * seen
+        decoder_weights = batch * decoder.heads * target * max(source, target)
+        recomputed = max(
+            with_gradients(encoder_block, s, encoder, encoder.block, encoder_weights),
+            with_gradients(decoder_block, t, decoder, shape.decoder_block, decoder_weights),
+        )
+        copied = max(trained, head)
+    else:
+        kept = encoder.layers * encoder_block + decoder.layers * decoder_block
+    cap = low if family_of(config).logit_cap(config) else 0  # the tanh of the logits' soft cap
+    loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
+    if chunk:  # its logits and their gradient; if the head is trained, its weights' gradient and what the chunk adds
+        loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
+    loss += min(t, chunk or CHUNK) * shape.vocabulary * logit_copies * 4
+    largest = max(stack.width * max(stack.feed_forward, stack.inner) for stack in (encoder, decoder))
+    dequantised = largest * low + 4 * largest // BLOCK if form in ("int8", "nf4") else 0
+    return Activations(
+        stored=ends + integers + kept,
+        recomputed=recomputed,
+        loss=loss,
+        weight_copies=(2 * copied if bf16 else 0) + (0 if checkpointing else copies_of_low_rank),
+        packed=2 * largest + PRODUCT_BUFFERS if bf16 and on_cpu else 0,
+        dequantised=dequantised,
+    )
+
+
+def matrix_parameters(config: T5Config) -> int:
+    """Number of weights in matrix products, including the head's, which are those that autocast copies."""
+    return shape_of(config).layer_weights + shape_of(config).head
+
+
+def block_parameters(config: T5Config) -> int:
+    """Number of weights in a decoder layer, the larger kind of block, with its norms."""
+    shape = shape_of(config)
+    parts = 2 if shape.merged else 3
+    return shape.decoder_block + parts * shape.decoder.norms * shape.decoder.width
+
+
+# ---------------------------------------------------------------- weights, gradients, optimizer
+@dataclass(frozen=True)
+class States:
+    """Bytes on one GPU of weights, gradients and optimizer states. working: buffers and gathered weights of the
+    sharding. With ZeRO in bfloat16 the float32 master weights count for the optimizer, as in the paper."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    working: int
+
+
+def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) -> int:
+    """Bytes of an optimizer's unsharded float32 state for tensors of these shapes. name: the value of --optim."""
+    if name == "adafactor":  # row and column means of a matrix's squared gradients; all of a vector's
+        return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
+    numbers = sum(map(math.prod, shapes))
+    one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0
+    return 8 * numbers - 4 * min(one_moment, numbers)  # with LoRA, `shapes` are only matrices, all with one moment
+
+
+def state_bytes(
+    strategy: str,
+    config: T5Config,
+    shapes: list[tuple[int, ...]],
+    optimizer: str,
+    processes: int,
+    bf16: bool = True,
+    zero: dict | None = None,
+) -> States:
+    """Bytes on each of `processes` GPUs; zero: the "zero_optimization" part of the DeepSpeed configuration.
+
+    DDP keeps float32 weights, gradients and optimizer states, and buckets as large as the gradients, from which it
+    sends them. ZeRO keeps bfloat16 weights and gradients, and a float32 copy with the optimizer's state, together K:
+    (2 + 2 + K) bytes a weight. ZeRO-1 divides K by the number of processes, ZeRO-2 the gradients too, ZeRO-3 all three.
+    FSDP2 divides float32 weights, gradients and state, and gathers bfloat16 weights block by block (embedding and head
+    stay gathered).
+    """
+    weights, state, low = sum(map(math.prod, shapes)), optimizer_bytes(optimizer, shapes, config), 2 if bf16 else 4
+
+    def part(size: int) -> int:
+        return math.ceil(size / processes)
+
+    def bucket(name: str) -> int:
+        return min((zero or {}).get(name, 0), weights)
+
+    if strategy == "ddp":
+        return States(4 * weights, 4 * weights, state, 4 * weights if processes > 1 else 0)
+    if strategy == "fsdp2":
+        blocks = FSDP_BLOCKS_AT_ONCE * 2 * block_parameters(config)  # times 2: weights and gradients
+        gathered = low * (shape_of(config).embedding_weights + blocks)
+        return States(part(4 * weights), part(4 * weights), part(state), gathered if processes > 1 else 0)
+    gathered, reduced = 0, bucket("reduce_bucket_size")
+    if strategy in ("zero1", "zero2"):
+        reduced += bucket("allgather_bucket_size")
+    else:
+        gathered = bucket("stage3_max_live_parameters") + bucket("stage3_prefetch_bucket_size")
+    working = int(low * (gathered + BUCKETS_IN_FLIGHT * reduced))
+    kept = part(low * weights) if strategy == "zero3" else low * weights
+    gradients = low * weights if strategy == "zero1" else part(low * weights)
+    return States(kept, gradients, part(4 * weights + state), working)
+
+
+# ---------------------------------------------------------------- communication
+@dataclass(frozen=True)
+class Communication:
+    """Bytes that each process sends in one optimizer step: during the forward and the backward pass, where computing
+    can hide the sending, and after the update."""
+
+    forward: float
+    backward: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.update
+
+
+def communication_bytes(
+    strategy: str, weights: int, processes: int, accumulation: int = 1, bf16: bool = True
+) -> Communication:
+    """Bytes that each process sends in a step, on a ring. accumulation: micro-batches of a step.
+
+    DDP all-reduces float32 gradients once. ZeRO-1 reduce-scatters the gradients of a step, ZeRO-2 those of every
+    micro-batch, and both gather the updated weights. ZeRO-3 and FSDP2 gather the weights for the forward and again for
+    the backward pass of every micro-batch, and reduce-scatter its gradients (the paper's 3 volumes against 2).
+    """
+    part = (processes - 1) / processes
+    once = part * (2 if bf16 else 4) * weights
+    if strategy == "ddp":
+        return Communication(0, 2 * part * 4 * weights, 0)
+    if strategy in ("zero1", "zero2"):
+        return Communication(0, (accumulation if strategy == "zero2" else 1) * once, once)
+    return Communication(accumulation * once, accumulation * 2 * once, 0)
+
+
+# ---------------------------------------------------------------- this machine
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: its name, its memory in bytes, its compute capability."""
+
+    name: str
+    memory: float
+    capability: tuple[int, int]
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether it computes in bfloat16 and TF32 and runs Triton kernels: compute capability 8 (Ampere) or higher."""
+        return self.capability >= (8, 0)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How the run was started. processes: their number on all nodes; cores: CPU cores of each process; sharding: one of
+    STRATEGIES; memory: on a CPU the free bytes of the machine for each process, else infinite."""
+
+    processes: int = 1
+    cores: int = 1
+    sharding: str = "ddp"
+    memory: float = math.inf
+
+
+def peaks_of(name: str) -> dict[str, float] | None:
+    """The entry of HARDWARE_PEAKS whose key is part of the device's name; None for an unknown GPU."""
+    known = (peaks for key, peaks in HARDWARE_PEAKS.items() if re.search(rf"{key}(?!\d)", name))
+    return next(known, None)
+
+
+def device_peak_flops(device: torch.device, bf16: bool) -> float | None:
+    """Peak matrix FLOP/s of a GPU, in bfloat16 or else TF32; None for a CPU or an unknown GPU: no MFU is shown then."""
+    if device.type != "cuda":
+        return None
+    peaks = peaks_of(torch.cuda.get_device_name(device))
+    return peaks["bf16" if bf16 else "tf32"] * 1e12 if peaks else None
+
+
+def find_gpu(args) -> Gpu | None:
+    """The GPU of `--assume_gpu`, else the one that this process trains on; None on a CPU. The memory of the latter is
+    what is free on the fullest GPU of all processes, so all processes must call this."""
+    if args.assume_gpu:
+        name = GPUS[args.assume_gpu]
+        peaks = HARDWARE_PEAKS[name]
+        major, minor = divmod(round(10 * peaks["capability"]), 10)
+        return Gpu(name, peaks["memory_gb"] * 1e9, (major, minor))
+    if args.device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(args.device)
+    # A screen or other programs use the rest. What this process holds, such as the model's weights, counts as free.
+    free = torch.cuda.mem_get_info(args.device)[0] + torch.cuda.memory_reserved(args.device)
+    free = min(gather_object([free]))
+    return Gpu(properties.name, free, (properties.major, properties.minor))
+
+
+def fitting_flan_t5(args: T5TrainingArguments) -> str:
+    """The name of the largest Flan-T5 whose weights, gradients and AdamW moments, together 16 bytes a weight, leave a
+    third of the GPU's memory to activations; on a CPU, which trains slowly, the smallest."""
+    gpu, fitting = find_gpu(args), "small"
+    for size in ("base", "large", "xl", "xxl"):
+        shape = shape_of(build_config(f"t5-v1_1-{size}"))
+        if gpu and 16 * (shape.layer_weights + shape.embedding_weights) < gpu.memory * 2 / 3:
+            fitting = size
+    return f"google/flan-t5-{fitting}"
+
+
+def find_launcher(args) -> Launcher:
+    """The Launcher of this process."""
+    sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
+    memory = free_memory() / processes_here() if args.use_cpu else math.inf
+    return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
+
+
+# ---------------------------------------------------------------- needed and available
+def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
+    trained = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+    return optimizer_bytes(args.optim, trained, model.config)
+
+
+def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
+    """Bytes of weights, gradients, optimizer states and what features hold, without activations: on one GPU or, on a
+    CPU, of all processes of this machine. All weights but frozen ones are float32, in mixed precision too."""
+    processes, form = processes_here() if args.use_cpu else 1, args.features.form() or "float32"
+    weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
+    memory = processes * (weights + gradients + _state_bytes(model, args))
+    memory = memory / args.world_size if _shards_by_fsdp(args) else memory
+    return memory + processes * sum(args.features.memory(args).values())
+
+
+def _shards_by_fsdp(args: T5TrainingArguments) -> bool:
+    return wants_fsdp(args) and not args.use_cpu  # accelerate shards on GPUs only
+
+
+def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
+    """Bytes of the model and of the checkpoints at their peak, when one more than is kept is being written."""
+    kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
+    saved = 4 * count_parameters(model, trained_only=is_adapted(model))
+    return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args)))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a run needs (memory, disk), and bytes that are available (memory_there, disk_there)."""
+
+    memory: float
+    memory_there: float
+    disk: float
+    disk_there: float
+
+
+def needs_of(model: PreTrainedModel, args: T5TrainingArguments) -> Needs:
+    """What a run of this model needs and what is available. All processes must call it."""
+    gpu, folder = find_gpu(args), Path(args.output_dir)
+    memory_there = gpu.memory if gpu else free_memory()
+    disk_there = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
+    return Needs(needed_memory(model, args), memory_there, needed_disk(model, args), disk_there)
+
+
+def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, needs: Needs) -> None:
+    """UserError if memory or disk is too small, or if warm-up, schedule or optimizer do not suit the run."""
+    check_warmup(args, steps)
+    check_schedule(args, steps)
+    check_muon(args, model)
+    if needs.disk > needs.disk_there and not args.assume_gpu:  # --assume_gpu plans for another machine's disk
+        raise UserError(
+            f"--output_dir {args.output_dir} will need {human_bytes(needs.disk)} and has "
+            f"{human_bytes(needs.disk_there)} free: use another disk, a smaller --save_total_limit or "
+            "--save_only_model"
+        )
+    if needs.memory > needs.memory_there and not args.deepspeed and not _shards_by_fsdp(args):
+        helps = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
+        helps = next((feature.smaller for feature in args.features if feature.smaller), helps)
+        raise UserError(
+            f"{human_bytes(needs.memory)} are needed for weights, gradients and optimizer alone, and "
+            f"{human_bytes(needs.memory_there)} are available: use {helps}"
+        )
+
+
+def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None:
+    """Calls `check_plan` before the data are prepared, which may take hours; not in a dry run, which first shows its
+    plan."""
+    if not args.dry_run:
+        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args))
+
+
+def disk_free(folder: Path) -> int:
+    """Bytes free where `folder` is or will be."""
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(existing).free
+
+
+def bytes_below(folder: Path) -> int:
+    """Bytes of all files in a folder and below it; 0 if it does not exist."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,324 @@
+"""A run from start to end: plan and checks before it, results and files after it; `TrainingRun` trains in between."""
+
+import json
+import math
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+from transformers.trainer import TRAINER_STATE_NAME
+
+from foundry.arguments.sharding import wants_fsdp
+from foundry.arguments.training import T5TrainingArguments, global_batch_size, other_defaults, warmup_of
+from foundry.common.errors import UserError
+from foundry.common.processes import finish_process_group, is_first_process, print_once
+from foundry.common.reports import (
+    end_summary,
+    first_line,
+    human_bytes,
+    human_count,
+    human_time,
+    run_record,
+    side_file,
+    start_summary,
+    write_json,
+)
+from foundry.common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
+from foundry.corpora.preview import LINES, print_preview, recorded
+from foundry.corpora.round_trip import described_losses
+from foundry.corpora.unknown import refuse_unknown
+from foundry.data_t5 import Text
+from foundry.features import adapters
+from foundry.model_t5 import count_parameters, dropout_of, is_adapted
+from foundry.modeling.families import shape_of
+from foundry.runs.callbacks import (
+    LossCurveCallback,
+    MetricsFileCallback,
+    PatienceCallback,
+    T5ProgressCallback,
+    ThroughputCallback,
+    TieCallback,
+    install_callbacks,
+)
+from foundry.runs.decision import Decision
+from foundry.runs.memory import check_plan, device_peak_flops, needs_of
+from foundry.trainer_t5 import T5Trainer
+from foundry.training.checkpoints import (
+    changed_schedule,
+    check_same_features,
+    give_up_later,
+    old_files,
+    this_job,
+)
+from foundry.training.output_lock import lock_output_dir, unlock_output_dir
+
+if TYPE_CHECKING:
+    from tasks.tasks import TaskData
+
+
+class Run:
+    """A run of any script: its plan, its trackers and its results. title: such as "evaluation"."""
+
+    def __init__(self, args: T5TrainingArguments, title: str):
+        self.args, self.title, self.output_dir = args, title, Path(args.output_dir)
+
+    def announce(self, plan: dict[str, object], *notices: str | None) -> None:
+        """Prints the plan and, below it, the notices that are not empty."""
+        start_summary(plan, self.title)
+        for notice in filter(None, notices):
+            print_once(notice)
+
+    def write_results(self, results: dict) -> None:
+        """Writes all_results.json."""
+        with side_file(self.output_dir / "all_results.json") as path:
+            write_json(path, results)
+
+
+class TrainingRun(Run):
+    """A run of T5Trainer from its plan to its results.
+
+    decision: what the run is. data: the training data. rows: further rows of the plan.
+    """
+
+    def __init__(self, decision: Decision, trainer: T5Trainer, data: "Text | TaskData", rows: dict):
+        super().__init__(decision.args, decision.title)
+        self.decision, self.trainer, self.data = decision, trainer, data
+        self.checkpoint = decision.checkpoint
+        self.rows = rows | {"speed": decision.speed.described}
+        self.sequences = global_batch_size(self.args)
+        per_example = data.tokens_per_example
+        self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
+
+    def execute(self, next_script: str) -> dict:
+        """Shows the plan, trains, evaluates and saves; returns the results. next_script: the script that the last lines
+        suggest to run next, with its flags except --model_name_or_path."""
+        self.start()
+        try:
+            trained = self.trainer.train(resume_from_checkpoint=self.checkpoint)
+        except torch.OutOfMemoryError as error:
+            batch, steps = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
+            raise UserError(
+                f"--per_device_train_batch_size {batch}: {first_line(error)} Give half of it and "
+                f"--gradient_accumulation_steps {2 * steps}, or --activation_checkpointing; "
+                "--resume_from_checkpoint continues from the last checkpoint"
+            ) from None
+        command = f"python {next_script} --model_name_or_path {shlex.quote(self.args.output_dir)}"
+        with self.trainer.preemption.finishing(self.args):
+            return self.finish(trained.metrics, command)
+
+    def start(self) -> None:
+        """Installs our callbacks, prints the plan, checks memory and disk, tells the features and writes run.json.
+
+        Unless the run resumes, the files of an earlier one are deleted once all checks have passed. `--dry_run` ends
+        the process after the plan; under `--precompile` the two steps that follow write no file. UserError for too
+        little disk or memory, too many unknown tokens, other features than before, or a schedule that does not fit.
+        """
+        args, data = self.args, self.data
+        steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
+        warmup = warmup_of(vars(args), steps)
+        self._install_callbacks()
+        needs = needs_of(self.trainer.model, args)
+        limited = args.save_total_limit or args.save_strategy == "no"
+        other = other_defaults(args)
+        plan = {
+            "model": described_model(self.trainer.model),
+            **self.rows,
+            **data.plan(steps),
+            "lost by the tokenizer": described_losses(data.losses),
+            "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
+            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
+            + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
+            **{row: text for feature in args.features for row, text in feature.plan(args, self.trainer.model).items()},
+            "sharding": sharding(self.trainer),
+            "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
+            + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
+            "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
+            f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
+            "defaults": other and f"other than transformers' (theirs in brackets): {other}",
+            "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}"
+            + (f", {torch.get_num_threads()} threads" if args.device.type == "cpu" and not args.assume_gpu else ""),
+            "frozen weights": self.decision.speed.forms,
+            "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
+            f"{''.join(f', {name}' for name in args.features.memory(args))}), plus activations; "
+            f"{human_bytes(needs.memory_there)} available",
+            "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
+            f"{human_bytes(needs.disk_there)} free",
+        }
+        changed = changed_schedule(self.checkpoint, args, steps)
+        self.announce(plan, *changed)
+        preview = data.shown(whole=args.dry_run)
+        print_preview(self.trainer.processing_class, preview, None if args.dry_run else LINES)
+        self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
+        refuse_unknown(data.unknown, self.decision.model.most_unknown)
+        check_plan(self.trainer.model, args, steps, needs)
+        check_same_features(self.checkpoint, args.features)
+        if args.dry_run:
+            record = self._record() | {"arguments": self.decision.decided_flags()}
+            print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")
+            print_once("--dry_run: nothing was trained or written")
+            finish_process_group()
+            raise SystemExit(0)
+        if args.precompile:  # two steps follow, which write nothing but the compiler's cache
+            return
+        if is_first_process():
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+        lock_output_dir(args)
+        old = old_files(args, self.checkpoint)  # before the trackers write theirs
+        record = self._record() if is_first_process() else {"arguments": {}}
+        # The flags go to the top level, so that trackers can filter runs by them.
+        shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
+        del shown["arguments"]
+        shown.pop("read", None)  # the user's own text stays here
+        args.features.starts(self.trainer, shown, self.checkpoint)
+        for path in old:
+            remove(path, quietly=path.name == SAVING)
+        if is_first_process():
+            if self.checkpoint is not None:
+                give_up_later(self.output_dir, self.checkpoint)
+            with side_file(self.output_dir / "run.json") as path:
+                write_json(path, record)
+
+    def _install_callbacks(self) -> None:
+        args, ranks = self.args, self.args.world_size
+        peak = device_peak_flops(args.device, args.bf16)
+        flops = partial(self._flops_per_sequence, self.trainer.model.config)
+        flops = flops() if self.tokens_per_step else flops  # for tasks a function of a batch's lengths
+        callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks)]
+        if is_first_process() and not args.precompile:
+            callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
+        if is_first_process():
+            callbacks.append(T5ProgressCallback())
+        if args.early_stopping_patience is not None:
+            callbacks.append(PatienceCallback(args.early_stopping_patience))
+        callbacks.append(TieCallback())
+        install_callbacks(self.trainer, callbacks)
+        if wants_fsdp(args) and not self.trainer.is_fsdp_enabled:
+            print_once(
+                "FSDP has no effect here: accelerate shards on GPUs only. Every process holds "
+                "the whole model (plain data parallelism)"
+            )
+
+    def _flops_per_sequence(self, *args) -> float:
+        """FLOPs of a training step for one sequence; a frozen model saves the third of them for its gradients."""
+        fraction = 2 / 3 if is_adapted(self.trainer.model) else 1
+        return fraction * self.data.flops_per_sequence(*args)
+
+    def _record(self) -> dict:
+        """The content of run.json."""
+        fingerprints = self.data.fingerprints(self.trainer.processing_class)
+        flags, documents = self.decision.flags(), self.data.documents
+        record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
+        record["sequences_per_step"], record["job"] = self.sequences, this_job()
+        for feature in self.args.features:
+            record |= feature.record()
+        record["read"] = self.read
+        record |= {"unknown_share": self.data.unknown, "lost_by_the_tokenizer": described_losses(self.data.losses)}
+        return record
+
+    def finish(self, train_metrics: dict, next_command: str) -> dict:
+        """Saves the model, evaluates, writes all_results.json, uploads and prints the end summary; returns the results.
+        If an upload fails, SystemExit with exit code 1."""
+        trainer, results = self.trainer, dict(train_metrics)
+        if self.tokens_per_step:
+            results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
+        self._save_model()
+        if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
+            results |= _evaluated(trainer)
+        tracked = self.args.features.finished(trainer)
+        failed = uploaded = None
+        if is_first_process():
+            self.write_results(results)
+            try:
+                uploaded = trainer.uploads.finish(trainer.model) if trainer.uploads else None
+            except ValueError as error:
+                failed = error
+            written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")
+            files = ", ".join(name for name in written if (self.output_dir / name).is_file())
+            rows = shown_numbers({name: value for name, value in results.items() if name.startswith("eval_")})
+            since = f" since {Path(self.checkpoint).name}" if self.checkpoint else ""
+            rows["training took"] = human_time(train_metrics["train_runtime"]) + since
+            rows["written to"] = f"{self.output_dir}: the model, {files}"
+            rows |= tracked | {"uploaded to": uploaded, "next": next_command}
+            end_summary(rows)
+        finish_process_group()
+        unlock_output_dir(self.args)
+        if failed:
+            raise SystemExit(str(failed))
+        return results
+
+    def _save_model(self) -> None:
+        """Saves the finished model. If the disk is full, SystemExit with one line that names the last checkpoint."""
+        aside = self.output_dir / SAVING / "model"
+        try:
+            self.trainer.save_model(str(aside))
+            if self.args.should_save:
+                self.trainer.state.save_to_json(str(aside / TRAINER_STATE_NAME))
+                self._put_in_place(aside)
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            remove(aside.parent, quietly=True)  # an incomplete file would be taken for the model
+            last = next(reversed(checkpoints_of(self.output_dir)), None)
+            left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
+            again = "--resume_from_checkpoint" if last else "--overwrite_output_dir, which trains again"
+            raise SystemExit(
+                f"no room for the finished model in {self.output_dir} ({first_line(error)}); {left}. Free "
+                f"some space, then run the same command with {again}"
+            ) from None
+
+    def _put_in_place(self, aside: Path) -> None:
+        """Moves the files of the finished model into --output_dir, in place of what has their name, links too, and of
+        an earlier model's files, beside which this one would not be found."""
+        new = {path.name: path for path in aside.iterdir()}
+        for name, path in new.items():
+            path.replace(self.output_dir / name)
+        for pattern in ("*model*.safetensors*", "config.json", *(adapter.config for adapter in adapters())):
+            for path in self.output_dir.glob(pattern):
+                if path.name not in new:
+                    path.unlink()
+        remove(aside.parent, quietly=True)
+
+
+def shown_numbers(results: dict) -> dict[str, str]:
+    """Results as text, without times: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
+    return {
+        name.removeprefix("eval_").replace("_", " "): f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+        for name, value in results.items()
+        if not name.endswith(("runtime", "per_second", "preparation_time"))
+    }
+
+
+def described_model(model: PreTrainedModel) -> str:
+    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"; if adapted "..., of which 98.3k are trained"."""
+    shape = f"{model.config.model_type}, {shape_of(model.config).described}"
+    trained = f", of which {human_count(count_parameters(model, True))} are trained" if is_adapted(model) else ""
+    return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
+
+
+def sharding(trainer: T5Trainer) -> str:
+    """What is split over the processes: "none, 2 whole copies", "ZeRO-2 over 8 processes", "FSDP2 over 8 processes"."""
+    processes = trainer.args.world_size
+    if trainer.is_deepspeed_enabled:
+        return f"ZeRO-{trainer.accelerator.state.deepspeed_plugin.zero_stage} over {processes} processes"
+    if trainer.is_fsdp_enabled:
+        return f"FSDP2 over {processes} processes"
+    return "none" if processes == 1 else f"none, {processes} whole copies of the model"
+
+
+def _evaluated(trainer: T5Trainer) -> dict:
+    """The metrics of the final weights: of the last step, or of the best checkpoint if it was loaded. Evaluates only if
+    that step has not been evaluated. The best checkpoint's metrics are logged again, so that they are the last ones."""
+    state = trainer.state
+    best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
+    step = int(Path(best).name.split("-")[1]) if best else state.global_step
+    lines = [line for line in state.log_history if "eval_loss" in line and line["step"] == step]
+    if not lines:
+        return trainer.evaluate()
+    known = {name: value for name, value in lines[-1].items() if name not in ("step", "epoch")}
+    if step != state.global_step:
+        print_once(f"the best checkpoint, {Path(best).name}, is the model that is kept; its evaluation again:")
+        trainer.log(dict(known))
+    return known

@@ -1,0 +1,442 @@
+"""Chooses settings that make a run fast, and names them in the plan (`--speed auto`), or none (`--speed plain`).
+
+    speed = decide_speed(job, args)         # a frozen record, with a line for the plan; changes nothing
+    args = args.replaced(**speed.flags(args))
+    use_speed(speed, model, args)           # applies it to the model and to torch
+
+A flag that is given wins over a choice. Only settings that change a run's results by no more than rounding are chosen:
+the global batch and the order of the rows stay the same, and a resumed run keeps the settings that it had. Whatever
+changes more is left to flags.
+"""
+
+import math
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedModel, T5Config
+
+from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
+from foundry.common.processes import has_amx, lacks_compiler
+from foundry.model_t5 import count_parameters, dropout_of, flops_per_sequence, is_adapted, set_attention
+from foundry.modeling.families import family_of, shape_of
+from foundry.modeling.forms import FORMS, weight_bytes
+from foundry.modeling.kernels.fused_attention import Case, kernels_of, slow_part, triton_lacks
+from foundry.runs.memory import (
+    RESERVE,
+    Gpu,
+    Launcher,
+    activation_bytes,
+    find_gpu,
+    find_launcher,
+    peaks_of,
+    state_bytes,
+)
+from foundry.training.checkpoints import run_of
+
+MOST_WORKERS = 8  # most data workers of a process
+PREFETCHED = 4  # batches that a worker makes ahead
+# Compiling takes a minute or two for each shape of a training or evaluation batch. A model is compiled if the run would
+# otherwise take REPAYS_COMPILING seconds or more at the speed assumed here: UNCOMPILED_SHARE of the GPU's peak, or
+# UNCOMPILED_OF_A_CORE FLOP/s of each CPU core. A step on a GPU takes at least SHORTEST_STEP seconds, to launch its
+# kernels. A CPU of two cores compiles for 30 to 120 s; then a step takes two thirds of the time (results/LOG.md).
+REPAYS_COMPILING = 600.0
+UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
+RESUMED = "as in the run that is resumed"
+DROPOUT_RESERVE = 0.25  # replaces RESERVE for a model with dropout, whose masks activation_bytes does not count
+BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md)
+EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What the batches of a run can look like. source, target: tokens of the longest row. shapes: how many shapes
+    batches have, 0 if any number. packed: the flag and value that put several examples into a row, or None. packable:
+    whether `--speed auto` may put several examples into a row."""
+
+    source: int
+    target: int
+    shapes: int
+    packed: str | None = None
+    packable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Batches):
+    """What is trained, on which batches.
+
+    weights: shapes of the trained tensors. frozen: number of the weights that are not trained. attention: the model's
+    implementation so far; attention_is_given: whether --attn_implementation names it. steps: -1 if only epochs are
+    known. earlier: the flags that the run which is resumed has recorded; {} if none is. low_rank: whether the trained
+    tensors are small matrices beside frozen ones.
+    form: the form of frozen weights that a flag asks for, or None; frozen_bytes: {form: bytes of the frozen weights}.
+    """
+
+    config: T5Config
+    steps: int
+    dropout: float = 0.0
+    attention: str = "sdpa"
+    weights: list[tuple[int, ...]] = field(default_factory=list)
+    earlier: dict = field(default_factory=dict)
+    frozen: int = 0
+    attention_is_given: bool = False
+    low_rank: bool = False
+    form: str | None = None
+    frozen_bytes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The settings of a run that follow from flags and machine. activation_checkpointing: always as the flag says.
+    tf32: whether float32 products use TF32. form: the form of frozen weights, or None.
+    forms: the text of `described_forms`, or None. described: the choices and their reasons, for the plan."""
+
+    attention: str
+    bf16: bool
+    torch_compile: bool
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    activation_checkpointing: bool | None
+    dataloader_num_workers: int | None
+    dataloader_prefetch_factor: int | None
+    packing: bool | None = None
+    bf16_residual: bool = False
+    tf32: bool = False
+    expandable_segments: bool = False
+    form: str | None = None
+    forms: str | None = None
+    described: str = "plain: nothing is chosen"
+
+    def flags(self, args: T5TrainingArguments) -> dict[str, Any]:
+        """{training flag: value} of this record. A plan for another GPU (--assume_gpu) leaves out the flags of data
+        workers, so that this machine's stay."""
+        names = [name for name in _OF_FLAGS if not (args.assume_gpu and name.startswith("dataloader"))]
+        values = {name: getattr(self, name) for name in names if hasattr(args, name)}
+        if self.torch_compile and not args.torch_compile:
+            values |= {"torch_compile": True, "torch_compile_backend": "inductor"}
+        if args.assume_gpu:  # nothing is trained
+            values["bf16"] = self.bf16
+        elif self.bf16 and args.use_cpu:
+            values |= {"bf16": True, "mixed_precision": "bf16"}
+        return values
+
+
+_OF_FLAGS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "activation_checkpointing",
+    "dataloader_num_workers",
+    "dataloader_prefetch_factor",
+    "packing",
+    "bf16_residual",
+)
+# Names of choices for which there is no flag.
+MICRO_BATCH, TF32, EXPANDABLE, FORM = "micro-batch", "float32 products", "expandable segments", "frozen weights"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that was chosen. name: the flag that sets it, or one of the names above."""
+
+    name: str
+    value: object
+    reason: str
+
+    def __str__(self):
+        value = self.value
+        if isinstance(value, bool):
+            value = "on" if value else "off"
+        return f"{self.name} {'{} x {}'.format(*value) if isinstance(value, tuple) else value} ({self.reason})"
+
+
+# ---------------------------------------------------------------- the choice
+def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
+    """The settings that suit the machine. gpu: None on a CPU. args: the T5TrainingArguments; the flags in its `given`
+    keep their values."""
+    named = (("attn_implementation", job.attention_is_given), ("form", job.form))
+    given = args.given | {name for name, is_given in named if is_given}
+    batch, compiled = "per_device_train_batch_size gradient_accumulation_steps", bool(args.torch_compile)
+    rules = [  # (setting, the flags that give it, the value given, the rule that chooses one if none is given)
+        ("bf16", "bf16", bool(args.bf16), _bf16),
+        ("attn_implementation", "attn_implementation", job.attention, _attention),
+        ("torch_compile", "torch_compile torch_compile_mode torch_compile_backend", compiled, _compilation),
+    ]
+    if gpu is None and job.shapes == 1:
+        rules.append(("bf16_residual", "bf16_residual", args.bf16_residual, _residual))
+    if job.low_rank:
+        rules.insert(1, (FORM, "form", job.form, _form))
+    if job.packable:
+        rules.append(("packing", "packing", args.packing, _packing))
+    if gpu is not None or given.isdisjoint(batch.split()):
+        rules.append((MICRO_BATCH, batch, tuple(getattr(args, name) for name in batch.split()), _micro_batch))
+    if gpu is not None:
+        rules.append(("dataloader_num_workers", "dataloader_num_workers", args.dataloader_num_workers, _workers))
+    chosen = {}
+    for name, flags, asked, rule in rules:
+        if not given.isdisjoint(flags.split()):
+            chosen[name] = Choice(name, asked, "given")
+        elif choice := rule(gpu, job, args, launcher, chosen):
+            chosen[name] = Choice(name, *choice)
+    choices = list(chosen.values())
+    if gpu is None:
+        return choices
+    more: dict[str, tuple] = {}
+    if chosen["dataloader_num_workers"].value:
+        more["dataloader_prefetch_factor"] = PREFETCHED, "batches are ready before they are needed"
+    if given.isdisjoint({"dataloader_pin_memory", "accelerator_config"}):
+        more["non_blocking"] = True, "pinned batches are copied while the GPU works"
+    if gpu.is_recent and "tf32" not in given:
+        more[TF32] = "high", "TF32, for products outside bfloat16"
+    if {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(os.environ):
+        more[EXPANDABLE] = True, "less memory is lost to fragmentation"
+    return choices + [Choice(name, *choice) for name, choice in more.items() if name not in given]
+
+
+# Each rule returns (value, reason), or None to choose nothing. chosen: {name: Choice} of the earlier rules.
+def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
+    if gpu is not None:
+        if gpu.is_recent:
+            return True, f"the {gpu.name} computes in it"
+        return False, f"the {gpu.name} has no bfloat16, and T5 overflows in float16: float32"
+    if not has_amx() or launcher.sharding != "ddp":
+        return False, "a CPU: float32"
+    if job.earlier:
+        return bool(job.earlier.get("bf16")), RESUMED
+    if shape_of(job.config).encoder.width < BF16_ON_A_CPU:
+        return False, f"a CPU, and a width below {BF16_ON_A_CPU}: float32"
+    return True, "the CPU has units for it, AMX"
+
+
+def _residual(_gpu: None, job: Job, _args, _launcher: Launcher, chosen: dict) -> tuple[bool, str] | None:
+    """For pre-training on a CPU. What it gains on a GPU is not known yet."""
+    if not chosen["bf16"].value or "bf16_residual" in family_of(job.config).lacks:
+        return None
+    if job.earlier:
+        return bool(job.earlier.get("bf16_residual")), RESUMED
+    return True, "the same loss with three seeds"
+
+
+def _form(gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
+    where = gpu, chosen["bf16"].value, launcher.sharding, job.earlier
+    return next(filter(None, (feature.choose_form(*where) for feature in args.features)), None)
+
+
+def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dict) -> tuple[str, str]:
+    family = family_of(job.config)
+    if "t5_fused" not in family.attentions:
+        return job.attention, f"{family.names}'s own"
+    if gpu is not None and not gpu.is_recent:
+        return "sdpa", "t5_fused's Triton kernel needs compute capability 8"
+    if job.earlier:
+        return job.earlier.get("attn_implementation") or job.attention, RESUMED
+    if gpu is None:
+        most = "at most" if job.source <= EAGER_ON_A_CPU else "more than"
+        return attention_on_a_cpu(job.source), f"a CPU, and sources of {most} {EAGER_ON_A_CPU} tokens"
+    if job.dropout:
+        return "sdpa", f"t5_fused needs dropout 0, not {job.dropout:g}"
+    if not args.assume_gpu and (reason := slow_part(_cases(job, args.device, chosen["bf16"].value))):
+        return "sdpa", f"t5_fused cannot be used: {reason}"
+    return "t5_fused", "dropout is 0"
+
+
+def _cases(job: Job, device: torch.device, bf16: bool) -> list[Case]:
+    """The cases that the attention kernels must support: encoder, decoder and cross-attention, over whole rows."""
+    padded, packed = job.shapes != 1 or job.packed is not None, job.packed is not None
+    s, t, size = job.source, job.target, (job.config.num_heads, job.config.d_kv)
+    kinds = (
+        (s, s, (padded, True), False),
+        (t, t, (packed, True), not packed),
+        (t, s, (True, False) if padded else None, False),
+    )
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return [Case(device, dtype, (queries, keys, *size), own, causal) for queries, keys, own, causal in kinds]
+
+
+def attention_on_a_cpu(source: int) -> str:
+    """The faster of transformers' own implementations for sources of this many tokens."""
+    return "eager" if source <= EAGER_ON_A_CPU else "sdpa"
+
+
+def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
+    family, bring_in = family_of(job.config), {"fsdp2": "FSDP2", "zero3": "ZeRO-3"}
+    if "torch_compile" in family.lacks:
+        return False, f"{family.names} cannot be compiled"
+    if launcher.sharding in bring_in:
+        return False, f"{bring_in[launcher.sharding]} gathers weights module by module"
+    if gpu is None:
+        lacks = lacks_compiler("CXX", "g++")
+    else:
+        lacks = triton_lacks() if torch.cuda.is_available() else None  # --assume_gpu: that machine lacks nothing
+        if not gpu.is_recent:
+            return False, "Triton needs compute capability 8"
+    if lacks:
+        return False, f"compiling needs {lacks}"
+    if not job.shapes:
+        return False, "batches have many lengths; --length_buckets 4 gives them four"
+    if job.earlier:
+        return bool(job.earlier.get("torch_compile")), RESUMED
+    seconds = _uncompiled_seconds(gpu, job, args, launcher)
+    if seconds is None and gpu is None:
+        return False, "the length of a run in epochs is not known before its text is read"
+    if seconds is not None and seconds < REPAYS_COMPILING:
+        return False, f"a run of about {seconds:.0f} s: compiling would cost more than it saves"
+    return True, "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
+
+
+def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> float | None:
+    """About how many seconds the run would take uncompiled; None if its number of steps is not known."""
+    if job.steps < 1:
+        return None
+    sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    flops = sequences * flops_per_sequence(job.config, job.source, job.target)
+    if gpu is None:
+        return job.steps * flops / (UNCOMPILED_OF_A_CORE * launcher.cores)
+    peak = peaks_of(gpu.name)
+    computing = flops / (peak["bf16"] * 1e12 * UNCOMPILED_SHARE) if peak else 0.0
+    return job.steps * max(computing, SHORTEST_STEP * args.gradient_accumulation_steps)
+
+
+def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict) -> tuple[bool, str] | None:
+    """Packs on a CPU, where padding costs as much as text. The gain on a GPU is not known yet: nothing is chosen."""
+    family = family_of(job.config)
+    if "packing" in family.lacks:
+        return False, f"{family.names} has no masks for it"
+    if job.shapes or args.torch_compile:
+        return False, "every packed batch has another shape"
+    if job.earlier:
+        return bool(job.earlier.get("packing")), RESUMED
+    return (True, "several examples in a row, so less padding") if gpu is None else None
+
+
+def _micro_batch(
+    gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict
+) -> tuple[tuple[int, int], str] | None:
+    """Chooses (sequences, accumulation steps): the largest micro-batch that the memory plan allows. A CPU gains nothing
+    from a larger micro-batch than asked for: nothing is chosen if that fits."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    asked, earlier = (tuple(values.get(name, 0) for name in names) for values in (vars(args), job.earlier))
+    sharded = launcher.sharding.startswith("zero")
+    if sharded:
+        return None if gpu is None else (asked, "DeepSpeed's file gets this value")
+    if math.prod(earlier) == math.prod(asked):
+        return (earlier, RESUMED) if gpu is not None or earlier != asked else None
+    bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
+    form = chosen[FORM].value if FORM in chosen else "float32"
+    memory, sizes = launcher.memory, divisors_below(*asked)
+    if gpu is not None:
+        memory, sizes = gpu.memory, divisors_below(math.prod(asked), 1)
+    room = memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
+    for size, steps in sizes:
+        needed = needed_bytes(job, args, launcher, size, attention, bf16, form, on_cpu=gpu is None)
+        if needed <= room:
+            if steps > 1 and args.torch_compile_mode in CUDA_GRAPHS:
+                return asked, f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients"
+            need = f"{needed / 1e9:.0f} of {memory / 1e9:.0f} GB by the memory plan"
+            return ((size, steps), f"{need}; the global batch stays") if gpu or (size, steps) != asked else None
+    return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"
+
+
+def needed_bytes(
+    job: Job, args, launcher: Launcher, size: int, attention: str, bf16: bool, form: str, on_cpu: bool = False
+) -> float:
+    """Bytes that a process needs for micro-batches of `size` sequences: gradients, optimizer states, activations and
+    teacher, on a GPU also the weights, which on a CPU are in memory already. form: of the frozen weights."""
+    states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
+    held = job.frozen_bytes.get(form, 4 * job.frozen) / (launcher.processes if launcher.sharding == "fsdp2" else 1)
+    fixed = states.gradients + states.optimizer + states.working + sum(args.features.memory(args).values())
+    fixed += 0 if on_cpu else held + states.weights
+    more = dict(on_cpu=on_cpu, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen, form=form)
+    more |= dict(
+        low_rank=job.weights if job.low_rank else (),
+        logit_copies=sum(feature.logit_copies for feature in args.features),
+    )
+    lengths = size, job.source, job.target
+    return fixed + activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
+
+
+def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) -> str:
+    """A row of the plan: the GPU memory that the run takes with its frozen weights in each form, and which forms
+    fit."""
+    room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
+    size, shown = speed.per_device_train_batch_size, []
+    for form in FORMS if speed.bf16 else ("float32", "int8", "nf4"):
+        needed = needed_bytes(job, args, launcher, size, speed.attention, speed.bf16, form)
+        shown.append(f"{form} {needed / 1e9:.3g} GB {'fits' if needed <= room else 'does not fit'}")
+    return f"{', '.join(shown)}: of {gpu.memory / 1e9:.3g} GB, with a micro-batch of {size}"
+
+
+def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
+    """All (micro-batch, accumulation steps) with the same product and no larger micro-batch, the largest first: 4, 2 ->
+    (4, 2) (2, 4) (1, 8)."""
+    product = micro_batch * accumulation_steps
+    return [(size, product // size) for size in range(micro_batch, 0, -1) if product % size == 0]
+
+
+def _workers(_gpu: Gpu, _job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[int, str]:
+    return min(MOST_WORKERS, launcher.cores), f"a process has {launcher.cores} cores"
+
+
+# ---------------------------------------------------------------- decided, and applied
+def decide_speed(job: Job, args) -> Speed:
+    """The Speed of a run: its flags, and what `choose` returns in the first process. All processes must call this."""
+    gpu, launcher = find_gpu(args), find_launcher(args)
+    speed = _decided(gpu, launcher, job, args)
+    if gpu is None or not job.low_rank or launcher.sharding != "ddp":
+        return speed
+    return replace(speed, forms=described_forms(gpu, job, args, launcher, speed))
+
+
+def _decided(gpu: Gpu | None, launcher: Launcher, job: Job, args) -> Speed:
+    flags = {name: getattr(args, name) for name in _OF_FLAGS if hasattr(args, name)}
+    speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), form=job.form, **flags)
+    if args.speed == "plain":
+        return speed
+    (choices,) = broadcast_object_list([choose(gpu, job, args, launcher)])
+    values = {choice.name: choice.value for choice in choices}
+    if values["attn_implementation"] == "t5_fused" and not (job.dropout or args.assume_gpu):
+        kernel = kernels_of(_cases(job, args.device, values["bf16"])[0]).kernel
+        choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == "t5_fused" else c for c in choices]
+    batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))
+    chosen = {name: values[name] for name in ("bf16", "torch_compile", *_OF_FLAGS) if name in values}
+    chosen |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=steps)
+    chosen |= dict(tf32=TF32 in values, expandable_segments=EXPANDABLE in values, form=values.get(FORM))
+    described = "; ".join(map(str, choices))
+    return replace(speed, attention=values["attn_implementation"], **chosen, described=described)
+
+
+def use_speed(speed: Speed, model: PreTrainedModel, args: T5TrainingArguments) -> None:
+    """Applies the decided settings to the model and to torch. All processes must call this."""
+    if speed.attention != model.config._attn_implementation:
+        set_attention(model, speed.attention)
+    if speed.tf32 and not args.assume_gpu:
+        torch.set_float32_matmul_precision("high")
+    if speed.expandable_segments and not args.assume_gpu:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def job_of(
+    planned: PreTrainedModel,
+    batches: Batches,
+    steps: int,
+    checkpoint: str | None,
+    attention: str | None,
+    form: str | None = None,
+) -> Job:
+    """The job of a run. planned: its model, perhaps without weights. checkpoint: the one that the run resumes, or None.
+    attention: --attn_implementation. form: the form of frozen weights that the flags ask for, or None."""
+    return Job(
+        **vars(batches),
+        config=planned.config,
+        steps=steps,
+        dropout=dropout_of(planned),
+        attention=planned.config._attn_implementation,
+        attention_is_given=attention is not None,
+        weights=[tuple(p.shape) for p in planned.parameters() if p.requires_grad],
+        frozen=count_parameters(planned) - count_parameters(planned, True),
+        low_rank=is_adapted(planned),
+        form=form,
+        frozen_bytes={form: weight_bytes(planned, form, trained=False) for form in FORMS},
+        earlier=run_of(checkpoint).get("arguments", {}),
+    )

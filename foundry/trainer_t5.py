@@ -1,0 +1,401 @@
+"""`Seq2SeqTrainer` made exact for T5: loss over the global batch, evaluation that counts every token and example once.
+
+Its parts, each a subclass of the one before: training/row_order.py, saving.py, non_finite.py. It also uses flow.py
+(when it logs, evaluates, saves and ends) and teacher_forcing.py (class labels are scored without generating).
+
+Legend of shapes: B batch, T target length, C class labels.
+"""
+
+import contextlib
+import copy
+import itertools
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from accelerate.utils import DynamoBackend, gather_object, send_to_device
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+from transformers import DefaultFlowCallback, PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
+
+from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
+from foundry.arguments.training import T5TrainingArguments, best_metric_key
+from foundry.common.errors import StreamError, UserError
+from foundry.common.processes import finish_process_group, is_first_process, print_once
+from foundry.model_t5 import use_one_embedding_module
+from foundry.modeling.families import family_of
+from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
+from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
+from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
+from foundry.training.batching import BucketCollator, PackingCollator
+from foundry.training.flow import FlowCallback, PrecompileCallback, ResumeCallback
+from foundry.training.non_finite import FiniteTrainer
+from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
+from foundry.training.preemption import EvaluationStopped, PreemptionCallback, worker_has_ended
+from foundry.training.progress import WatchCallback
+from foundry.training.teacher_forcing import score_rows
+
+if TYPE_CHECKING:
+    from tasks.examples import EvaluationTask
+
+
+def set_up_step(
+    model: PreTrainedModel,
+    args: T5TrainingArguments,
+    terms: Sequence[LossTerm] = (),
+    whole: Callable | None = None,
+) -> None:
+    """Applies the options of the training step to the model: loss, compilation, residual stream. terms: are mixed into
+    the loss of tokens, which `whole` replaces."""
+    sum_bias_by_diagonals(model)
+    if args.bf16_residual:
+        use_bf16_residual(model)
+    options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
+    shapes = 8 + getattr(args, "length_buckets", 0)
+    loss_options = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
+    compute_loss_in_forward(model, *loss_options, options, shapes, terms, whole)
+
+
+@contextlib.contextmanager
+def kept_random_numbers(device: torch.device) -> Iterator[None]:
+    """Restores the random generators of Python, NumPy and torch after the block, as if it had drawn nothing. device:
+    whose generator is restored beside the CPU's."""
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
+
+
+class T5Trainer(FiniteTrainer):
+    """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
+
+    The model's class is changed so that its forward pass computes the loss (modeling/loss.py); `--torch_compile`
+    compiles that pass as one graph, without the wrappers around it.
+
+    args: completed by `check_training`. compute_metrics: a function that gets the predictions of `prediction_step`;
+    None: loss and token accuracy. class_label_ids: [C, T] token ids of the class labels (EOS included, padded with
+    -100), which are scored unless `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`:
+    EvaluationTask}, if the data sets are scored in different ways. summarise: function from the metrics of a whole
+    evaluation to further ones, all with the prefix "eval_". train_collator: a collator for training alone; with a
+    BucketCollator every batch has rows of one bucket. task_record: the content of task.json, which is saved with every
+    model.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: PreTrainedModel,
+        args: T5TrainingArguments,
+        compute_metrics: Callable | None = None,
+        class_label_ids: torch.Tensor | None = None,
+        evaluation_tasks: "dict[str, EvaluationTask] | None" = None,
+        summarise: Callable[[dict], dict] | None = None,
+        train_collator: BucketCollator | PackingCollator | None = None,
+        task_record: dict | None = None,
+        **kwargs,
+    ):
+        if evaluation_tasks:  # a single data set is scored like the first task
+            first = next(iter(evaluation_tasks.values()))
+            class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
+        self.uploads = args.features.uploads(args)
+        if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
+            args = args.replaced(push_to_hub=False)
+        if args.ddp_find_unused_parameters is None:  # T5 has none, and DDP would search for them at every step
+            args = args.replaced(ddp_find_unused_parameters=False)
+        if getattr(args, "hf_deepspeed_config", None) is not None:
+            set_hf_deepspeed_config(args.hf_deepspeed_config)
+        use_one_embedding_module(model)
+        set_up_step(model, args, args.features.loss_terms(model, args), args.features.whole_loss())
+        super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
+        self.label_smoother = None  # our loss smooths labels itself
+        if self.is_fsdp_enabled:
+            family_of(self.model.config).fit_for_fsdp(self.model)
+        self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
+        self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(args, self.model)
+        self.class_label_ids, self.train_collator = class_label_ids, train_collator
+        self.task_record = task_record
+        self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
+        self.preemption = PreemptionCallback(self)
+        self.remove_callback(DefaultFlowCallback)
+        self.callback_handler.callbacks.insert(0, FlowCallback(self))
+        self.add_callback(ResumeCallback(self))
+        self.add_callback(self.preemption)
+        self.watch = WatchCallback()
+        self.add_callback(self.watch)
+        self.feature_callbacks = [callback for feature in args.features for callback in feature.callbacks(self)]
+        for callback in self.feature_callbacks:
+            self.add_callback(callback)
+        if args.precompile:
+            self.add_callback(PrecompileCallback())
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """Overrides Trainer to make the schedule as training/optimizers.py defines it."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    # ------------------------------------------------------------ training
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
+        """Overrides Trainer to start the data workers before all else, and to end them, which ignore signals, and to
+        restore the signal handlers, however the training ends. A resumed run skips `--eval_on_start`: its evaluation
+        would be logged a second time, and count against the patience. ValueError if `args` were not completed."""
+        if self.args.warmup_steps is None and self.lr_scheduler is None:
+            raise ValueError(
+                "T5Trainer.train: the training arguments are not complete: call check_training(args, "
+                "'fine-tuning a checkpoint') of arguments/training.py first, or give `optimizers`"
+            )
+        self._resumed_from = resume_from_checkpoint
+        if resume_from_checkpoint:
+            self.args = self.args.replaced(eval_on_start=False)
+        try:
+            self.start_data_workers()
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        finally:
+            self.preemption.on_train_end()
+            self.watch.on_train_end()
+            self.end_data_workers()
+
+    def _finalize_training(self, *args, **kwargs):
+        """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. Such a run prints no
+        closing line, does not load the best model and does not delete the checkpoint just saved."""
+        self._stop_if_non_finite()
+        self._make_owed_evaluation()
+        if self.preemption.reason is not None:
+            self._leave()
+        best = self.state.best_model_checkpoint
+        if not self.args.load_best_model_at_end:  # Trainer would keep only this one, under save_total_limit 1
+            self.state.best_model_checkpoint = None
+        output = super()._finalize_training(*args, **kwargs)
+        self.state.best_model_checkpoint = best
+        if self.uploads:
+            self.uploads.wait()
+        return output
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Overrides Trainer to make the closing `train_loss` the mean over the whole run, also if it was resumed."""
+        if "train_loss" in logs and self.state.global_step:
+            # Trainer has already added the losses since the last log, but only those of this rank.
+            unlogged = self.accelerator.gather(self._tr_loss.reshape(1)).mean().item() - self._tr_loss.item()
+            logs["train_loss"] = (self._total_loss_scalar + unlogged) / self.state.global_step
+        super().log(logs, start_time)
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
+        """Overrides Trainer to count the step's batches for the log. A feature may say by what the loss is
+        divided. The batches are sent to the device first: if Trainer counted their tokens on the host, the host would
+        wait to send the count."""
+        batches_made = self.batches_of(epoch_iterator)
+        place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
+        self._began = {"place": place, "loss": self._tr_loss.clone()}
+        send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
+        batches, error, was_killed = [], None, False
+        try:
+            batches.extend(map(send, itertools.islice(batches_made, num_batches)))
+        except StreamError as broken:
+            error = str(broken)
+        except (RuntimeError, OSError, EOFError):  # also of a batch that a dead worker's queue still holds
+            if not (was_killed := self.workers is not None and worker_has_ended(self.workers.num_workers)):
+                raise
+            error = f"a data worker of rank {self.args.process_index} was killed, perhaps for want of memory"
+        if place is not None or self.workers is not None:
+            has_failed, was_killed = self.preemption.largest(error is not None, was_killed)
+            if has_failed:
+                self._break_off(error, place, was_killed)
+        batches, num_items = super().get_batch_samples(iter(batches), num_batches, device)
+        for callback in self.callback_handler.callbacks:
+            if hasattr(callback, "count_batches"):
+                callback.count_batches(batches)
+        for callback in self.feature_callbacks:
+            num_items = callback.begin_step(batches) if hasattr(callback, "begin_step") else num_items
+        return batches, num_items
+
+    def _break_off(self, error: str | None, place: dict | None, was_killed: int) -> None:
+        """Ends the run with a UserError when any rank's stream cannot be read any further, or with exit code 1 when a
+        data worker was killed. Saves the state from before the step, unless it is saved already or the run has made no
+        step. place: where the step began in the stream; None without a stream."""
+        self._stop_if_non_finite()
+        step = self.state.global_step
+        is_new = step > 0 and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
+        errors, are_new = zip(*gather_object([(error, is_new)]), strict=True)
+        messages = list(filter(None, errors))
+        if are_new[0]:  # one rank decides for all
+            messages.append(self._save_before_step(place))
+        text = "; ".join(messages)
+        if was_killed and is_first_process():
+            text += ". Resume with --resume_from_checkpoint" if step else ". Start again"
+            advice = "with fewer --dataloader_num_workers if memory is short"
+            print(f"{Path(sys.argv[0]).name}: error: {text}, {advice}", file=sys.stderr, flush=True)
+        finish_process_group()
+        raise SystemExit(1) if was_killed else UserError(text)
+
+    def _run_epoch(self, *args, **kwargs):
+        """Overrides Trainer, which trains one step too many when it resumes a run that is finished or that early
+        stopping ended (PatienceCallback). A resumed run first makes up for an evaluation that was stopped."""
+        self._make_owed_evaluation()
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
+        """Overrides Trainer for a run that a signal or the time limit stops before or within an evaluation, which may
+        take longer than the job still has. The state from before the evaluation is saved, with a note
+        (owed_evaluation) by which the run that resumes makes the evaluation."""
+        control = self.control
+        if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
+            self._stop_if_non_finite()
+        if self.preemption.reason is not None and control.should_evaluate:
+            control.should_evaluate = False
+            self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+        try:
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
+        except EvaluationStopped:
+            self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+            if self.args.save_strategy != SaveStrategy.NO:
+                self._save_checkpoint(model, None)
+            self._leave()
+
+    def _make_owed_evaluation(self) -> None:
+        """Makes the evaluation that the checkpoint's run had to leave out (owed_evaluation), as if that run had gone
+        on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
+        owed, self.owed_evaluation, control = self.owed_evaluation, None, self.control
+        if owed is not None and self.preemption.reason is None:
+            control.should_log, control.should_evaluate, control.should_save = False, True, owed["save_was_due"]
+            where = self.state.epoch, None, time.time()
+            self._maybe_log_save_evaluate(self._tr_loss, None, self.model_wrapped, None, *where)
+
+    def _leave(self) -> None:
+        """Exits with code 75, after a signal or the time limit has stopped the run."""
+        self.callback_handler.on_train_end(self.args, self.state, self.control)
+        finish_process_group()
+        print_once(self.preemption.reason)
+        raise SystemExit(PREEMPTED_EXIT_CODE)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        """Overrides Trainer: with `--load_best_model_at_end` only evaluations of steps that are saved count. If one
+        between them were better, Trainer would end with an older checkpoint or the last weights.
+        UserError if the evaluation lacks the metric, such as that of a corpus or denoiser without validation rows."""
+        key = best_metric_key(self.args)
+        if key is not None and key not in metrics:
+            raise UserError(
+                f"--metric_for_best_model {self.args.metric_for_best_model}: the evaluation has no "
+                "row for it; give another metric, or more validation rows"
+            )
+        saves_the_best = self.args.save_strategy == SaveStrategy.BEST
+        if self.args.load_best_model_at_end and not (saves_the_best or self.control.should_save):
+            return False
+        return super()._determine_best_metric(metrics, trial)
+
+    # ------------------------------------------------------------ evaluation
+    def evaluate(self, eval_dataset: Dataset | dict | str | None = None, *args, **kwargs) -> dict[str, float]:
+        """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`. The
+        random numbers of training continue as if there had been no evaluation."""
+        with kept_random_numbers(self.args.device), self._undone_if_stopped():
+            return self._evaluate_task(eval_dataset, *args, **kwargs)
+
+    def _evaluate_task(self, eval_dataset: Dataset | dict | str | None, *args, **kwargs) -> dict[str, float]:
+        if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
+            task = self.evaluation_tasks[eval_dataset]
+            self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
+            self.args = self.args.replaced(predict_with_generate=task.predict_with_generate)
+            self._max_length = task.max_length
+        metrics = super().evaluate(eval_dataset, *args, **kwargs)
+        if eval_dataset is None and self.summarise is not None:
+            summary = self.summarise(metrics)
+            self.log(dict(summary))
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, summary)
+            metrics |= summary
+        return metrics
+
+    @contextlib.contextmanager
+    def _undone_if_stopped(self) -> Iterator[None]:
+        """If an evaluation is stopped, restores the state of the run and of its callbacks, such as the patience. The
+        data sets that were finished have changed it, and the resumed run evaluates all of them again."""
+        before, callbacks = copy.copy(self.state), self.callback_handler.callbacks
+        before.log_history = [*before.log_history]
+        exported = [(c, c.state()["attributes"]) for c in callbacks if isinstance(c, ExportableState)]
+        try:
+            yield
+        except EvaluationStopped:
+            self.state = before
+            for callback, attributes in exported:
+                vars(callback).update(attributes)
+            raise
+
+    def _search(self) -> dict:
+        """The arguments of `generate`, kept out of the model's generation_config, which every checkpoint saves."""
+        chosen = {"max_length": self._max_length, "do_sample": False, "num_return_sequences": 1}
+        chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
+        return {name: value for name, value in chosen.items() if value is not None} | self._gen_kwargs
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict,
+        prediction_loss_only: bool,  # noqa: ARG002
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
+        """(None, (generated tokens [B, T] or, without generating, -1 [B, 1], statistics [B, 5 + n] of `score_rows`),
+        labels [B, T] or None). The first None is the loss, which the statistics include."""
+        inputs = self._prepare_inputs(inputs)
+        labels = inputs.get("labels")
+        with torch.no_grad(), self.compute_loss_context_manager():
+            statistics, encoded = self._score(model, inputs, labels)
+        generated = torch.full_like(statistics[:, :1], -1, dtype=torch.long)
+        if self.args.predict_with_generate:
+            sources = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+            if encoded is not None:
+                sources["encoder_outputs"] = encoded
+            own, source, written = self.model.generation_config, inputs["input_ids"].shape[1], []
+            search = self._search()
+            longest, beams = (search.get(n) or getattr(own, n) or 1 for n in ("max_length", "num_beams"))
+            size = rows_to_generate(self.model.config, source, longest, beams, self.args.device, self.args.bf16)
+            for part in self._parts(sources, size):
+                if encoded is not None:
+                    part["encoder_outputs"] = BaseModelOutput(last_hidden_state=part["encoder_outputs"])
+                with self.accelerator.autocast():  # accelerate wraps the model's forward; generate() calls its parts
+                    written.append(super().prediction_step(model, part, False, ignore_keys, **search)[1])
+            generated = torch.cat(written)
+        return None, (generated, statistics), labels
+
+    def _parts(self, rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
+        """The rows of a batch, in parts of at most `size`; under ZeRO-3 and FSDP2 in one part, since all ranks must
+        make the same number of forward passes."""
+        whole = is_deepspeed_zero3_enabled() or self.is_fsdp_enabled
+        tensors = {name: values for name, values in rows.items() if values is not None}
+        return parts(tensors, len(rows["input_ids"]) if whole else size)
+
+    def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What `score_rows` returns: (statistics [B, 5 + n], the encoder's output [B, S, d_model] or None). Scores few
+        rows at a time, to limit memory: 64 rows of 128 tokens have 8 GB of logits with mT5's vocabulary."""
+        positions, classes = 0 if labels is None else labels.shape[1], self.class_label_ids
+        if self.args.predict_with_generate:
+            classes = None
+        if classes is not None:
+            positions += int(classes.ne(IGNORE_INDEX).sum())
+        if "rejected" in inputs:
+            positions += inputs["rejected"].shape[1]
+        config, more = self.model.config, getattr(self.data_collator, "statistics", None)
+        size = rows_to_score(config, inputs["input_ids"].shape[1], positions)
+        scored = [score_rows(model, config, part, classes, more) for part in self._parts(inputs, size)]
+        statistics, encoded = zip(*scored, strict=True)
+        return torch.cat(statistics), None if encoded[0] is None else torch.cat(encoded)
+
+
+def _loss_and_accuracy(output: EvalPrediction) -> dict[str, float]:
+    return token_metrics(output.predictions[1])

@@ -1,0 +1,199 @@
+"""Batches of task rows: in few shapes, for `torch.compile`, or with several examples in a row and so little padding.
+
+    lengths = bucket_lengths(row_lengths(rows), 4)                              # [24, 48, 72, 128]
+    collator = BucketCollator(0, 0, source_lengths=lengths, target_length=8, rows=32)
+    collator = PackingCollator(0, 0, cost=partial(flops_per_sequence, config))
+
+Legend of shapes: B rows of a batch, S and T their source and target length.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
+
+from constants import IGNORE_INDEX
+from data_collator_t5 import shift_right
+from foundry.arguments.training import FineTuningArguments
+from foundry.corpora.chunks import row_lengths
+from foundry.features import features_of_tasks
+from foundry.model_t5 import flops_per_sequence
+from foundry.modeling.segment_masks import enable_packing
+
+MULTIPLE = 8  # lengths are multiples of this, which suits a GPU's matrix units
+
+
+def round_up(lengths: int | np.ndarray) -> int | np.ndarray:
+    """The next multiples of MULTIPLE: 33 -> 40."""
+    return -(-lengths // MULTIPLE) * MULTIPLE
+
+
+def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
+    """At most `count` bucket lengths, multiples of 8, for which padding these rows to buckets takes the fewest tokens.
+
+    The optimum, by dynamic programming over the multiples of 8 that occur: [3, 5, 30, 31, 33], 2 -> [8, 40].
+    """
+    sizes, rows = np.unique(round_up(np.asarray(lengths)), return_counts=True)
+    total = np.concatenate([[0], np.cumsum(rows)])
+    # cost[j]: fewest padded tokens of the rows with the j smallest sizes; chosen[j]: the buckets that reach it.
+    cost = [0.0] + [float("inf")] * len(sizes)
+    chosen = [[] for _ in cost]
+    for _ in range(min(count, len(sizes))):
+        step = [min((cost[i] + sizes[j - 1] * (total[j] - total[i]), i) for i in range(j)) for j in range(1, len(cost))]
+        chosen = [[]] + [chosen[i] + [int(sizes[j])] for j, (_, i) in enumerate(step)]
+        cost = [0.0] + [tokens for tokens, _ in step]
+    return chosen[-1]
+
+
+class FilledRows(torch.utils.data.ConcatDataset):
+    """Tokenised rows, and after them `filling` more without a label, which count neither in loss nor gradient.
+
+    These complete the last batch of every rank; accelerate would repeat rows instead, and so train on them twice.
+    sampler: the order of the rows alone. The attribute `order` samples rows and filling.
+    """
+
+    def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler):
+        first = rows[0]
+        blank = first | {name: first[name][:1] for name in ("input_ids", "attention_mask") if name in first}
+        blank |= {"labels": [IGNORE_INDEX]}
+        super().__init__([rows, [blank] * filling])
+        self.order = FilledSampler(sampler, range(len(rows), len(self)))
+
+
+class FilledSampler(torch.utils.data.Sampler):
+    """The row numbers of `sampler` in its order, then those of the filling, in every epoch."""
+
+    def __init__(self, sampler: torch.utils.data.Sampler, filling: range):
+        self.sampler, self.filling = sampler, filling
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.sampler) + len(self.filling)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain(self.sampler, self.filling)
+
+
+@dataclass
+class BucketCollator:
+    """Pads rows {"input_ids", "labels"} to the next of `source_lengths` and to `target_length`, and batches to `rows`.
+
+    The rows that fill up a last batch have no label, and so count neither in loss nor gradient; they attend to one
+    padding token, since a softmax over nothing is NaN. Returns {"input_ids" [B, S], "attention_mask" [B, S],
+    "labels" [B, T], "decoder_input_ids" [B, T]}.
+    """
+
+    pad_token_id: int
+    decoder_start_token_id: int
+    source_lengths: list[int]
+    target_length: int
+    rows: int
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        longest = max(len(row["input_ids"]) for row in rows)
+        source_length = next(length for length in self.source_lengths if length >= longest)
+        input_ids = torch.full((self.rows, source_length), self.pad_token_id)
+        attention_mask = torch.zeros_like(input_ids)
+        attention_mask[:, 0] = 1
+        labels = torch.full((self.rows, self.target_length), IGNORE_INDEX)
+        for number, row in enumerate(rows):
+            input_ids[number, : len(row["input_ids"])] = torch.as_tensor(row["input_ids"])
+            attention_mask[number, : len(row["input_ids"])] = 1
+            labels[number, : len(row["labels"])] = torch.as_tensor(row["labels"])
+        decoder_inputs = shift_right(labels, self.decoder_start_token_id, self.pad_token_id)
+        return dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels, decoder_input_ids=decoder_inputs)
+
+
+def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[int, int], float]) -> list[list[int]]:
+    """Assigns examples of these source and target lengths to rows; returns the numbers of each row's examples.
+
+    First fit, the longest source first: [16, 3, 9, 2], [2, 2, 2, 2] -> [[0], [2, 1, 3]]. No row's sources are longer
+    than the longest single source. The limit for a row's targets is the longest target times 1, 2, 4, ...: the one with
+    the lowest total cost, cost(S, T) of a row times the number of rows, is taken.
+    """
+    lengths = np.stack([sources, targets], axis=1)
+    order = np.argsort(-lengths[:, 0], kind="stable")
+    room, best, least = np.array([round_up(max(sources)), max(targets)]), [], math.inf
+    while True:
+        left, rows = np.tile(room, (len(order), 1)), [[] for _ in order]
+        for number in order.tolist():
+            row = int((left >= lengths[number]).all(axis=1).argmax())  # an empty row always fits
+            left[row] -= lengths[number]
+            rows[row].append(number)
+        rows = [row for row in rows if row]
+        total = len(rows) * cost(*(round_up(int(used)) for used in (room - left).max(axis=0)))
+        if total < least:
+            best, least = rows, total
+        if room[1] >= lengths[:, 1].sum():
+            return best
+        room[1] *= 2
+
+
+@dataclass
+class PackingCollator:
+    """Packs rows {"input_ids", "labels"} of a batch into fewer rows, whose examples do not attend to each other.
+
+    Loss and gradients are those of the padded batch. cost: FLOPs of a row, by its source and target length. Returns
+    {"input_ids" [B, S], "labels" [B, T], "decoder_input_ids" [B, T], "input_segments" [B, S], "target_segments"
+    [B, T]}; segments number a row's examples from 1, and are 0 in padding (modeling/segment_masks.py).
+    """
+
+    pad_token_id: int
+    decoder_start_token_id: int
+    cost: Callable[[int, int], float]
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        sources, targets = ([torch.as_tensor(row[name]) for row in rows] for name in ("input_ids", "labels"))
+        assigned = share_out([len(ids) for ids in sources], [len(labels) for labels in targets], self.cost)
+        segment_of = {number: place for numbers in assigned for place, number in enumerate(numbers, start=1)}
+
+        def packed(examples: list[torch.Tensor], padding: int) -> torch.Tensor:
+            """The examples of each row one after another, padded to one length."""
+            rows = [torch.cat([examples[number] for number in numbers]) for numbers in assigned]
+            length = round_up(max(map(len, rows)))
+            return torch.stack([F.pad(row, (0, length - len(row)), value=padding) for row in rows])
+
+        def segments(examples: list[torch.Tensor]) -> torch.Tensor:
+            return packed([torch.full_like(ids, segment_of[number]) for number, ids in enumerate(examples)], 0)
+
+        decoder_inputs = [shift_right(labels, self.decoder_start_token_id, self.pad_token_id) for labels in targets]
+        return {
+            "input_ids": packed(sources, self.pad_token_id),
+            "input_segments": segments(sources),
+            "labels": packed(targets, IGNORE_INDEX),
+            "target_segments": segments(targets),
+            "decoder_input_ids": packed(decoder_inputs, self.pad_token_id),
+        }
+
+
+def padding_collator(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> Callable:
+    """transformers' collator, which pads the rows of a task to the longest, with what features add to a batch."""
+    collator: Callable = DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=MULTIPLE)
+    for feature in features_of_tasks():
+        collator = feature.collator(collator)
+    return collator
+
+
+def train_collator(
+    rows: torch.utils.data.Dataset, args: FineTuningArguments, model: PreTrainedModel
+) -> BucketCollator | PackingCollator | None:
+    """The collator for training alone, or None to pad to the longest row. `--packing true`: several examples in a row,
+    for which the model is prepared. `--length_buckets N`: batches of `args.train_batch_size` rows in N shapes."""
+    padding = model.config.pad_token_id, model.config.decoder_start_token_id
+    if args.packing:
+        enable_packing(model)
+        return PackingCollator(*padding, cost=partial(flops_per_sequence, model.config))
+    if not args.length_buckets:
+        return None
+    lengths = bucket_lengths(row_lengths(rows), args.length_buckets)
+    (longest,) = bucket_lengths(row_lengths(rows, "labels"), 1)
+    return BucketCollator(*padding, lengths, longest, args.train_batch_size)

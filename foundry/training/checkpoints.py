@@ -1,0 +1,472 @@
+"""Checkpoints that are whole or do not exist: writing, checking and finding them, and what resuming needs.
+
+    _saving/checkpoint-40/   a checkpoint while it is being written
+    checkpoint-40/           the same after manifest and fsync: it appears by one rename
+
+A process killed at any moment leaves either no checkpoint-40 or a whole one. If a disk damages it afterwards, the
+manifest (common/whole_folders.py) shows that when a run resumes: the damaged checkpoint is named and skipped.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import random
+import re
+import socket
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import PretrainedConfig
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_pt_utils import safe_globals
+
+from constants import TASK_RECORD
+from foundry.arguments.text import CORRUPTION_FLAGS
+from foundry.arguments.training import T5TrainingArguments, global_batch_size, warmup_of
+from foundry.common.command_line import RESUME_NEWEST, check_folder
+from foundry.common.errors import UserError
+from foundry.common.processes import check_alike, is_first_process, print_once
+from foundry.common.reports import first_line, is_secret, read_json
+from foundry.common.whole_folders import (
+    MANIFEST,
+    SAVING,
+    checkpoints_of,
+    damage,
+    discard,
+    newest_whole_checkpoint,
+    step_of,
+)
+from foundry.features import Features
+from foundry.training.output_lock import LOCK, lock_output_dir, unlock_output_dir
+
+NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint that ask for no resume
+GIVEN_UP = "_given_up-"  # how a checkpoint is renamed if the run resumes from an earlier one
+RUN_FILES = (
+    "metrics.jsonl",
+    "all_results.json",
+    "run.json",
+    "loss.png",
+    "predictions.jsonl",
+    "trackers.json",
+    "samples.md",
+    "README.md",
+)
+LOG_FOLDERS = ("tensorboard", "wandb")  # of trackers
+
+
+# ---------------------------------------------------------------- deleting
+def rotate(newest: Path, keep: int | None, best: str | None) -> None:
+    """Deletes the oldest checkpoints until `keep` are left (None or 0: deletes none). The one just written, `newest`,
+    and the best one always stay."""
+    checkpoints = checkpoints_of(newest.parent)
+    earlier = [c for c in checkpoints if c != newest and (not best or c != Path(best))]
+    surplus = max(0, len(checkpoints) - keep) if keep else 0
+    for checkpoint in earlier[:surplus]:
+        discard(checkpoint)
+
+
+# ---------------------------------------------------------------- resuming
+def prepare_output_dir(args: T5TrainingArguments) -> str | None:
+    """The checkpoint to resume from, or None. UserError unless `--output_dir` is empty, resumed or overwritten, and
+    the checkpoint is whole and readable.
+
+    A job that SLURM, torchrun or a W&B sweep restarted resumes from its newest whole checkpoint; if there is none yet,
+    from the one that `--resume_from_checkpoint` names, or from step 0. Rank 0 decides for all, and locks the folder if
+    it exists. Nothing is deleted yet: see `old_files`.
+    """
+    checkpoint = wrong = probe = None
+    if is_first_process():
+        try:
+            check_folder("--output_dir", args.output_dir)
+            lock_output_dir(args)
+            checkpoint = _checkpoint_to_resume(args)
+            check_saved_state(args, checkpoint)
+            _check_links(Path(args.output_dir), checkpoint)
+            probe = _probe(args)
+        except (ValueError, OSError) as error:
+            unlock_output_dir(args)
+            wrong = str(error)
+    checkpoint, wrong, name = broadcast_object_list([checkpoint, wrong, probe and Path(probe.name).name])
+    if wrong is not None:
+        raise UserError(wrong)
+    if name:
+        with probe or contextlib.nullcontext():  # closing it deletes the file, once all processes have looked for it
+            _check_shared(Path(args.output_dir).absolute(), name)
+    return checkpoint
+
+
+def _check_links(folder: Path, checkpoint: str | None) -> None:
+    """UserError if what the run would add to leads out of its folder. Other links are replaced, not written through."""
+    for name in (*LOG_FOLDERS, *(RUN_FILES if checkpoint else ())):
+        if (folder / name).is_symlink():
+            raise UserError(
+                f"--output_dir {folder}: {name} is a link, and a run writes into its own folder alone. Put a copy in "
+                "its place (curves elsewhere: TENSORBOARD_LOGGING_DIR, WANDB_DIR)"
+            )
+
+
+def _probe(args: T5TrainingArguments) -> IO | None:
+    """An empty file in --output_dir or, until that exists, in the nearest folder above it. The other processes look for
+    it; closing it deletes it. None if no other process would save or read there."""
+    if args.world_size == 1 or args.save_strategy == "no":
+        return None
+    folder = Path(args.output_dir).absolute()
+    existing = next(place for place in (folder, *folder.parents) if place.is_dir())
+    return tempfile.NamedTemporaryFile(prefix=".t5_shared_", dir=existing)
+
+
+def _check_shared(folder: Path, name: str) -> None:
+    """UserError in every process unless all of them see the file of `_probe` in the folder or above it. Each process
+    saves its part of a checkpoint there, and reads the whole checkpoint to resume or to load the best model."""
+    is_seen = any((place / name).exists() for place in (folder, *folder.parents))
+    hosts = gather_object([None if is_seen else socket.gethostname()])
+    if without := sorted({host for host in hosts if host}):
+        raise UserError(
+            f"--output_dir {folder} on {', '.join(without)} is not the folder that the first process has: "
+            "every process saves its part of a checkpoint there, so name a folder on a disk that all "
+            "nodes share (without one: --save_strategy no)"
+        )
+
+
+def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
+    folder, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
+    if is_restart(folder):  # by the command of its first start: a checkpoint saved since then takes precedence
+        newest = newest_whole_checkpoint(folder)
+        if newest is not None or checkpoint in NOT_RESUMED:
+            print_once(f"restarted: {f'resuming from {newest}' if newest else 'no checkpoint yet, from step 0'}")
+            return str(newest) if newest else None
+    if checkpoint not in NOT_RESUMED:
+        if checkpoint in (RESUME_NEWEST, "true", "True"):
+            checkpoint = newest_whole_checkpoint(folder)
+            if checkpoint is None:
+                raise UserError(f"--resume_from_checkpoint: there is no whole checkpoint-* folder in {folder}")
+        elif not Path(checkpoint).is_dir():
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: no such folder")
+        elif reason := damage(Path(checkpoint)):
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
+        return str(checkpoint)
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
+        raise UserError(
+            f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
+            "--overwrite_output_dir, or name another folder"
+        )
+    return None
+
+
+def check_saved_state(args: T5TrainingArguments, checkpoint: str | None) -> None:
+    """UserError unless a checkpoint holds the states of optimizer and schedule, and every file that a resume reads can
+    be read without running code that the file contains."""
+    if checkpoint is None:
+        return
+    folder = Path(checkpoint)
+    if not (folder / MANIFEST).is_file():
+        print_once(f"{folder} has no {MANIFEST}: whether its files are whole cannot be checked")
+    missing = [name for name in ("optimizer.pt", "scheduler.pt") if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: it has no {' and no '.join(missing)} (saved with "
+            "--save_only_model?), without which optimizer and schedule would restart: take only the weights with "
+            f"--model_name_or_path {checkpoint}"
+        )
+    for pattern, read in _READERS.items():
+        for path in sorted(folder.glob(pattern)):
+            _check_readable(path, read, f"take only the weights with --model_name_or_path {checkpoint}")
+    if "nvme" in str(args.deepspeed and args.hf_deepspeed_config.get_value("zero_optimization.offload_optimizer")):
+        raise UserError(
+            f"--deepspeed {args.deepspeed}: a run with offload_optimizer to nvme cannot resume, since saved states "
+            "cannot be put there: make it cpu"
+        )
+
+
+def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> None:
+    """UserError if a checkpoint's file cannot be read, or if reading it would run code, which a pickle can contain.
+    transformers refuses the latter too, but with a traceback."""
+    try:
+        read(path)
+    except Exception as error:  # damaged bytes can make a reader raise anything
+        called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and called:
+            problem = f"reading it would call {called[1]}, which can be any code of its author"
+        else:
+            problem = "it is damaged"
+            if not isinstance(error, pickle.UnpicklingError):  # torch's message would advise weights_only=False
+                problem += f" ({type(error).__name__}: {first_line(error)})"
+        raise UserError(f"--resume_from_checkpoint {path}: {problem}; {advice}") from None
+
+
+def _tensors(path: Path) -> Any:
+    """The content of a file of torch.save. Raises an error if it holds more than tensors, plain values and random
+    states."""
+    with safe_globals():
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def _optimizer(path: Path) -> None:
+    state = _tensors(path)
+    _ = state["state"].keys(), [group["lr"] for group in state["param_groups"]]
+
+
+def _random_numbers(path: Path) -> None:
+    state = _tensors(path)
+    random.Random().setstate(state["python"])
+    np.random.RandomState().set_state(state["numpy"])
+    torch.Generator().set_state(state["cpu"])
+
+
+def _losses(path: Path) -> None:
+    state = read_json(path)
+    _ = float(state["running_loss"]), float(state["total_loss"]), int(state["last_logged_step"])
+    _ = state["owed_evaluation"] is None or state["owed_evaluation"]["save_was_due"]
+
+
+# {file that a resume reads: function that raises an error if it is unreadable}
+_READERS: dict[str, Callable[[Path], object]] = {
+    "trainer_state.json": TrainerState.load_from_json,
+    "loss_state_*.json": _losses,
+    "optimizer.pt": _optimizer,
+    "scheduler.pt": lambda path: _tensors(path).keys(),
+    "rng_state*.pth": _random_numbers,
+    "pytorch_model*.bin": _tensors,
+}
+
+
+def check_same_features(checkpoint: str | None, features: Features) -> None:
+    """UserError if a feature of a resumed run is not as it was in the checkpoint's run."""
+    if run := run_of(checkpoint):
+        for feature in features.all:
+            feature.check_resumed(checkpoint, run)
+
+
+def old_files(args: T5TrainingArguments, checkpoint: str | None) -> list[Path]:
+    """The existing files and folders that this run deletes: the half-written checkpoint of a killed run and, unless
+    this run resumes, all files of an earlier run. [] on ranks other than 0 and for a `--dry_run`."""
+    if args.dry_run or not is_first_process():
+        return []
+    folder = Path(args.output_dir)
+    paths = [folder / SAVING]
+    if checkpoint is None:
+        paths += [*folder.glob("checkpoint-*"), *folder.glob(f"{GIVEN_UP}*")]
+        paths += (folder / name for name in (*RUN_FILES, TASK_RECORD))
+        paths += (folder / "tensorboard").rglob("*.tfevents.*")  # otherwise both runs' curves are drawn as one
+    return [path for path in paths if path.exists() or path.is_symlink()]
+
+
+def give_up_later(output_dir: Path, checkpoint: str) -> None:
+    """Renames the checkpoints later than the one from which a run resumes: damaged ones or, if the user named an
+    earlier checkpoint, whole ones too. Otherwise the next resume would start from them."""
+    resumed, step = Path(checkpoint).resolve(), read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
+    for later in checkpoints_of(output_dir):
+        if step_of(later) >= step and later.resolve() != resumed:
+            kept = next(path for n in itertools.count(1) if not (path := _given_up(later, n)).exists())
+            print_once(f"{later} is now called {kept.name}: the run resumes before it")
+            later.rename(kept)
+
+
+def _given_up(checkpoint: Path, number: int) -> Path:
+    return checkpoint.with_name(f"{GIVEN_UP}{f'{number}-' if number > 1 else ''}{checkpoint.name}")
+
+
+# Fields of config.json that decide the shapes of the weights, and what the weights mean.
+_SHAPE = (
+    "model_type",
+    "d_model",
+    "d_kv",
+    "d_ff",
+    "num_heads",
+    "num_layers",
+    "num_decoder_layers",
+    "vocab_size",
+    "feed_forward_proj",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+    "tie_word_embeddings",
+    "hidden_size",
+    "head_dim",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "layer_types",
+    "sliding_window",
+)
+# Flags that decide which tensors the optimizer's state is for, which examples come next, how they are corrupted, and
+# what their loss is.
+_DECISIVE = (
+    "optim",
+    "train_only",
+    "seed",
+    "data_seed",
+    *CORRUPTION_FLAGS,
+    "mixing",
+    "mixing_cap",
+    "mixing_temperature",
+    "train_sampling_strategy",
+    "length_buckets",
+)
+# Flags that decide which part of a text is trained on. (A text's fingerprint covers all of it, but a task's covers only
+# its training rows.)
+_DECIDES_PART = (
+    "text_column",
+    "input_ids_column",
+    "max_train_samples",
+    "validation_split_percentage",
+    "validation_split_count",
+)
+# Flags that may differ between nodes: paths, and settings that change no result.
+_OF_A_NODE = (
+    "local_rank",
+    "output_dir",
+    "overwrite_output_dir",
+    "overwrite_cache",
+    "resume_from_checkpoint",
+    "report_to",
+    "disable_tqdm",
+    "dataloader_num_workers",
+    "preprocessing_num_workers",
+)
+
+
+def check_same_flags(*groups: object) -> None:
+    """UserError in every process unless all were started with the same flags. Values that are paths may differ between
+    nodes. groups: the parsed dataclasses."""
+    values = {name: value for group in groups for name, value in vars(group).items()}
+    given = [name for group in groups for name in getattr(group, "given", ())]
+    names = {*gather_object(given)} - {*_OF_A_NODE}
+    shown = {f"--{name}": str(values.get(name)) for name in sorted(names) if not is_secret(name)}
+    compared = {name: "a file" if os.sep in value else value for name, value in shown.items()}
+    check_alike(compared, "start the run with the same flags on every node")
+
+
+def check_resumed(
+    checkpoint: str | None, config: PretrainedConfig, fingerprints: dict[str, str], *groups: object
+) -> None:
+    """UserError unless all processes have the same data, and a run of this model, data and flags can resume from the
+    checkpoint.
+
+    config: the model's. fingerprints: hashes of data and tokenizer, by name. groups: the parsed dataclasses. Flags and
+    data are compared only as far as the run.json beside the checkpoint records them.
+    """
+    check_alike({f"contents of {name}": found for name, found in fingerprints.items()}, "give all nodes the same files")
+    if checkpoint is None:
+        return
+    run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
+    shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
+    flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
+    decisive = _DECISIVE
+    if "objective" in now:  # pre-training
+        decisive += _DECIDES_PART
+    for group in groups:
+        decisive += tuple(getattr(group, "decisive", ()))
+    if now.get("length_buckets"):  # each micro-batch has rows of one bucket only
+        decisive += ("per_device_train_batch_size",)
+    keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]
+    compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
+    if saved:
+        # Without a validation text, a part of the training text is held out.
+        had, has = ("yes" if "validation" in found else "no" for found in (saved, fingerprints))
+        compared.append(("a validation text of its own", had, has))
+    contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
+    compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
+    compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
+    for what, before, found in compared:
+        if before != found:
+            raise UserError(
+                f"--resume_from_checkpoint {checkpoint}: {what}: {before} in its run, {found} now: resume "
+                "with the flags and files of its run, or take only the weights with --model_name_or_path "
+                f"{checkpoint}"
+            )
+
+
+def _flat(config: dict) -> dict:
+    """{"a": 1, "encoder": {"a": 2}} -> {"a": 1, "encoder.a": 2}."""
+    parts = {key: _flat(value) for key, value in config.items() if isinstance(value, dict)}
+    nested = {f"{key}.{name}": value for key, part in parts.items() for name, value in part.items()}
+    return {key: value for key, value in config.items() if key not in parts} | nested
+
+
+def run_of(checkpoint: str | None) -> dict:
+    """The run.json beside a checkpoint; {} without a checkpoint, or where there is no such file."""
+    return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
+
+
+def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int) -> list[str]:
+    """A line for each setting that a resumed run of `steps` steps changes: length, schedule and warm-up (another
+    learning rate from here on), sequences per step (other examples), number of processes (other random numbers for
+    dropout)."""
+    if checkpoint is None:
+        return []
+    state, run = read_json(Path(checkpoint) / "trainer_state.json"), run_of(checkpoint)
+    now = {"steps": steps, "schedule": str(args.lr_scheduler_type), "warm-up steps": warmup_of(vars(args), steps)}
+    now |= {"sequences per step": global_batch_size(args), "processes": args.world_size}
+    before = {"steps": state["max_steps"], "sequences per step": run.get("sequences_per_step")}
+    before["processes"] = len(list(Path(checkpoint).glob("loss_state_*.json"))) or None
+    if "lr_scheduler_type" in run.get("arguments", {}):
+        before["schedule"] = run["arguments"]["lr_scheduler_type"]
+        before["warm-up steps"] = warmup_of(run["arguments"], state["max_steps"])
+    changed = [name for name, value in now.items() if before.get(name) not in (None, value)]
+    return [f"{name}: {now[name]} from here on, {before[name]} before" for name in changed]
+
+
+def _recorded(path: Path) -> dict:
+    """The content of a JSON file; {} if it cannot be read, such as when the checkpoint was moved away from it."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def this_job() -> dict[str, str]:
+    """Marks of this process's job that stay the same when SLURM, torchrun or a W&B sweep starts it again. run.json
+    keeps them."""
+    torchrun = os.environ.get("TORCHELASTIC_RUN_ID")
+    if torchrun == "none":  # started without --rdzv-id
+        import psutil
+
+        began = psutil.Process(os.getppid()).create_time()
+        torchrun = f"process {os.getppid()} on {socket.gethostname()}, since {began:.2f}"
+    trial = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+    marks = {"slurm": os.environ.get("SLURM_JOB_ID"), "torchrun": torchrun, "wandb": trial}
+    return {kind: mark for kind, mark in marks.items() if mark}
+
+
+def is_restart(folder: Path) -> bool:
+    """Whether this job was started before, and the run in its --output_dir is its own. An earlier run is another's: a
+    job with `--overwrite_output_dir` may have been stopped before it replaced that."""
+    counts = {"slurm": "SLURM_RESTART_COUNT", "torchrun": "TORCHELASTIC_RESTART_COUNT"}
+    counts = {kind: os.environ.get(name, "0") for kind, name in counts.items()}
+    restarted = [kind for kind, count in counts.items() if count.isdigit() and int(count) > 0]
+    now, run = this_job(), _recorded(folder / "run.json")
+    if not run:
+        return bool(restarted)
+    own = run.get("job") or {}
+    return any(own.get(kind) == now.get(kind) for kind in [*restarted, *({"wandb"} & now.keys())])
+
+
+# ---------------------------------------------------------------- the loss that is being averaged
+def save_loss_state(folder: Path, rank: int, state: dict) -> None:
+    """Writes what Trainer does not save, so that a resumed run logs the same means: {"running_loss": this rank's sum of
+    losses since the last log, "total_loss": sum up to that log, "last_logged_step", "owed_evaluation", and perhaps
+    lists of sums, of callbacks of features}."""
+    (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+
+def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
+    """What `save_loss_state` wrote for this rank; if the number of ranks has changed, the first rank's with the means
+    of the sums over all ranks. None if nothing was saved."""
+    states = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("loss_state_*.json"))]
+    if not states:
+        return None
+    if len(states) == num_ranks:
+        return json.loads((folder / f"loss_state_{rank}.json").read_text(encoding="utf-8"))
+    mean = {"running_loss": sum(state["running_loss"] for state in states) / len(states)}
+    for name in (name for name, value in states[0].items() if isinstance(value, list)):
+        mean[name] = np.mean([state[name] for state in states], axis=0).tolist()
+    return states[0] | mean

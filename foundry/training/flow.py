@@ -1,0 +1,87 @@
+"""Callbacks that decide when T5Trainer logs, evaluates, saves and ends, and that restore the state of a resumed run."""
+
+from pathlib import Path
+
+from torch._inductor.codecache import cache_dir
+from torch.utils.data import DataLoader
+from transformers import DefaultFlowCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+
+from foundry.arguments.training import T5TrainingArguments, best_metric_key
+from foundry.common.processes import finish_process_group, print_once
+from foundry.modeling.layers import checkpoint_blocks_only
+
+
+class ResumeCallback(TrainerCallback):
+    """Restores what Trainer does not in a resumed run, and sets the epochs of a stream, which Trainer cannot know."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: T5TrainingArguments, state: TrainerState, *_, **__) -> None:
+        """Restores the losses since the last log, so that the next log has the same mean as without interruption, and
+        finds the best checkpoint beside the resumed one, even if their folder was moved. The steps between logs,
+        evaluations and saves, and the metric of the best checkpoint, follow the flags given now."""
+        self.trainer.restore_loss_state()
+        if resumed := self.trainer._resumed_from:
+            _take_steps_of_flags(self.trainer.args, state)
+            key, lines = best_metric_key(self.trainer.args), state.log_history
+            values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
+            state.best_metric = values[0] if values else None
+            self.trainer._find_best(Path(resumed).parent)
+        how = args.activation_checkpointing_kwargs or {}
+        checkpoint_blocks_only(self.trainer.model, reentrant=how.get("use_reentrant", False))
+
+    def on_epoch_begin(self, _args, state: TrainerState, *_, train_dataloader: DataLoader, **__) -> None:
+        """Sets the sampler's epoch. Trainer does so too, but not if several ranks resume within an epoch: the loader
+        that skips the batches already seen adds a wrapper, behind which Trainer does not reach the sampler."""
+        train_dataloader.set_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
+        """Sets the epochs of a stream. Trainer does not know its length, and would log fractions of --max_steps."""
+        if hasattr(self.trainer.train_dataset, "epochs_done"):
+            state.epoch = self.trainer.train_dataset.epochs_done()
+
+
+def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
+    """Sets a resumed run's steps between logs, evaluations and saves to those of its flags, and prints those that
+    differ from the checkpoint's."""
+    names = ("logging_steps", "eval_steps", "save_steps")
+    before = {name: getattr(state, name) for name in names}
+    state.compute_steps(args, state.max_steps)
+    for name, steps in before.items():
+        if getattr(state, name) != steps:
+            print_once(f"--{name} {getattr(state, name):g} from here on, {steps:g} before")
+
+
+class FlowCallback(DefaultFlowCallback):
+    """Trainer's DefaultFlowCallback, except that the log, evaluation and save at the end of an epoch are part of the
+    epoch's last step.
+
+    Trainer makes them after that step. A checkpoint that the step saves would then lack the epoch's log and evaluation,
+    and a run that resumes from it would not make up for them. Trainer makes them also when a signal ends the run within
+    an epoch: the run would evaluate first, though it may be killed within seconds.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.has_ended = trainer, False
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        counts_epochs = not hasattr(self.trainer.train_dataset, "epochs_done")  # a stream has no epochs that end
+        self.has_ended = state.global_step >= state.max_steps or (counts_epochs and state.epoch == int(state.epoch))
+        if self.has_ended:
+            super().on_epoch_end(args, state, control, **kwargs)
+
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if not self.has_ended and self.trainer.preemption.reason is None:  # left early, such as by early stopping
+            super().on_epoch_end(args, state, control, **kwargs)
+
+
+class PrecompileCallback(TrainerCallback):
+    """Ends a run with `--precompile` after two steps, when the compiler's cache is filled."""
+
+    def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
+        if state.global_step >= 2:
+            print_once(f"--precompile: compiled in two steps and kept in {cache_dir()}; nothing else was written")
+            finish_process_group()
+            raise SystemExit(0)

@@ -1,0 +1,1 @@
+"""Tools beside training: searches, tables and pictures of runs, the size of the house. No training needs them."""
