@@ -2,12 +2,14 @@
 
 import ast
 import csv
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 from unittest import mock
 
@@ -15,8 +17,8 @@ import yaml
 from absl.testing import parameterized
 
 import constants
-from common import commands
-from common.reports import environment_record
+from foundry.common import commands
+from foundry.common.reports import environment_record
 
 ROOT = Path(constants.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -58,17 +60,17 @@ class RepositoryTest(parameterized.TestCase):
             self.assertIn(path.name, f"{named} LOG.md")
 
     def test_every_script_is_a_command_when_installed(self):
-        scripts = scripts_in("*.py") | scripts_in("features/*/*.py") - {"pairs"}  # makes the data of one study
+        scripts = set().union(*(scripts_in(f"{place}/*.py") for place in commands.PLACES)) - {"pairs", "house"}
         self.assertEqual(set(PROJECT["project"]["scripts"]), scripts)
         (entry,) = set(PROJECT["project"]["scripts"].values())
         self.assertEqual(entry, f"t5_foundry.common.commands:{commands.run_script.__name__}")
         self.assertEqual(PROJECT["tool"]["setuptools"]["package-dir"], {"t5_foundry": "."})
-        inits = [path for pattern in ("*", "*/*") for path in ROOT.glob(f"{pattern}/__init__.py")]
+        inits = [path for pattern in ("*", "*/*", "*/*/*") for path in ROOT.glob(f"{pattern}/__init__.py")]
         folders = {path.parent.relative_to(ROOT) for path in inits}
         packages = {".".join(("t5_foundry", *folder.parts)) for folder in folders} | {"t5_foundry"}
         self.assertCountEqual(PROJECT["tool"]["setuptools"]["packages"], packages)
 
-    @parameterized.parameters(*((name,) for name in ("plot_runs", *scripts_in("features/*/*.py"))))
+    @parameterized.parameters(*((name,) for name in ("evaluate_t5", "plot_runs", "adapt_decoder")))
     def test_a_command_is_the_script_of_its_name(self, name):
         started = mock.Mock(side_effect=SystemExit)
         argv = [f"/somewhere/bin/{name}", "--runs", "a b"]
@@ -85,6 +87,22 @@ class RepositoryTest(parameterized.TestCase):
         self.assertEqual(started.call_args.args[1][2:], argv[1:])
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn(f"{name}.py", done.stdout)
+
+    def test_the_package_has_its_names(self):
+        spec = importlib.util.spec_from_file_location("t5_foundry", ROOT / "__init__.py")
+        package = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
+        self.assertIs(package.DATASET_VALS, constants.DATASET_VALS)
+        for name in package.__all__:
+            self.assertIn(getattr(package, name).__name__ if name != "DATASET_VALS" else name, (name,))
+        with self.assertRaisesRegex(AttributeError, "t5_foundry has no T6Trainer"):
+            self.assertIsNone(package.T6Trainer)
+        other = types.SimpleNamespace(__file__=str(self.folder / "constants.py"))
+        with (
+            mock.patch.dict(sys.modules, constants=other),
+            self.assertRaisesRegex(ImportError, "constants is .*another"),
+        ):
+            self.assertIsNone(package.DATASET_VALS)
 
     def test_files_that_the_code_reads_are_installed(self):
         data = PROJECT["tool"]["setuptools"]["package-data"].items()
