@@ -37,7 +37,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
+from constants import DATASET_VALS, TASK_RECORD
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.own_pairs import OWN, names_own_pairs
 from foundry.arguments.task import TaskArguments, check_task, check_tasks, split_task
@@ -66,6 +66,7 @@ from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import load_tokenizer, named_tokenizer
 from foundry.features import Features, features_of, features_of_tasks, recorded_types
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
+from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
@@ -106,7 +107,7 @@ class EvaluationArguments:
     )
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     attn_implementation: str | None = option(
-        None, "Attention; t5_fused evaluates with sdpa. Not set: transformers'.", choices=ATTENTION_IMPLEMENTATIONS
+        None, "Attention. Not set: transformers' choice.", choices=attention_names()
     )
     split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
     interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")

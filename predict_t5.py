@@ -32,7 +32,7 @@ from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from constants import ATTENTION_IMPLEMENTATIONS, TASK_RECORD
+from constants import TASK_RECORD
 from foundry.arguments.own_pairs import column_names, prefix_of
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import Flags, check_folder, exit_on_user_error, option, parse_arguments
@@ -45,6 +45,7 @@ from foundry.corpora.files import check_file
 from foundry.corpora.preview import UNCUT, Shown, described_spread, print_preview, spread
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import Features, features_of
+from foundry.modeling.attentions import attention_names
 from tasks.answering import Engine, Plan, answer_window, summary, tokenised, with_transformers
 from tasks.examples import answer_length, class_label_ids
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
@@ -75,7 +76,7 @@ class PredictionArguments:
     backend: str = option("transformers", "Library that generates.", choices=("transformers", *BACKENDS))
     bf16: bool = option(False, "Weights in bfloat16; autocast to it where they are held in fewer bytes.")
     attn_implementation: str | None = option(
-        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
+        None, "Attention. Not set: transformers' choice.", choices=attention_names()
     )
     use_cpu: bool = option(False, "Generate on the CPU even if there is a GPU.")
     seed: int = option(42, "Seed of --do_sample.", at_least=0)

@@ -33,13 +33,14 @@ import transformers
 
 from benchmarks import inputs, kernels, mistakes, plan, scripts, step, step_profile, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
-from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS, OPTIMIZERS
+from constants import HARDWARE_PEAKS, OPTIMIZERS
 from foundry.common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
 from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
 from foundry.common.processes import has_amx, run_script
 from foundry.common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from foundry.features import features_of
+from foundry.modeling.attentions import attention_names
 
 
 # ---------------------------------------------------------------- parts
@@ -107,6 +108,8 @@ PARTS = {
         dict(model="t5-v1_1-xl", batch=16, source_length=512),
     ),
 }
+if "t5_fused" not in attention_names():
+    del PARTS["kernels"]
 PARTS |= {name: Part(*part) for kind in features_of("benchmarks") for name, part in kind().parts().items()}
 # The command gpu: {--part: (command, its flags, share of --minutes after which it begins nothing new)}, in this order.
 SUITE = {
@@ -121,6 +124,7 @@ SUITE = {
     "step_small": ("step", dict(model="t5-v1_1-small"), 1.0),
     "step_large": ("step", dict(model="t5-v1_1-large"), 1.0),
 }
+SUITE = {name: entry for name, entry in SUITE.items() if entry[0] in PARTS}
 SUITE_FOLDER, SUITE_MINUTES = "out/gpu", 25.0  # where nothing else is given
 # What a training run has on a GPU, and what a CPU does in seconds.
 DEFAULTS = {
@@ -203,7 +207,7 @@ class BenchmarkArguments:
     network: float | None = option(None, "GB/s between machines, for each GPU. Not set: the same.", above=0)
     disk: float = option(2.0, "GB/s at which a process writes a checkpoint, assumed.", above=0)
     accumulation: int = option(1, "Micro-batches of a step.", at_least=1)
-    attention: str = option("t5_fused", "Of the plan.", choices=ATTENTION_IMPLEMENTATIONS)
+    attention: str = option(attention_names()[-1], "Of the plan.", choices=attention_names())
     optim: str = option("adamw_torch", "Of the plan.", choices=OPTIMIZERS)
     mfu: float = option(0.45, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
 

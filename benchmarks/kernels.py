@@ -18,19 +18,18 @@ from benchmarks.measure import benchmark_config, interleaved, product_rate, sett
 from benchmarks.scripts import run_script
 from data_collator_t5 import compute_input_and_target_lengths
 from foundry.common.reports import read_json
-from foundry.modeling.kernels.bias_gradient import lower_triangle
-from foundry.modeling.kernels.fused_attention import attention
+from foundry.modeling.attentions import register_attention
 
 PARITY_SECONDS = 60.0  # after this time the comparison with float64 begins no further case
 
 
 def parity_row(device: torch.device) -> dict:
-    """A row from the report of tests/support/check_attention.py, which compares every attention kernel of this machine
-    with float64."""
+    """A row from the report of features/fused_attention/check_attention.py, which compares
+    every attention kernel of this machine with float64."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "parity.json")
         words = ["--device", device.type, "--output", str(file), "--seconds", str(PARITY_SECONDS)]
-        code = run_script("tests/support/check_attention.py", words, Path(folder, "log"), wrong=1)
+        code = run_script("features/fused_attention/check_attention.py", words, Path(folder, "log"), wrong=1)
         row = {"name": "parity", "what": "attention kernels, against float64", "ours": True} | read_json(file)
     return row | ({"error": f"{row['wrong']} of {row['checked']} are wrong"} if code else {})
 
@@ -38,7 +37,12 @@ def parity_row(device: torch.device) -> dict:
 # ---------------------------------------------------------------- attention of a layer, forward and backward
 def ours(q, k, v, bias, causal: bool):
     """t5_fused."""
-    return attention(q, k, v, bias, None, causal, 1.0)[0]
+    return torch.ops.t5_foundry.biased_attention(q, k, v, bias, None, causal, 1.0)[0]
+
+
+def lower_triangle(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """[Q, K], True where a query may attend: to keys up to its own position."""
+    return torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
 
 
 def flex(q, k, v, bias, causal: bool):
@@ -88,6 +92,7 @@ def measure_kernels(args: Namespace) -> dict:
     """The parity row; then, for the encoder's and the decoder's self-attention and each of WAYS, milliseconds of
     forward and backward pass with the bias's gradient, and the largest error against eager float32. `flex_ratio` is the
     time of FlexAttention divided by ours."""
+    register_attention("t5_fused")
     config = benchmark_config(args.model)
     target = compute_input_and_target_lengths(args.source_length, 0.15, 3.0)[1]
     rows, dtype = [parity_row(args.device)], torch.bfloat16 if args.bf16 else torch.float32

@@ -29,10 +29,12 @@ from transformers import T5Config
 from benchmarks import measure
 from benchmarks.measure import NotAvailableError
 from benchmarks.scripts import ROOT, measure_apart, run_script
+from constants import ATTENTION_IMPLEMENTATIONS
 from data_collator_t5 import T5DataCollator
 from foundry.common.errors import UserError
 from foundry.common.reports import read_json
 from foundry.model_t5 import set_dropout
+from foundry.modeling.attentions import attention_names
 from foundry.runs.speed import attention_on_a_cpu
 from foundry.trainer_t5 import set_up_step
 from foundry.training.optimizers import optimizer_class_and_kwargs
@@ -67,7 +69,7 @@ STEP_OPTIONS = dict(bf16_residual=False, z_loss=0.0, loss_chunk_size=0)
 PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)
 PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False)
 _GRAPHS, _TUNED, _TWICE = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune"), dict(batch_factor=2)
-_OURS = dict(attention="t5_fused", ours=True)
+_OURS = dict(attention=attention_names()[-1], ours=True)
 TOP = "batch_2x"  # the highest rung of the ladder; rungs on top of it are measured only if --rows names them
 # Our step and its strongest peers, then both with twice the batch.
 HEADLINE = ("ours", "eager", "compile", TOP, "peer_batch_2x", "peer_sdpa_batch_2x")
@@ -228,7 +230,7 @@ def first_steps(
     function of the batch alone. ArithmeticError if gradients differ from the reference by more than it allows."""
     settings = settings_of(rung.name, args.alone)
     settings["compile"] &= args.compile
-    if settings["attention"] == "t5_fused" and args.device.type == "cpu":
+    if settings["attention"] not in ATTENTION_IMPLEMENTATIONS and args.device.type == "cpu":
         settings["attention"] = attention_on_a_cpu(args.source_length)
     batches, expected = measure.random_batches(config, batch, args.source_length, 4, args.device), reference(batch)
     if args.device.type == "cuda":

@@ -34,6 +34,7 @@ from foundry.common.errors import UserError
 from foundry.common.processes import cores_here
 from foundry.corpora.chunks import ChunkDataset
 from foundry.model_t5 import flops_per_sequence
+from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.modeling.segment_masks import enable_packing
 from foundry.runs.speed import MOST_WORKERS, PREFETCHED, Batches, decide_speed, job_of, use_speed
@@ -79,7 +80,7 @@ PRE_TRAINING = {
 }
 _SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
-_FAST = dict(pads="buckets", ours=True, attention="t5_fused")
+_FAST = dict(pads="buckets", ours=True, attention=attention_names()[-1])
 _LEAN = dict(bf16_residual=True, torch_compile=True)
 _COMPILED = "the same, --torch_compile, bf16 residual stream"
 _GRAPHS = _LEAN | dict(torch_compile_mode="reduce-overhead")

@@ -35,7 +35,6 @@ from transformers import (
     T5Config,
 )
 
-import foundry.modeling.attention  # noqa: F401 (registers --attn_implementation t5_fused)
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from foundry.common.command_line import check_value, parse_yaml
 from foundry.common.errors import UserError
@@ -44,6 +43,7 @@ from foundry.common.reports import human_bytes
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer
 from foundry.features import NO_FEATURES, Features, adapters
+from foundry.modeling.attentions import attention_names, register_attention
 from foundry.modeling.families import families, family_of, refuse_lacking, shape_of, stacks
 from foundry.modeling.forms import bytes_of, number_of
 from foundry.modeling.generation_settings import complete, drop_idle_search
@@ -119,8 +119,9 @@ def check_options(
     for option in family.lacks:
         if getattr(training_args, option, False):
             refuse_lacking(config, option)
-    if attention not in (None, *family.attentions):
+    if attention not in (None, *(family.attentions or attention_names())):
         refuse_lacking(config, "attn_implementation", f"--attn_implementation {attention}")
+    register_attention(attention)
     if packed:
         refuse_lacking(config, "packing", packed)
 
@@ -366,6 +367,7 @@ def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
 def set_attention(model: PreTrainedModel, name: str) -> None:
     """Gives every layer this attention. transformers 5.17 leaves out encoder and decoder, which read a copy of the
     model's configuration."""
+    register_attention(name)
     for part in (model, *stacks(model)):
         part.set_attn_implementation(name)
 

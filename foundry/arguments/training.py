@@ -48,10 +48,10 @@ from foundry.common.processes import (
     has_accelerator,
     lacks_compiler,
     print_once,
+    triton_lacks,
 )
 from foundry.common.reports import is_secret
 from foundry.features import NO_FEATURES
-from foundry.modeling.kernels.fused_attention import triton_lacks
 
 LARGEST_SEED = 2**32 - 1  # the largest that numpy takes
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import io
 import os
 import re
@@ -129,6 +130,17 @@ def lacks_compiler(variable: str, *names: str) -> str | None:
         return " or ".join(named or names)
     header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
     return None if header.is_file() else f"Python's headers ({header})"
+
+
+def triton_is_installed() -> bool:
+    """Whether Triton kernels can be built; torch's builds for GPUs bring Triton along."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def triton_lacks() -> str | None:
+    """What is missing to build a Triton kernel on a GPU, such as the package or a C compiler; None if nothing is."""
+    return lacks_compiler("CC", "gcc", "clang") if triton_is_installed() else "the package triton"
 
 
 def announce_deepspeed_build() -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from constants import ATTENTION_IMPLEMENTATIONS
 from foundry.common.errors import UserError
 from foundry.features import offered
 
@@ -104,16 +103,17 @@ class Family:
     """What differs between families of models; this class is T5 and its variants.
 
     names: shown to users. lacks: {option: why it is refused}; an option is a flag's name, "packing" (several examples
-    in a row) or "engines" (inference formats other than Hugging Face's). attentions: the values that
-    --attn_implementation may have. head_is_scaled: whether transformers scales the decoder's output before the head
-    even if the head is untied. body: the attribute that holds the model without its head, if there is one. gap: a
-    sentinel as the tokenizer writes it. rotary: whether the decoder takes positions, which restart in each example of a
-    row. can_load_as_saved: whether buffers that need float32 keep it when a bfloat16 file is loaded in its own type.
+    in a row) or "engines" (inference formats other than Hugging Face's). attentions: the only values that
+    --attn_implementation may have, None: all. head_is_scaled: whether transformers scales the decoder's output before
+    the head even if the head is untied. body: the attribute that holds the model without its head, if there is one.
+    gap: a sentinel as the tokenizer writes it. rotary: whether the decoder takes positions, which restart in each
+    example of a row. can_load_as_saved: whether buffers that need float32 keep it when a bfloat16 file is loaded in its
+    own type.
     """
 
     names: str
     lacks: dict[str, str] = field(default_factory=dict)
-    attentions: tuple[str, ...] = ATTENTION_IMPLEMENTATIONS
+    attentions: tuple[str, ...] | None = None
     head_is_scaled: bool = False
     body: str | None = None
     gap: str = "<extra_id_{}>"
@@ -123,7 +123,7 @@ class Family:
         """The attention to use: `asked`, else the family's only one, else None (transformers chooses). A family with
         only one must name it: up to transformers 5.17 the choice for T5Gemma is sdpa, which silently leaves out its cap
         on attention scores."""
-        return asked or (self.attentions[0] if len(self.attentions) == 1 else None)
+        return asked or (self.attentions[0] if self.attentions and len(self.attentions) == 1 else None)
 
     def shape(self, config: PreTrainedConfig) -> Shape:
         """The sizes of a configuration's model."""

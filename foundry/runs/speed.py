@@ -19,11 +19,12 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, T5Config
 
 from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
-from foundry.common.processes import has_amx, lacks_compiler
+from foundry.common.processes import has_amx, lacks_compiler, triton_lacks
+from foundry.features import offered
 from foundry.model_t5 import count_parameters, dropout_of, flops_per_sequence, is_adapted, set_attention
+from foundry.modeling.attentions import Case
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.forms import FORMS, weight_bytes
-from foundry.modeling.kernels.fused_attention import Case, kernels_of, slow_part, triton_lacks
 from foundry.runs.memory import (
     RESERVE,
     Gpu,
@@ -225,20 +226,24 @@ def _form(gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict) -> 
 
 def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dict) -> tuple[str, str]:
     family = family_of(job.config)
-    if "t5_fused" not in family.attentions:
+    if family.attentions is not None:
         return job.attention, f"{family.names}'s own"
-    if gpu is not None and not gpu.is_recent:
-        return "sdpa", "t5_fused's Triton kernel needs compute capability 8"
-    if job.earlier:
+    if job.earlier and (gpu is None or gpu.is_recent):
         return job.earlier.get("attn_implementation") or job.attention, RESUMED
     if gpu is None:
         most = "at most" if job.source <= EAGER_ON_A_CPU else "more than"
         return attention_on_a_cpu(job.source), f"a CPU, and sources of {most} {EAGER_ON_A_CPU} tokens"
-    if job.dropout:
-        return "sdpa", f"t5_fused needs dropout 0, not {job.dropout:g}"
-    if not args.assume_gpu and (reason := slow_part(_cases(job, args.device, chosen["bf16"].value))):
-        return "sdpa", f"t5_fused cannot be used: {reason}"
-    return "t5_fused", "dropout is 0"
+    reason = "transformers' fastest"
+    for name, load in offered("ATTENTIONS").items():
+        if not gpu.is_recent:
+            reason = f"{name}'s Triton kernel needs compute capability 8"
+        elif job.dropout:
+            reason = f"{name} needs dropout 0, not {job.dropout:g}"
+        elif slow := not args.assume_gpu and load().slow_part(_cases(job, args.device, chosen["bf16"].value)):
+            reason = f"{name} cannot be used: {slow}"
+        else:
+            return name, "dropout is 0"
+    return "sdpa", reason
 
 
 def _cases(job: Job, device: torch.device, bf16: bool) -> list[Case]:
@@ -395,9 +400,10 @@ def _decided(gpu: Gpu | None, launcher: Launcher, job: Job, args) -> Speed:
         return speed
     (choices,) = broadcast_object_list([choose(gpu, job, args, launcher)])
     values = {choice.name: choice.value for choice in choices}
-    if values["attn_implementation"] == "t5_fused" and not (job.dropout or args.assume_gpu):
-        kernel = kernels_of(_cases(job, args.device, values["bf16"])[0]).kernel
-        choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == "t5_fused" else c for c in choices]
+    name = values["attn_implementation"]
+    if (load := offered("ATTENTIONS").get(name)) and not (job.dropout or args.assume_gpu):
+        kernel = load().kernel(_cases(job, args.device, values["bf16"])[0])
+        choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == name else c for c in choices]
     batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))
     chosen = {name: values[name] for name in ("bf16", "torch_compile", *_OF_FLAGS) if name in values}
     chosen |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=steps)

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import foundry.arguments.training as training_arguments
 from foundry.arguments.training import PreTrainingArguments
-from foundry.modeling.attention import t5_fused_mask
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.optimizers import AdamWRMSScaled, _parts, _sizes
 
@@ -259,19 +258,6 @@ class StepTest(parameterized.TestCase):
         step = lambda *args, **kwargs: poison(*args, **kwargs)  # noqa: E731
         told, _ = self.ended(trainer, step)
         self.assertRegex(told, r"step 3: the gradient's norm is (inf|nan).*nothing was saved")
-
-    def test_a_mask_on_a_gpu_is_not_asked_for_its_values(self):
-        options = dict(attention_mask=torch.ones(2, 3, dtype=torch.bool), allow_is_bidirectional_skip=True)
-        options |= dict(mask_function=training_masks())
-        self.assertIsNone(t5_fused_mask(2, 3, 3, **options))
-        with mock.patch.object(torch.Tensor, "is_cuda", True), Calls(host_waits=False):
-            self.assertEqual(t5_fused_mask(2, 3, 3, **options).shape, (2, 1, 1, 3))
-
-
-def training_masks():
-    from transformers.masking_utils import bidirectional_mask_function
-
-    return bidirectional_mask_function
 
 
 class LoadingTest(parameterized.TestCase):

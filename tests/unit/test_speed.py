@@ -13,17 +13,19 @@ from helpers import OVERRIDES, SHAPE, argv_of, run_main, sentences
 from transformers import LongT5Config
 
 import fine_tune_t5
-import foundry.modeling.kernels.fused_attention
 import pre_train_t5
 from benchmarks.measure import parameter_shapes
 from foundry.arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
+from foundry.common import processes
 from foundry.common.reports import read_json
 from foundry.model_t5 import build_config, create_model, set_attention
+from foundry.modeling.attentions import Attention, attention_names
 from foundry.runs import memory, speed
 from foundry.runs.memory import Gpu, Launcher, find_gpu, peaks_of
 from foundry.runs.speed import Batches, Choice, Job, choose, decide_speed, use_speed
 
 BASE = build_config("t5-v1_1-base", None)
+FASTEST = attention_names()[-1]  # t5_fused, where its folder is there
 LONGT5 = LongT5Config()
 JOB = dict(config=BASE, source=512, target=114, shapes=1, steps=65_536, weights=parameter_shapes(BASE))
 
@@ -44,11 +46,11 @@ def chosen(gpu: str | None, given: dict | None = None, launcher: Launcher | None
 class ChoiceTest(parameterized.TestCase):
     @parameterized.parameters(
         # GPU -> bf16, attention, compiled, micro-batch of 128 sequences, TF32
-        ("h200", True, "t5_fused", True, (128, 1), True),
-        ("h100", True, "t5_fused", True, (128, 1), True),
-        ("a100", True, "t5_fused", True, (128, 1), True),
-        ("rtx4090", True, "t5_fused", True, (32, 4), True),
-        ("l4", True, "t5_fused", True, (32, 4), True),
+        ("h200", True, FASTEST, True, (128, 1), True),
+        ("h100", True, FASTEST, True, (128, 1), True),
+        ("a100", True, FASTEST, True, (128, 1), True),
+        ("rtx4090", True, FASTEST, True, (32, 4), True),
+        ("l4", True, FASTEST, True, (32, 4), True),
         ("t4", False, "sdpa", False, (16, 8), False),
     )
     def test_pre_training_base(self, gpu, bf16, attention, compiled, micro_batch, tf32):
@@ -127,22 +129,19 @@ class ChoiceTest(parameterized.TestCase):
         """On a GPU Triton's package was enough. It builds a launcher in C; without a compiler the run ended there, and
         so did one without compilation at the bias gradient's kernel."""
         name, *lacks = missing
-        kernels = foundry.modeling.kernels.fused_attention
-        kernels.triton_lacks.cache_clear()
-        self.addCleanup(kernels.triton_lacks.cache_clear)
+        processes.triton_lacks.cache_clear()
+        self.addCleanup(processes.triton_lacks.cache_clear)
         there = mock.patch("torch.cuda.is_available", return_value=gpu is not None)
-        triton = mock.patch.object(kernels, "triton_is_installed", lambda: True)
+        triton = mock.patch.object(processes, "triton_is_installed", lambda: True)
         nothing = "" if name.startswith("sys") else None
         with there, triton, mock.patch(f"foundry.common.processes.{name}", return_value=nothing):
             found = chosen(gpu, {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1})["torch_compile"]
-            gradient = kernels.choose_bias_gradient(torch.device("cuda"), torch.bfloat16)
             args = arguments({"torch_compile": True})
             args.use_cpu = gpu is None
             with self.assertRaisesRegex(ValueError, f"^--torch_compile: needs {lacks[0 if gpu else -1]}"):
                 check_training(args, "pre-training from scratch")
         self.assertFalse(found.value)
         self.assertRegex(found.reason, f"compiling needs {lacks[0 if gpu else -1]}")
-        self.assertEqual(gradient, "torch")
 
     @parameterized.parameters(
         # kind of run -> the cases asked for: (queries, keys), (own of examples, of heads), causal
@@ -165,7 +164,8 @@ class ChoiceTest(parameterized.TestCase):
             return "triton: its d(bias) at 512 x 512 is off by 0.5"
 
         gpu = Gpu("NVIDIA H100", 80e9, (9, 0))
-        with mock.patch.object(speed, "slow_part", slow):
+        fused = Attention(mock.Mock(), slow, mock.Mock())
+        with mock.patch.object(speed, "offered", lambda _: {"t5_fused": lambda: fused}):
             found = choose(gpu, Job(**JOB | job), arguments(), Launcher(cores=16))
         wanted = "t5_fused cannot be used: triton: its d(bias) at 512 x 512 is off by 0.5"
         self.assertIn(Choice("attn_implementation", "sdpa", wanted), found)
@@ -387,7 +387,7 @@ class AppliedTest(parameterized.TestCase):
         line = next(line for line in out.splitlines() if line.startswith("speed"))
         for part in (
             "bf16 on (the H200 computes in it)",
-            "attn_implementation t5_fused (dropout is 0)",
+            f"attn_implementation {FASTEST} (",
             "torch_compile on (all batches have one shape)",
             "micro-batch 128 x 1 (",
             "float32 products high",
@@ -419,7 +419,7 @@ class AppliedTest(parameterized.TestCase):
             self.assertEqual(vars(args), before, "deciding changes nothing")
             use_speed(decided, model, args)
         args = args.replaced(**decided.flags(args))
-        model.set_attn_implementation.assert_called_once_with("t5_fused")
+        model.set_attn_implementation.assert_called_once_with(FASTEST)
         self.assertTrue(args.torch_compile)
         self.assertEqual(args.torch_compile_backend, "inductor")
         self.assertEqual((args.per_device_train_batch_size, args.gradient_accumulation_steps), (128, 1))

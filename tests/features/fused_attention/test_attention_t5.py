@@ -1,7 +1,7 @@
-"""foundry/modeling/attention.py and its kernels: parity with eager, whole models, compilation, masks, equal bits.
+"""attention.py and its kernels: parity with eager, whole models, compilation, masks, equal bits.
 
 Hermetic and on the CPU, in float64 where figures are compared; what needs a GPU skips itself by name. The kernel in
-Triton has tests of its own, tests/slow/test_triton_kernel.py.
+Triton has tests of its own, test_triton_kernel.py beside it.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ import torch
 from absl.testing import absltest, parameterized
 from transformers import MT5Config, T5Config, UMT5Config
 
-import foundry.modeling.attention
-import foundry.modeling.kernels.fused_attention
-from constants import ATTENTION_IMPLEMENTATIONS
+import features.fused_attention.attention
+import features.fused_attention.kernels
 from data_collator_t5 import shift_right
+from features.fused_attention import bias_gradient, library
+from features.fused_attention.attention import t5_fused_attention, t5_fused_mask
+from features.fused_attention.kernels import attention, use_attention_kernel
 from foundry.model_t5 import build_config, create_model, load_model
-from foundry.modeling.attention import t5_fused_attention, t5_fused_mask
-from foundry.modeling.kernels import bias_gradient, library
-from foundry.modeling.kernels.fused_attention import attention, use_attention_kernel
+from foundry.modeling.attentions import attention_names
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SHAPES = dict(vocab_size=96, d_model=24, d_kv=8, d_ff=40, num_heads=3, num_layers=3, num_decoder_layers=2)
 FLOAT64 = dict(dtype=torch.float64)
 
@@ -175,9 +175,9 @@ class OperatorTest(parameterized.TestCase):
 class ChoiceTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        foundry.modeling.kernels.fused_attention._choice.cache_clear()
-        foundry.modeling.kernels.fused_attention._say_once.cache_clear()
-        self.addCleanup(foundry.modeling.kernels.fused_attention._choice.cache_clear)
+        features.fused_attention.kernels._choice.cache_clear()
+        features.fused_attention.kernels._say_once.cache_clear()
+        self.addCleanup(features.fused_attention.kernels._choice.cache_clear)
 
     def run_once(self) -> str:
         """What attention prints on one small problem."""
@@ -231,7 +231,7 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_a_missing_triton_is_named(self):
         refusal = self.assertRaisesRegex(ValueError, "the package triton is not installed")
-        with mock.patch.object(foundry.modeling.kernels.fused_attention, "triton_is_installed", lambda: False), refusal:
+        with mock.patch.object(features.fused_attention.kernels, "triton_is_installed", lambda: False), refusal:
             use_attention_kernel(bias_gradient="triton").__enter__()
 
     @parameterized.parameters((64, 64), (192, 128), (128, 704))
@@ -363,8 +363,8 @@ class ModelTest(parameterized.TestCase):
                 position_bias = position_bias.detach()
             return true_attention(module, *args, position_bias=position_bias, **kwargs)
 
-        foundry.modeling.attention.AttentionInterface.register("t5_fused", first_layer_only)
-        self.addCleanup(foundry.modeling.attention.AttentionInterface.register, "t5_fused", true_attention)
+        features.fused_attention.attention.AttentionInterface.register("t5_fused", first_layer_only)
+        self.addCleanup(features.fused_attention.attention.AttentionInterface.register, "t5_fused", true_attention)
         first = gradients(model, model(**examples, use_cache=False).loss)[name]
         self.assertGreater((whole - first).abs().max(), 1e-3 * whole.abs().max())
 
@@ -404,14 +404,14 @@ class ModelTest(parameterized.TestCase):
             seen.append(attention_mask)
             return true_attention(module, query, key, value, attention_mask, **kwargs)
 
-        foundry.modeling.attention.AttentionInterface.register("t5_fused", watch)
-        self.addCleanup(foundry.modeling.attention.AttentionInterface.register, "t5_fused", true_attention)
+        features.fused_attention.attention.AttentionInterface.register("t5_fused", watch)
+        self.addCleanup(features.fused_attention.attention.AttentionInterface.register, "t5_fused", true_attention)
         model = tiny("t5_fused", num_layers=1, num_decoder_layers=1)
         torch.compile(model, backend="eager")(**batch(9, 4, padded=False), use_cache=False)
         self.assertEqual(seen, [None] * 3)
 
     def test_dropout_goes_to_sdpa_and_says_so_once(self):
-        foundry.modeling.attention._handed_over.clear()
+        features.fused_attention.attention._handed_over.clear()
         examples = batch(9, 4, padded=False)
         results = []
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -420,7 +420,7 @@ class ModelTest(parameterized.TestCase):
                 torch.manual_seed(5)
                 results.append(model(**examples, use_cache=False).loss.item())
             torch._dynamo.reset()
-            foundry.modeling.attention._handed_over.clear()
+            features.fused_attention.attention._handed_over.clear()
             torch.compile(model, fullgraph=True, backend="eager")(**examples, use_cache=False)
         self.assertEqual(results[0], results[1])
         self.assertEqual(printed.getvalue().count("t5_fused does not support dropout of attention weights"), 2)
@@ -444,14 +444,14 @@ class ModelTest(parameterized.TestCase):
         ids = torch.arange(2, 12)[None]
         with torch.no_grad():
             expected = model(input_ids=ids, decoder_input_ids=ids).logits
-            for name in ATTENTION_IMPLEMENTATIONS:
+            for name in attention_names():
                 again = load_model(folder, name).eval()
                 self.assertEqual(again.config._attn_implementation, name)
                 torch.testing.assert_close(again(input_ids=ids, decoder_input_ids=ids).logits, expected)
 
     def test_padding_masks_stay_small(self):
         padding = torch.tensor([[True, True, False], [True, True, True]])
-        both_ways = foundry.modeling.attention.bidirectional_mask_function
+        both_ways = features.fused_attention.attention.bidirectional_mask_function
         mask = t5_fused_mask(2, 5, 3, mask_function=both_ways, attention_mask=padding, allow_is_causal_skip=False)
         self.assertEqual(mask.shape, (2, 1, 1, 3))
         self.assertTrue(torch.equal(mask[:, 0, 0], padding))
@@ -466,7 +466,7 @@ class ModelTest(parameterized.TestCase):
 @absltest.skipUnless(torch.cuda.is_available(), "no GPU")
 class GPUTest(absltest.TestCase):
     def test_every_kernel_against_float64_in_bfloat16_and_float32(self):
-        """`python tests/support/check_attention.py` in this process: its table is printed, its verdict asserted."""
-        import check_attention
+        """check_attention.py in this process: its table is printed, its verdict asserted."""
+        from features.fused_attention import check_attention
 
         self.assertEqual(check_attention.main([]), 0)

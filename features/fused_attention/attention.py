@@ -2,9 +2,9 @@
 
     model = create_model(config, attn_implementation="t5_fused")      or --attn_implementation t5_fused
 
-Importing this module registers it. It is for training, on the kernels of kernels/fused_attention.py: self-attention
-with the learned relative bias, causal or not, and cross-attention, whose all-zero bias is dropped. It takes padding
-masks, 4-D masks (packed documents) and any length, and works with autocast, torch.compile and gradient checkpointing.
+`create_model` and `load_model` register it. It is for training, on the kernels of kernels.py: self-attention with the
+learned relative bias, causal or not, and cross-attention, whose all-zero bias is dropped. It takes padding masks, 4-D
+masks (packed documents) and any length, and works with autocast, torch.compile and gradient checkpointing.
 Evaluation and generation, which need no gradient, use transformers' sdpa. So does a call that it does not support; one
 printed line says why. Weights and checkpoints are the same with every implementation.
 
@@ -16,8 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
+from features.fused_attention.kernels import PROBE_TOLERANCE, added_scores, attention, kernels_of, slow_part
 from foundry.common.processes import print_once
-from foundry.modeling.kernels.fused_attention import PROBE_TOLERANCE, added_scores, attention
+from foundry.modeling.attentions import Attention
 
 T5_FUSED = "t5_fused"
 
@@ -111,5 +112,9 @@ def _hand_over(reason: str) -> bool:
     return True
 
 
-AttentionInterface.register(T5_FUSED, t5_fused_attention)
-AttentionMaskInterface.register(T5_FUSED, t5_fused_mask)
+def _register() -> None:
+    AttentionInterface.register(T5_FUSED, t5_fused_attention)
+    AttentionMaskInterface.register(T5_FUSED, t5_fused_mask)
+
+
+OFFER = Attention(_register, slow_part, lambda case: kernels_of(case).kernel)

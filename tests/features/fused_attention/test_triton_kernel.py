@@ -21,11 +21,11 @@ from test_attention_strides import triton_error
 from test_attention_t5 import eager, inputs, masks
 from warm_python import warm_python
 
-from foundry.modeling.kernels import library
-from foundry.modeling.kernels.bias_gradient import Inputs
-from foundry.modeling.kernels.fused_attention import attention, triton_is_installed, use_attention_kernel
+from features.fused_attention import library
+from features.fused_attention.bias_gradient import Inputs
+from features.fused_attention.kernels import attention, triton_is_installed, use_attention_kernel
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have, CUDA guide table 16
 BF16, FLOAT32 = torch.bfloat16, torch.float32
 needs_triton = absltest.skipUnless(triton_is_installed(), "triton is not installed (it exists for Linux)")
@@ -43,7 +43,7 @@ class InterpreterTest(absltest.TestCase):
         done = subprocess.run(
             [warm_python(), "-W", "ignore", "-c", code],
             env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-            cwd=ROOT / "tests" / "slow",
+            cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
         )
@@ -70,7 +70,7 @@ def print_all() -> None:
 
 def compare_with_eager() -> dict[str, float]:
     """{case: largest error of Triton's d(bias) against float64, relative to the largest value}."""
-    from foundry.modeling.kernels.triton_bias_gradient import bias_gradient_triton, tile_of
+    from features.fused_attention.triton_bias_gradient import bias_gradient_triton, tile_of
 
     errors = {}
     for queries, keys, width, causal, kind, parts, block in (
@@ -118,7 +118,7 @@ def compiled(
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from foundry.modeling.kernels import triton_bias_gradient
+    from features.fused_attention import triton_bias_gradient
 
     heads, found, run = 4, [], JITFunction.run
     gpu = SimpleNamespace(

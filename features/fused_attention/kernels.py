@@ -15,16 +15,13 @@ Legend of shapes: B batch, Q queries, K keys, H heads, D d_kv. q: [B, Q, H, D], 
 
 import contextlib
 import functools
-import importlib.util
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from foundry.common.processes import lacks_compiler, print_once
-from foundry.common.reports import first_line
-from foundry.modeling.kernels.bias_gradient import (
+from features.fused_attention.bias_gradient import (
     MASKED,
     Inputs,
     accumulation_dtype,
@@ -32,7 +29,10 @@ from foundry.modeling.kernels.bias_gradient import (
     lower_triangle,
     rows_dense,
 )
-from foundry.modeling.kernels.library import ALIGNMENT, KERNELS, aligned
+from features.fused_attention.library import ALIGNMENT, KERNELS, aligned
+from foundry.common.processes import print_once, triton_is_installed, triton_lacks
+from foundry.common.reports import first_line
+from foundry.modeling.attentions import Case
 
 PROBE_SHIFT = -120.0  # added to a probe's scores: exp(-lse) overflows below -88, where T5's unscaled scores can get
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # relative to the largest value
@@ -44,17 +44,6 @@ _wanted: dict = {"kernel": None, "gradient": None}  # the kernels that use_atten
 
 
 # ---------------------------------------------------------------- the gradient of the bias
-def triton_is_installed() -> bool:
-    """Whether the Triton kernel can be built; torch's builds for GPUs bring Triton along."""
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def triton_lacks() -> str | None:
-    """What is missing to build a Triton kernel on a GPU, such as the package or a C compiler; None if nothing is."""
-    return lacks_compiler("CC", "gcc", "clang") if triton_is_installed() else "the package triton"
-
-
 def choose_bias_gradient(device: torch.device, dtype: torch.dtype) -> str:
     """The kernel of d(bias): the forced one, else "triton" on a GPU if it can be built and the dtype is not float64,
     else "torch"."""
@@ -72,7 +61,7 @@ def bias_gradient(
     given = given._replace(bias=given.bias.to(given.q.dtype))
     if name == "torch":
         return bias_gradient_torch(grad_out, given, out, lse)
-    from foundry.modeling.kernels.triton_bias_gradient import bias_gradient_triton  # needs triton
+    from features.fused_attention.triton_bias_gradient import bias_gradient_triton  # needs triton
 
     return bias_gradient_triton(grad_out, given, out, lse)
 
@@ -97,18 +86,6 @@ def use_attention_kernel(kernel: str | None = None, bias_gradient: str | None = 
         yield
     finally:
         _wanted.update(before)
-
-
-class Case(NamedTuple):
-    """What the choice of a kernel depends on. shape: (queries, keys, heads, width). own: (whether each example has its
-    own bias, whether each head has), None without a bias. causal: whether what is added to the scores hides the
-    future."""
-
-    device: torch.device
-    dtype: torch.dtype
-    shape: tuple[int, int, int, int]
-    own: tuple[bool, bool] | None
-    causal: bool
 
 
 class Chosen(NamedTuple):

@@ -7,16 +7,19 @@ import math
 import sys
 from unittest import mock
 
-import check_attention
 import torch
 from absl.testing import absltest, parameterized
+from test_host_waits import Calls
+from transformers.masking_utils import bidirectional_mask_function
 
-from foundry.modeling.kernels import fused_attention, library
-from foundry.modeling.kernels.bias_gradient import MASKED, Inputs, bias_gradient_torch
+from features.fused_attention import check_attention, kernels, library
+from features.fused_attention.attention import t5_fused_mask
+from features.fused_attention.bias_gradient import MASKED, Inputs, bias_gradient_torch
+from foundry.modeling.attentions import Case
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
-TRITON = "foundry.modeling.kernels.triton_bias_gradient"
-# {what it is: (own, causal)} of foundry.modeling.kernels.fused_attention.Case
+TRITON = "features.fused_attention.triton_bias_gradient"
+# {what it is: (own, causal)} of Case
 KINDS = {"encoder": ((False, True), False), "decoder": ((False, True), True), "padding": ((True, True), False)}
 KINDS |= {"documents": ((True, True), True), "cross": (None, False)}
 
@@ -34,22 +37,20 @@ class ChoiceTest(parameterized.TestCase):
         with (
             mock.patch.object(torch.Tensor, "is_cuda", True),
             mock.patch.object(torch.backends.cuda, "can_use_cudnn_attention", torchs_rule),
-            mock.patch.object(fused_attention, "_probe", lambda *_: None),  # cuDNN's answers are right, say
+            mock.patch.object(kernels, "_probe", lambda *_: None),  # cuDNN's answers are right, say
         ):
-            chosen = fused_attention._choice.__wrapped__(
-                fused_attention.Case(CPU, BF16, (*lengths, 12, 64), own, causal), False
-            )
+            chosen = kernels._choice.__wrapped__(Case(CPU, BF16, (*lengths, 12, 64), own, causal), False)
         self.assertEqual(chosen.kernel, "cudnn")
 
     @parameterized.parameters(*KINDS)
     def test_the_probe_sees_what_training_adds_to_the_scores(self, kind):
         """Its layout and its hidden keys are those of the operator."""
         own, causal = KINDS[kind]
-        problem, _ = fused_attention._problem(fused_attention.Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
+        problem, _ = kernels._problem(Case(CPU, torch.float32, (9, 9, 2, 8), own, causal), 2)
         q, k, bias = problem.q, problem.k, problem.added
         mask = torch.ones(2, 1, 1, 9, dtype=torch.bool).index_fill(3, torch.tensor([7, 8]), False)
         given = None if own is None else torch.zeros(1, 2, 9, 9)
-        added = fused_attention._for_kernels(Inputs(q, k, k, given, mask if own and own[0] else None, causal)).added
+        added = kernels._for_kernels(Inputs(q, k, k, given, mask if own and own[0] else None, causal)).added
         if added is None:
             self.assertIsNone(bias)
             return
@@ -65,9 +66,7 @@ class ChoiceTest(parameterized.TestCase):
         wrong = library.KERNELS["flash_cpu"]._replace(forward=forward)
         with mock.patch.dict(library.KERNELS, flash_cpu=wrong):
             found = [
-                fused_attention._choice.__wrapped__(
-                    fused_attention.Case(CPU, torch.float64, (6, 6, 2, 8), *kind), False
-                ).kernel
+                kernels._choice.__wrapped__(Case(CPU, torch.float64, (6, 6, 2, 8), *kind), False).kernel
                 for kind in (KINDS["encoder"], KINDS["decoder"])
             ]
         self.assertEqual(found, ["flash_cpu", "torch"])
@@ -91,16 +90,14 @@ class ChoiceTest(parameterized.TestCase):
 
         with (
             mock.patch.dict(sys.modules, {TRITON: mock.MagicMock(bias_gradient_triton=gradient)}),
-            mock.patch.object(fused_attention, "choose_bias_gradient", lambda *_: "triton"),
+            mock.patch.object(kernels, "choose_bias_gradient", lambda *_: "triton"),
         ):
-            encoder, padding = (
-                fused_attention.Case(CPU, torch.float32, (9, 9, 2, 8), *KINDS[kind]) for kind in ("encoder", "padding")
-            )
-            found = fused_attention._choice.__wrapped__(encoder, False)
-            under_a_mask = fused_attention._choice.__wrapped__(padding, False)
+            encoder, padding = (Case(CPU, torch.float32, (9, 9, 2, 8), *KINDS[kind]) for kind in ("encoder", "padding"))
+            found = kernels._choice.__wrapped__(encoder, False)
+            under_a_mask = kernels._choice.__wrapped__(padding, False)
             if taken == "torch":
                 with self.assertRaisesRegex(RuntimeError, "bias gradient triton cannot serve 9 x 9"):
-                    fused_attention._choice.__wrapped__(encoder, False, None, "triton")
+                    kernels._choice.__wrapped__(encoder, False, None, "triton")
         self.assertEqual(found.gradient, taken)
         self.assertRegex(" ".join(found.passed_over), f"^{why}$")
         self.assertEqual(under_a_mask.gradient, "triton" if masked == 1 else "torch")
@@ -114,15 +111,13 @@ class ChoiceTest(parameterized.TestCase):
         ("cudnn", "torch", (), "the package triton", "its Triton kernel needs the package triton"),
     )
     def test_why_not(self, kernel, gradient, passed_over, lacks, why):
-        case = fused_attention.Case(torch.device("cuda"), BF16, (512, 512, 12, 64), (False, True), False)
+        case = Case(torch.device("cuda"), BF16, (512, 512, 12, 64), (False, True), False)
         with (
-            mock.patch.object(
-                fused_attention, "kernels_of", lambda _: fused_attention.Chosen(kernel, gradient, passed_over)
-            ),
-            mock.patch.object(fused_attention, "triton_lacks", lambda: lacks),
+            mock.patch.object(kernels, "kernels_of", lambda _: kernels.Chosen(kernel, gradient, passed_over)),
+            mock.patch.object(kernels, "triton_lacks", lambda: lacks),
         ):
-            self.assertEqual(fused_attention.slow_part([case]), why)
-            self.assertIsNone(fused_attention.slow_part([case._replace(device=CPU)]))
+            self.assertEqual(kernels.slow_part([case]), why)
+            self.assertIsNone(kernels.slow_part([case._replace(device=CPU)]))
 
 
 class CheckTest(parameterized.TestCase):
@@ -139,6 +134,17 @@ class CheckTest(parameterized.TestCase):
     def test_check_attention_counts_a_refusal_as_a_fault(self, kernel, dtype, lengths, capability, fault):
         with mock.patch.object(torch.cuda, "get_device_capability", lambda _: capability):
             self.assertEqual(check_attention.must_serve(kernel, dtype, (*lengths, 64, False, "none"), CPU), fault)
+
+    def test_without_a_compiler_the_gradient_is_torchs(self):
+        with mock.patch.object(kernels, "triton_lacks", lambda: "gcc or clang"):
+            self.assertEqual(kernels.choose_bias_gradient(torch.device("cuda"), BF16), "torch")
+
+    def test_a_mask_on_a_gpu_is_not_asked_for_its_values(self):
+        options = dict(attention_mask=torch.ones(2, 3, dtype=torch.bool), allow_is_bidirectional_skip=True)
+        options |= dict(mask_function=bidirectional_mask_function)
+        self.assertIsNone(t5_fused_mask(2, 3, 3, **options))
+        with mock.patch.object(torch.Tensor, "is_cuda", True), Calls(host_waits=False):
+            self.assertEqual(t5_fused_mask(2, 3, 3, **options).shape, (2, 1, 1, 3))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Compares every attention kernel of this machine with eager attention in float64: one command, one table, one verdict.
 
-    python tests/support/check_attention.py --output results/attention_check.json      (a minute on a GPU)
+    python -m features.fused_attention.check_attention --output results/attention_check.json      (a minute on a GPU)
 
 Lengths on and off the block sizes, with n % 128 == 64 among them; no mask, padding, documents, causal; scores around
 -100. For each kernel and dtype: the largest error of the output, dq, dk, dv and d(bias) relative to the largest value,
 beside eager attention's own in that dtype; and whether three runs gave the same bits. Memory is filled with NaN before,
 so that unwritten results show. Then small whole models, plain and compiled. Needs torch, on a GPU triton, and for the
 models transformers; exits with 1 if anything is wrong. The last line is one JSON object.
-(tests/slow/test_attention_t5.py runs it where there is a GPU; pytest does not collect it.)
+(test_attention_t5.py runs it where there is a GPU.)
 """
 
 import argparse
@@ -20,15 +20,13 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from foundry.modeling.kernels.fused_attention import (
+from features.fused_attention.kernels import (
     BIAS_GRADIENTS,
     attention,
     triton_is_installed,
     use_attention_kernel,
 )
-from foundry.modeling.kernels.library import KERNELS
+from features.fused_attention.library import KERNELS
 
 BATCH, HEADS = 4, 3
 CASES = (  # queries, keys, d_kv, causal, mask
@@ -235,7 +233,7 @@ def model_rows(device: torch.device) -> list[dict]:
     """Gradients of a small v1.1 model, all in one vector: relative distance from eager attention's in float64."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    import foundry.modeling.attention  # noqa: F401 (registers t5_fused)
+    import features.fused_attention.attention  # noqa: F401 (registers t5_fused)
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float64
     generator = torch.Generator().manual_seed(0)

@@ -1,0 +1,46 @@
+"""The attentions that --attn_implementation may name: transformers' own, and those that features offer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from constants import ATTENTION_IMPLEMENTATIONS
+from foundry.features import offered
+
+
+class Case(NamedTuple):
+    """What the choice of a kernel depends on. shape: (queries, keys, heads, width). own: (whether each example has its
+    own bias, whether each head has), None without a bias. causal: whether what is added to the scores hides the
+    future."""
+
+    device: torch.device
+    dtype: torch.dtype
+    shape: tuple[int, int, int, int]
+    own: tuple[bool, bool] | None
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention that a feature offers: an entry of `ATTENTIONS` in its `__init__.py`. It has no dropout.
+
+    register: makes its name known to transformers. slow_part: why this machine would run one of the cases slowly, or
+    None. kernel: the kernel that a case runs on.
+    """
+
+    register: Callable[[], None]
+    slow_part: Callable[[list[Case]], str | None]
+    kernel: Callable[[Case], str]
+
+
+def attention_names() -> tuple[str, ...]:
+    """The values of --attn_implementation. The last is the fastest for training on a GPU."""
+    return (*ATTENTION_IMPLEMENTATIONS, *offered("ATTENTIONS"))
+
+
+def register_attention(name: str | None) -> None:
+    """Makes a feature's attention known to transformers, if `name` is one."""
+    if load := offered("ATTENTIONS").get(name):
+        load().register()

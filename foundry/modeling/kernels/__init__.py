@@ -1,1 +1,0 @@
-"""Attention kernels: the library's chosen and checked, and the gradient of T5's relative bias."""
