@@ -1,7 +1,7 @@
 """The size of the house: the figures of ARCHITECTURE.md, of the checkout and of other commits.
 
-    python tools/house.py                  # the files as they are
-    python tools/house.py 4cd339d HEAD     # of these commits, side by side
+    python -m tools.house                  # the files as they are
+    python -m tools.house 4cd339d HEAD     # of these commits, side by side
 
 Statements: all but docstrings. Branches: if, for, while, except, conditional expressions, every and/or,
 comprehensions. Tests count nowhere, benchmarks only where a row says so.

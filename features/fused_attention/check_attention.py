@@ -23,10 +23,10 @@ import torch
 from features.fused_attention.kernels import (
     BIAS_GRADIENTS,
     attention,
-    triton_is_installed,
     use_attention_kernel,
 )
 from features.fused_attention.library import KERNELS
+from foundry.common.processes import triton_is_installed
 
 BATCH, HEADS = 4, 3
 CASES = (  # queries, keys, d_kv, causal, mask
@@ -231,10 +231,11 @@ def title(case) -> str:
 # ---------------------------------------------------------------- whole models
 def model_rows(device: torch.device) -> list[dict]:
     """Gradients of a small v1.1 model, all in one vector: relative distance from eager attention's in float64."""
-    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers import AutoModelForSeq2SeqLM, T5Config
 
-    import features.fused_attention.attention  # noqa: F401 (registers t5_fused)
+    from foundry.modeling.attentions import register_attention
 
+    register_attention("t5_fused")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float64
     generator = torch.Generator().manual_seed(0)
     ids, labels = (torch.randint(2, 500, (BATCH, length), generator=generator).to(device) for length in (192, 114))
@@ -254,7 +255,7 @@ def model_rows(device: torch.device) -> list[dict]:
             dropout_rate=0.0,
             decoder_start_token_id=0,
         )
-        model = T5ForConditionalGeneration._from_config(config, attn_implementation=implementation)
+        model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation=implementation)
         model = model.to(device, dtype if dtype == torch.float64 else torch.float32).train()
         run = torch.compile(model, fullgraph=True) if compiled else model
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):

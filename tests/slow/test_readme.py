@@ -59,12 +59,15 @@ class ReadmeTest(parameterized.TestCase):
         if words[0] == "source":
             return
         if words[1] == "-m":  # a module of ours, or of Python or pytest
-            module = ROOT / f"{words[2].replace('.', '/')}.py"
+            place = ROOT / words[2].replace(".", "/")
+            module = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
             self.assertTrue(words[2] in ("venv", "pytest") or module.is_file(), words[2])
             script = words[2].startswith("features.") and importlib.import_module(words[2])
             if hasattr(script, "FLAGS"):  # the dataclasses of a feature's script
                 self.assertNotEmpty(parse_arguments(script.FLAGS, words[3:]))
-            return
+            if words[2].split(".")[0] not in ("tools", "benchmarks"):
+                return
+            words[1:3] = [str(module.relative_to(ROOT))]
         if words[0] == "make":
             self.assertRegex((ROOT / "Makefile").read_text(), rf"(?m)^{words[1]}:")
             return
@@ -94,11 +97,11 @@ class ReadmeTest(parameterized.TestCase):
             self.assertTrue((ROOT / script).is_file())
             return
         argv = words[words.index(script) + 1 :]
-        self.assertIn(script, {p.name for p in ROOT.glob("*.py")})
+        self.assertTrue((ROOT / script).is_file(), script)
         if argv == ["--help"]:
             modules = (benchmark_t5, create_tokenizer, evaluate_t5, fine_tune_t5, plot_runs, pre_train_t5, predict_t5)
             modules += (export_checkpoint, report_glue, sweep_t5)
-            module = {Path(m.__file__).name: m for m in modules}[script]
+            module = {str(Path(m.__file__).relative_to(ROOT)): m for m in modules}[script]
             try:
                 code = module.main(argv)
             except SystemExit as stop:
@@ -115,6 +118,8 @@ class ReadmeTest(parameterized.TestCase):
             self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)
         elif script == "tools/plot_runs.py":
             self.assertTrue(plot_runs.parse(argv).runs)
+        elif script == "tools/house.py":
+            self.assertEmpty(argv)
         elif script == "create_tokenizer.py":
             flags, *_ = parse_arguments(create_tokenizer.FLAGS, argv)
             found = mock.patch.object(create_tokenizer, "check_pre_training_data")  # looks for the reader's text

@@ -60,10 +60,14 @@ class RepositoryTest(parameterized.TestCase):
             self.assertIn(path.name, f"{named} LOG.md")
 
     def test_every_script_is_a_command_when_installed(self):
-        scripts = set().union(*(scripts_in(f"{place}/*.py") for place in commands.PLACES)) - {"pairs", "house"}
+        scripts = set().union(*(scripts_in(f"{place}/*.py") for place in commands.PLACES)) - {
+            "pairs",
+            "house",
+            "check_attention",
+        }
         self.assertEqual(set(PROJECT["project"]["scripts"]), scripts)
         (entry,) = set(PROJECT["project"]["scripts"].values())
-        self.assertEqual(entry, f"t5_foundry.common.commands:{commands.run_script.__name__}")
+        self.assertEqual(entry, f"t5_foundry.foundry.common.commands:{commands.run_script.__name__}")
         self.assertEqual(PROJECT["tool"]["setuptools"]["package-dir"], {"t5_foundry": "."})
         inits = [path for pattern in ("*", "*/*", "*/*/*") for path in ROOT.glob(f"{pattern}/__init__.py")]
         folders = {path.parent.relative_to(ROOT) for path in inits}
@@ -82,9 +86,9 @@ class RepositoryTest(parameterized.TestCase):
         ):
             commands.run_script()
         done = subprocess.run(
-            [*started.call_args.args[1][:2], "--help"], capture_output=True, text=True, cwd=self.folder
+            [*started.call_args.args[1][:3], "--help"], capture_output=True, text=True, cwd=self.folder
         )
-        self.assertEqual(started.call_args.args[1][2:], argv[1:])
+        self.assertEqual(started.call_args.args[1][3:], argv[1:])
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn(f"{name}.py", done.stdout)
 

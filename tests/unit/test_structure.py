@@ -201,7 +201,9 @@ class StructureTest(parameterized.TestCase):
         docstring = ast.get_docstring(sources()[name]) or ""
         self.assertRegex(docstring.split("\n")[0], r"^[A-Z`\"].*[.:]$", f"{name}.py")
         if is_script(sources()[name]):
-            started = name if "." in name else f"{name}.py"  # python -m corpora.x, or the file itself
+            started = (
+                name.removesuffix(".__main__") if "." in name else f"{name}.py"
+            )  # python -m corpora.x, or the file itself
             self.assertIn(started, docstring, f"the head of {name}.py shows how it is started")
 
     def test_the_derivation_can_fail(self):
