@@ -5,7 +5,7 @@
 # make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300)
 # make test-slurm   set up, then: the job scripts on a SLURM cluster of two nodes that the test starts on this machine
 # make gpu    the first minutes on a new GPU, or one part of them (MINUTES=25 PART=headline OUTPUT=out/gpu TRAIN_FILE=my_text.txt)
-# make peers  an environment in out/peers to time the published models of nanoT5 and FAT5 (benchmarks/__main__.py --nanot5)
+# make peers  an environment in out/peers to time the published models of nanoT5 and FAT5 (python -m benchmarks step --nanot5)
 # make lock   writes requirements/lock.txt, the exact environment of .venv
 # make setup  the virtual environment with the pinned requirements, updated only when the requirements change (setup-core: without extras)
 
