@@ -2,7 +2,7 @@
 
     model = create_model(config, attn_implementation="t5_fused")      or --attn_implementation t5_fused
 
-`create_model` and `load_model` register it. It is for training, on the kernels of kernels.py: self-attention with the
+Importing this module registers it. It is for training, on the kernels of kernels.py: self-attention with the
 learned relative bias, causal or not, and cross-attention, whose all-zero bias is dropped. It takes padding masks, 4-D
 masks (packed documents) and any length, and works with autocast, torch.compile and gradient checkpointing.
 Evaluation and generation, which need no gradient, use transformers' sdpa. So does a call that it does not support; one
@@ -112,9 +112,6 @@ def _hand_over(reason: str) -> bool:
     return True
 
 
-def _register() -> None:
-    AttentionInterface.register(T5_FUSED, t5_fused_attention)
-    AttentionMaskInterface.register(T5_FUSED, t5_fused_mask)
-
-
-OFFER = Attention(_register, slow_part, lambda case: kernels_of(case).kernel)
+AttentionInterface.register(T5_FUSED, t5_fused_attention)
+AttentionMaskInterface.register(T5_FUSED, t5_fused_mask)
+OFFER = Attention(slow_part, lambda case: kernels_of(case).kernel)

@@ -159,7 +159,7 @@ def builtin_sources(cache: Path, num_workers: int | None = None) -> dict[str, So
 
 def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
     """Folder of the built-in English corpus below `cache`, made from the installed packages if it is not there yet."""
-    corpus = importlib.import_module(f"corpora.{BUILTIN_CORPUS}")
+    corpus = importlib.import_module(f"foundry.corpora.{BUILTIN_CORPUS}")
 
     def build(folder: Path) -> None:
         print_once(f"collecting the documentation of the installed packages into {cache}")

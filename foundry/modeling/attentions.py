@@ -26,11 +26,10 @@ class Case(NamedTuple):
 class Attention:
     """An attention that a feature offers: an entry of `ATTENTIONS` in its `__init__.py`. It has no dropout.
 
-    register: makes its name known to transformers. slow_part: why this machine would run one of the cases slowly, or
+    Importing it makes its name known to transformers. slow_part: why this machine would run one of the cases slowly, or
     None. kernel: the kernel that a case runs on.
     """
 
-    register: Callable[[], None]
     slow_part: Callable[[list[Case]], str | None]
     kernel: Callable[[Case], str]
 
@@ -43,4 +42,4 @@ def attention_names() -> tuple[str, ...]:
 def register_attention(name: str | None) -> None:
     """Makes a feature's attention known to transformers, if `name` is one."""
     if load := offered("ATTENTIONS").get(name):
-        load().register()
+        load()

@@ -601,13 +601,15 @@ class PlotRunsTest(TestCase):
         write_run(self.folder / "a", [4.0, 3.0], 0.5)
         command = [
             sys.executable,
-            plot_runs.__file__,
+            "-m",
+            plot_runs.__name__,
             str(self.folder / "a"),
             "--output",
             str(self.folder / "runs.png"),
         ]
         environment = os.environ | {"MPLBACKEND": "module://no_such_package.backend"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        root = Path(plot_runs.__file__).parents[1]
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertGreater((self.folder / "runs.png").stat().st_size, 5000)
 

@@ -49,6 +49,7 @@ sys.exit(3 if fate == "fail" else 0)
 class DriverTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
+        (self.folder / "benchmarks").mkdir()
         (self.folder / "benchmarks/__main__.py").write_text(PART)
         environment = json.dumps(environment_record())
         self.enter_context(mock.patch.object(scripts, "ROOT", self.folder))

@@ -333,7 +333,8 @@ class FullDiskTest(TestCase):
 
     def test_what_lies_beside_the_model(self):
         out = self.folder / "beside"
-        places = [mock.patch(f"runs.{name}", side_effect=FULL) for name in ("samples.write_aside", "run.write_json")]
+        names = ("samples.write_aside", "run.write_json")
+        places = [mock.patch(f"foundry.runs.{name}", side_effect=FULL) for name in names]
         with places[0], places[1]:
             state, _, error = self.run_script(out)
         self.assertEqual(state["global_step"], 6)

@@ -22,6 +22,8 @@ from foundry.runs import memory
 from foundry.runs import run as runs
 
 ROOT = Path(pre_train_t5.__file__).parent
+SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py") if "__main__" in path.read_text())
+SCRIPTS += ["tools.plot_runs", "tools.report_glue", "tools.sweep_t5", "benchmarks"]
 
 
 class RunScriptTest(parameterized.TestCase):
@@ -35,7 +37,7 @@ class RunScriptTest(parameterized.TestCase):
         )
         self.assertEqual((found.returncode, found.stdout, found.stderr), (130, "\ninterrupted\n", ""))
 
-    @parameterized.parameters(*sorted(path.stem for path in ROOT.glob("*.py") if "__main__" in path.read_text()))
+    @parameterized.parameters(*SCRIPTS)
     def test_ctrl_c_is_one_line_of_every_script(self, script):
         """It was a traceback, and exit code 1, of those that do not train, evaluate or predict."""
         program = (

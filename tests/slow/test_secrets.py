@@ -61,7 +61,7 @@ class ConnectionTest(parameterized.TestCase):
             ["predict_t5", [*cpu, "--input_file", rows, "--output_file", self.folder / "out.jsonl"]],
             *[["predict_t5", [*cpu, "--web"]]] * (ROOT / "features" / "web_page").is_dir(),
             ["export_checkpoint", ["--model_name_or_path", out, "--output_dir", self.folder / "export"]],
-            ["plot_runs", [out, "--output", self.folder / "runs.png"]],
+            ["tools.plot_runs", [out, "--output", self.folder / "runs.png"]],
         ]
         runs = [[script, [str(word) for word in argv]] for script, argv in runs]
         left_out = ("WANDB_", "HF_", "TRANSFORMERS_", "GRADIO_", "DO_NOT_TRACK", "DISABLE_TELEMETRY")

@@ -757,11 +757,8 @@ class EveryFlagIsUsedTest(absltest.TestCase):
         read = set()
         for path in [
             *ROOT.glob("*.py"),
-            *(
-                p
-                for f in ("arguments", "training", "tasks", "corpora", "objectives", "modeling", "runs")
-                for p in ROOT.glob(f"{f}/*.py")
-            ),
+            *ROOT.glob("tasks/*.py"),
+            *ROOT.glob("foundry/**/*.py"),
             *ROOT.glob("features/*/*.py"),
         ]:
             for function in ast.walk(ast.parse(path.read_text())):

@@ -133,7 +133,9 @@ class HelpTest(parameterized.TestCase):
         self.assertIn(SCRIPTS[name].__doc__.splitlines()[0], text)
         before = text.split("\n\n")[:3]
         examples = [line for line in "\n\n".join(before).splitlines() if line.startswith("    ")]
-        started = [line for line in examples if f"{name}.py" in line]
+        module = SCRIPTS[name].__name__.removesuffix(".__main__")
+        command = f"-m {module} " if "." in SCRIPTS[name].__name__ else f"{name}.py"
+        started = [line for line in examples if command in line]
         self.assertLen(started, 3, text[:900])
 
     @parameterized.parameters(*SCRIPTS)
@@ -267,7 +269,7 @@ class SoonTest(parameterized.TestCase):
     def test_without_torch(self):
         """What only reads files, and the mistakes in their flags, are answered before torch is loaded."""
         code = (
-            "import sys, contextlib, io\nimport plot_runs, sweep_t5\n"
+            "import sys, contextlib, io\nfrom tools import plot_runs, sweep_t5\n"
             "for main, word in ((plot_runs.main, 'nowhere'), (sweep_t5.main, '--qqq')):\n"
             "    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):\n"
             "        main([word])\n"

@@ -41,10 +41,10 @@ class WatchTest(parameterized.TestCase):
         (["/lib/torch/_inductor/compile.py", "/a/b.py"], ""),
         (["/a/b.py", "/lib/torch/_dynamo/guards.py"], ""),
         (
-            ["/lib/torch/distributed.py", f"{progress.PROJECT}/trainer_t5.py", f"{progress.PROJECT}/runs/run.py"],
+            ["/lib/torch/distributed.py", f"{progress.PROJECT}/foundry/trainer_t5.py", f"{progress.PROJECT}/a.py"],
             "f (distributed.py, line 1), called by f (foundry/trainer_t5.py, line 1)",
         ),
-        ([f"{progress.PROJECT}/trainer_t5.py"], "f (foundry/trainer_t5.py, line 1)"),
+        ([f"{progress.PROJECT}/foundry/trainer_t5.py"], "f (foundry/trainer_t5.py, line 1)"),
         ([], ""),
     )
     def test_where(self, files, expected):

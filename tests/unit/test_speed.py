@@ -164,7 +164,7 @@ class ChoiceTest(parameterized.TestCase):
             return "triton: its d(bias) at 512 x 512 is off by 0.5"
 
         gpu = Gpu("NVIDIA H100", 80e9, (9, 0))
-        fused = Attention(mock.Mock(), slow, mock.Mock())
+        fused = Attention(slow, mock.Mock())
         with mock.patch.object(speed, "offered", lambda _: {"t5_fused": lambda: fused}):
             found = choose(gpu, Job(**JOB | job), arguments(), Launcher(cores=16))
         wanted = "t5_fused cannot be used: triton: its d(bias) at 512 x 512 is off by 0.5"
