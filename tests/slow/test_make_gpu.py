@@ -76,7 +76,7 @@ class DriverTest(parameterized.TestCase):
         self.assertEqual([name for name, part in parts.items() if "error" in part], ["classifier"])
         self.assertRegex(
             parts["classifier"]["error"],
-            "python -m benchmarks ended with code 3; .*classifier.log says why",
+            "benchmarks/__main__.py ended with code 3; .*classifier.log says why",
         )
         files = {name: read_json(self.folder / "out" / f"{name}.json") for name in parts}
         self.assertTrue(all(file["rows"] for file in files.values()), "what it has measured is there")
@@ -111,7 +111,7 @@ class DriverTest(parameterized.TestCase):
         self.assertLess(time.monotonic() - start, 60)
         self.assertEqual(list(parts), ["step"])
         self.assertRegex(
-            parts["step"]["error"], r"python -m benchmarks was stopped after \d s; .*step.log says how far"
+            parts["step"]["error"], r"benchmarks/__main__.py was stopped after \d s; .*step.log says how far"
         )
         self.assertEqual(read_json(self.folder / "out" / "step.json")["rows"][0]["seconds"], [1.0])
         self.assertIn("step: UserError", printed)

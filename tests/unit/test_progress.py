@@ -42,9 +42,9 @@ class WatchTest(parameterized.TestCase):
         (["/a/b.py", "/lib/torch/_dynamo/guards.py"], ""),
         (
             ["/lib/torch/distributed.py", f"{progress.PROJECT}/foundry/trainer_t5.py", f"{progress.PROJECT}/a.py"],
-            "f (distributed.py, line 1), called by f (foundry/trainer_t5.py, line 1)",
+            "f (distributed.py, line 1), called by f (trainer_t5.py, line 1)",
         ),
-        ([f"{progress.PROJECT}/foundry/trainer_t5.py"], "f (foundry/trainer_t5.py, line 1)"),
+        ([f"{progress.PROJECT}/foundry/trainer_t5.py"], "f (trainer_t5.py, line 1)"),
         ([], ""),
     )
     def test_where(self, files, expected):
