@@ -128,11 +128,13 @@ class Feature:
         return splits
 
     def collator(self, collator: Callable) -> Callable:
-        """The collator of the training rows, which may add tensors to a batch."""
+        """The collator of cached training rows, which may add tensors to a batch. A stream makes its batches itself, so
+        a tensor that --streaming needs too comes from `LossTerm.before`."""
         return collator
 
     def loss(self, model: "PreTrainedModel", args: Any) -> Any:
-        """A LossTerm (modeling/loss.py), which is mixed into the loss of each target token; None without one."""
+        """A LossTerm (modeling/loss.py), which is mixed into the loss of each target token; None without one. Terms are
+        mixed in turn, in the order of the folders' names. `whole_loss` of another feature replaces them all."""
         return None
 
     def whole_loss(self) -> Callable | None:
@@ -142,7 +144,8 @@ class Feature:
 
     def callbacks(self, trainer: Any) -> list:
         """TrainerCallbacks. One with `begin_step(batches)` returns by what the loss of the step is divided; one with
-        `state() -> dict` and `restore(state)` is saved with a checkpoint, for each rank."""
+        `count_batches(batches)` sees them without changing that; one with `state() -> dict` and `restore(state)` is
+        saved with a checkpoint, for each rank."""
         return []
 
     def memory(self, args: Any) -> dict[str, int]:

@@ -77,8 +77,8 @@ class LossTerm(NamedTuple):
 
     how: has `of_chunk(logits [n, V], part, *tensors) -> (values [n, 1], their gradient by the logits [n, V])`, for the
     target tokens `part` of N. names: of the batch's tensors that it gets, each of all N target tokens or of none.
-    before: function from a batch's inputs to these tensors, called outside of what is compiled; None: the collator
-    gives them.
+    before: function from a batch's inputs, without its labels, to these tensors, called outside of what is compiled;
+    None: the collator gives them. The model does not get tensors of these names.
     """
 
     how: Any
