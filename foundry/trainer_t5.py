@@ -40,7 +40,7 @@ from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.training.batching import BucketCollator, PackingCollator
-from foundry.training.flow import FlowCallback, PrecompileCallback, ResumeCallback
+from foundry.training.flow import FlowCallback, LossTermsCallback, PrecompileCallback, ResumeCallback
 from foundry.training.non_finite import FiniteTrainer
 from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from foundry.training.preemption import EvaluationStopped, PreemptionCallback, worker_has_ended
@@ -120,7 +120,8 @@ class T5Trainer(FiniteTrainer):
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
-        set_up_step(model, args, args.features.loss_terms(model, args), args.features.whole_loss())
+        terms = args.features.loss_terms(model, args)
+        set_up_step(model, args, terms, args.features.whole_loss())
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:
@@ -138,6 +139,8 @@ class T5Trainer(FiniteTrainer):
         self.watch = WatchCallback()
         self.add_callback(self.watch)
         self.feature_callbacks = [callback for feature in args.features for callback in feature.callbacks(self)]
+        if any(names := [term.logged for term in terms]):
+            self.feature_callbacks.append(LossTermsCallback(self, names))
         for callback in self.feature_callbacks:
             self.add_callback(callback)
         if args.precompile:

@@ -70,8 +70,8 @@ def load_teacher(name: str, args: Any) -> PreTrainedModel:
 def loss_term(how: Divergence, teacher: PreTrainedModel | None) -> LossTerm:
     """The term of the loss. teacher: None if it ran before and is cached."""
     if teacher is None:
-        return LossTerm(how, how.weight, 1 - how.weight, CACHED)
-    return LossTerm(how, how.weight, 1 - how.weight, LIVE, _read_by(teacher))
+        return LossTerm(how, how.weight, 1 - how.weight, CACHED, logged="distillation_loss")
+    return LossTerm(how, how.weight, 1 - how.weight, LIVE, _read_by(teacher), "distillation_loss")
 
 
 def _read_by(teacher: PreTrainedModel) -> Callable[[dict], dict]:

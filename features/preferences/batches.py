@@ -100,4 +100,5 @@ def preference_loss(
     scores, counted = preference.scores(log_probabilities, tokens, known), tokens[:, 0].gt(0)
     losses = preference.losses(scores, desirable, divergence).where(counted, 0)
     sums = preference.sums(log_probabilities, scores, counted, desirable, divergence)
-    return PreferenceOutput(losses.sum() / (counted.sum() if rows is None else rows), sums, log_probabilities.detach())
+    loss = losses.sum() / (counted.sum() if rows is None else rows)
+    return PreferenceOutput(loss, sums=sums, log_probabilities=log_probabilities.detach())

@@ -76,9 +76,11 @@ class LossTerm(NamedTuple):
     """A further term of the loss of each target token: weight * its values + kept * the loss without it.
 
     how: has `of_chunk(logits [n, V], part, *tensors) -> (values [n, 1], their gradient by the logits [n, V])`, for the
-    target tokens `part` of N. names: of the batch's tensors that it gets, each of all N target tokens or of none.
+    target tokens `part` of N. names: of the batch's tensors that it gets, [B, T, ...] of all target tokens or [n, m] of
+    none; "labels" may be one of them.
     before: function from a batch's inputs, without its labels, to these tensors, called outside of what is compiled;
-    None: the collator gives them. The model does not get tensors of these names.
+    None: the collator gives them. The model does not get tensors of these names. logged: the name in the log of the
+    mean of its values over target tokens; None: it is not logged.
     """
 
     how: Any
@@ -86,6 +88,7 @@ class LossTerm(NamedTuple):
     kept: float = 1.0
     names: tuple[str, ...] = ()
     before: Callable[[dict], dict] | None = None
+    logged: str | None = None
 
 
 class _ChunkedLossSum(torch.autograd.Function):
@@ -93,7 +96,7 @@ class _ChunkedLossSum(torch.autograd.Function):
 
     A chunk's gradient is computed together with its loss, from the same logits, so the head's product is not repeated.
     weight: None if hidden holds logits. terms: (how, weight, kept, number of its tensors) of each LossTerm; tensors: of
-    all terms.
+    all terms. Returns the loss and, without gradient, the sum of each term's values [terms].
     """
 
     @staticmethod
@@ -108,6 +111,7 @@ class _ChunkedLossSum(torch.autograd.Function):
             # Adds up many small contributions, so in float32 at least.
             d_weight = torch.zeros_like(_at_least_float32(weight)) if wants_weight else None
             total = _at_least_float32(rows.new_zeros(()))
+            sums = [total] * len(terms)
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
                 logits = _at_least_float32(rows[part] if matrix is None else rows[part] @ matrix.T)
@@ -124,9 +128,10 @@ class _ChunkedLossSum(torch.autograd.Function):
                     nats = nats - label_smoothing * logits.mean(-1, keepdim=True)
                 nats = nats + z_loss * log_z.square()
                 slopes, first = [], 0
-                for how, share, kept, count in terms:
+                for number, (how, share, kept, count) in enumerate(terms):
                     values, by_logits = how.of_chunk(logits, part, *tensors[first : first + count])
                     nats, first = kept * nats + share * values, first + count
+                    sums[number] = sums[number] + (values * counted[:, None]).sum()
                     slopes.append(by_logits)
                 total = total + (nats * counted[:, None]).sum()
                 if wants_gradient:
@@ -146,15 +151,17 @@ class _ChunkedLossSum(torch.autograd.Function):
                         d_weight += d_logits.T @ rows[part]
         of_inputs = ((d_hidden, hidden), (d_weight, weight))
         ctx.save_for_backward(*(None if grad is None else grad.to(given.dtype) for grad, given in of_inputs))
-        return total
+        sums = torch.stack(sums) if sums else total.new_zeros(0)
+        ctx.mark_non_differentiable(sums)
+        return total, sums
 
     @staticmethod
-    def backward(ctx, d_total):
+    def backward(ctx, d_total, _):
         gradients = (None if grad is None else grad * d_total for grad in ctx.saved_tensors)
         return *gradients, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
-def chunked_loss_sum(
+def chunked_loss_sums(
     hidden: torch.Tensor,
     weight: torch.Tensor | None,
     labels: torch.Tensor,
@@ -164,8 +171,9 @@ def chunked_loss_sum(
     cap: float | None = None,
     terms: Sequence[LossTerm] = (),
     tensors: Sequence[torch.Tensor] = (),
-) -> torch.Tensor:
-    """loss_sum of the logits hidden [..., D] @ weight [V, D].T, with the logits of only `chunk` tokens in memory.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss_sum of the logits hidden [..., D] @ weight [V, D].T, the sum of each term's values [terms]), with the
+    logits of only `chunk` tokens in memory.
 
     weight: None if hidden holds logits [..., V]. cap: soft cap c, with which logits become c tanh(logit / c); None
     without one. terms: are mixed in. tensors: of all terms, by their names in turn.
@@ -179,9 +187,10 @@ def chunked_loss_sum(
 # ---------------------------------------------------------------- the forward pass
 @dataclass
 class LossOutput(ModelOutput):
-    """What a forward pass with labels returns."""
+    """What a forward pass with labels returns. terms: the mean of each LossTerm's values [terms], without gradient."""
 
     loss: torch.Tensor | None = None
+    terms: torch.Tensor | None = None
 
 
 class _Head(torch.nn.Linear):
@@ -258,17 +267,18 @@ def compute_loss_in_forward(
         # Otherwise transformers copies all keys and values into a cache that training never reads.
         inputs = inputs | {"use_cache": False}
         options = (label_smoothing, z_loss, chunk or CHUNK)
-        tensors = [inputs.pop(name) for name in names]
+        tensors, sums = [labels if name == "labels" else inputs.pop(name) for name in names], None
         if chunk:
             more = (family_of(model.config).logit_cap(model.config), terms, tensors)
-            total = chunked_loss_sum(head_inputs(model, inputs), output_head(model).weight, labels, *options, *more)
+            given = head_inputs(model, inputs), output_head(model).weight, labels
+            total, sums = chunked_loss_sums(*given, *options, *more)
         elif terms:
             logits = model.plain_forward(**inputs).logits
-            total = chunked_loss_sum(logits, None, labels, *options, None, terms, tensors)
+            total, sums = chunked_loss_sums(logits, None, labels, *options, None, terms, tensors)
         else:
             total = loss_sum(model.plain_forward(**inputs).logits, labels, label_smoothing, z_loss)
         divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
-        return LossOutput(total / divisor)
+        return LossOutput(total / divisor, sums / divisor if terms else None)
 
     model.compute_loss = compute
     if compile_options is not None:

@@ -1,7 +1,9 @@
 """Callbacks that decide when T5Trainer logs, evaluates, saves and ends, and that restore the state of a resumed run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch._inductor.codecache import cache_dir
 from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -51,6 +53,36 @@ def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None
     for name, steps in before.items():
         if getattr(state, name) != steps:
             print_once(f"--{name} {getattr(state, name):g} from here on, {steps:g} before")
+
+
+class LossTermsCallback(TrainerCallback):
+    """Adds to the training logs the mean of each named LossTerm's values over the target tokens since the last log.
+
+    names: of each term, None: it is not logged. sums: of the steps' means, this rank's share, since the step `since`.
+    Checkpoints hold both, so that a resumed run logs the same means.
+    """
+
+    def __init__(self, trainer: Trainer, names: Sequence[str | None]):
+        self.trainer, self.names, self.since = trainer, names, 0
+        self.sums = torch.zeros(len(names), device=trainer.args.device)
+        trainer.model.register_forward_hook(self._add)
+
+    def _add(self, model: torch.nn.Module, _inputs: tuple, output: dict) -> None:
+        if model.training and output.get("terms") is not None:
+            self.sums += output["terms"]
+
+    def state(self) -> dict:
+        return {"loss_terms": self.sums.tolist(), "loss_terms_since": self.since}
+
+    def restore(self, state: dict) -> None:
+        self.sums = torch.tensor(state["loss_terms"], device=self.trainer.args.device)
+        self.since = state["loss_terms_since"]
+
+    def on_log(self, _args: T5TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
+        if "loss" in logs:
+            means = self.trainer.accelerator.reduce(self.sums, "sum") / max(1, state.global_step - self.since)
+            logs |= {name: value for name, value in zip(self.names, means.tolist(), strict=True) if name}
+            self.sums, self.since = torch.zeros_like(self.sums), state.global_step
 
 
 class FlowCallback(DefaultFlowCallback):

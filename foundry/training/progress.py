@@ -48,8 +48,8 @@ class WatchCallback(TrainerCallback):
 
 
 def place_of(frame: FrameType | None) -> str:
-    """ "all_gather (distributed_c10d.py, line 12), called by evaluate (trainer_t5.py, line 8)": the innermost function of
-    a stack, and the innermost of this project; "" while torch compiles."""
+    """ "all_gather (distributed_c10d.py, line 12), called by evaluate (trainer_t5.py, line 8)": the innermost function
+    of a stack, and the innermost of this project; "" while torch compiles."""
     stack = []
     while frame is not None:
         stack.append((frame.f_code.co_filename, f"{frame.f_code.co_name} ({{}}, line {frame.f_lineno})"))

@@ -34,7 +34,7 @@ from data_collator_t5 import shift_right
 from foundry.arguments.training import check_training
 from foundry.model_t5 import build_config, create_model, flops_per_sequence, load_model
 from foundry.modeling.layers import checkpoint_blocks_only, use_bf16_residual
-from foundry.modeling.loss import chunked_loss_sum, compute_loss_in_forward, discard_damaged_kernels, loss_sum
+from foundry.modeling.loss import chunked_loss_sums, compute_loss_in_forward, discard_damaged_kernels, loss_sum
 
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=3, num_layers=2, num_decoder_layers=2, dropout_rate=0.0)
 VOCABULARY = 64
@@ -179,7 +179,7 @@ class ParityTest(parameterized.TestCase):
         entropy = -(1 - smoothing) * math.log(1 - smoothing)
         entropy -= smoothing * math.log(smoothing / 4) if smoothing else 0
         whole = loss_sum(logits, labels, smoothing * 5 / 4, z_loss)
-        chunked = chunked_loss_sum(logits, torch.eye(5), labels, smoothing * 5 / 4, z_loss, chunk=2)
+        chunked, _ = chunked_loss_sums(logits, torch.eye(5), labels, smoothing * 5 / 4, z_loss, chunk=2)
         for total in (whole, chunked):
             self.assertAlmostEqual(total.item() - 2 * entropy, expected, places=5)
             (gradient,) = torch.autograd.grad(total, logits)
@@ -195,7 +195,7 @@ class ParityTest(parameterized.TestCase):
         found = [t.clone().requires_grad_() for t in (hidden, weight)]
         wanted = [t.clone().requires_grad_() for t in (hidden, weight)]
         with torch.autocast("cpu", torch.bfloat16):
-            total = chunked_loss_sum(*found, labels, chunk=chunk)
+            total, _ = chunked_loss_sums(*found, labels, chunk=chunk)
             expected = loss_sum(F.linear(*wanted), labels)
         self.assertEqual(total.dtype, torch.float32)
         torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-3)
@@ -217,7 +217,7 @@ class ParityTest(parameterized.TestCase):
                 return outputs
 
         with Made():
-            total = chunked_loss_sum(hidden, weight, labels, chunk=4)
+            total, _ = chunked_loss_sums(hidden, weight, labels, chunk=4)
             total.backward()
         self.assertEqual((5000, 4) in made, weight_learns)
         learning = hidden if hidden_learns else weight

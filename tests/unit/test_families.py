@@ -21,7 +21,7 @@ from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import encode_targets, load_tokenizer
 from foundry.model_t5 import check_options, create_model, get_model
 from foundry.modeling.families import families, output_head, shape_of, stacks
-from foundry.modeling.loss import chunked_loss_sum
+from foundry.modeling.loss import chunked_loss_sums
 from foundry.modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_score
 from foundry.runs.memory import block_parameters, matrix_parameters
 from foundry.training.checkpoints import check_resumed
@@ -137,7 +137,7 @@ class CapTest(parameterized.TestCase):
         self.assertGreater(capped.abs().max(), 0.9 * cap)
         wanted = F.cross_entropy(capped, labels, reduction="sum", label_smoothing=smoothing)
         wanted = wanted + z_loss * capped.logsumexp(-1)[labels.ne(IGNORE_INDEX)].square().sum()
-        found = chunked_loss_sum(hidden, weight, labels, smoothing, z_loss, chunk, cap)
+        found, _ = chunked_loss_sums(hidden, weight, labels, smoothing, z_loss, chunk, cap)
         torch.testing.assert_close(found, wanted)
         of_ours, of_autograd = (torch.autograd.grad(loss, (hidden, weight)) for loss in (found, wanted))
         torch.testing.assert_close(of_ours, of_autograd, rtol=1e-9, atol=1e-9)

@@ -122,6 +122,17 @@ class RunTest(TestCase):
         self.assertLess(line["loss"], most)
         self.assertLess(line["grad_norm"], 1000 * most)
 
+    @parameterized.parameters(dict(loss_chunk_size=0), dict(packing="true"), dict(teacher_top_k=6))
+    def test_its_divergence_is_logged(self, **changes):
+        """With a weight of 1 it is the loss: the mean over steps, micro-batches and their tokens."""
+        changes |= dict(distillation_weight=1, distillation_temperature=2, save_strategy="no")
+        out, _, _ = self.run_script(fine_tune_t5, gradient_accumulation_steps=2, **changes)
+        lines = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
+        logged = [(line["distillation_loss"], line["loss"]) for line in lines if "grad_norm" in line]
+        self.assertLen(logged, 3)
+        for divergence, loss in logged:
+            self.assertAlmostEqual(divergence, loss, delta=1e-4)
+
     def test_a_teacher_is_for_inference(self):
         args = mock.Mock(device=torch.device("cpu"), hf_deepspeed_config=None)
         teacher = load_teacher(str(self.folder / "teacher"), args)
