@@ -179,7 +179,7 @@ class FlagsTest(parameterized.TestCase):
     @parameterized.parameters(
         # installed, WANDB_DISABLED -> what is taken, what is said
         (True, "false", ["wandb"], ""),
-        (False, "false", [], "the package wandb is not installed"),
+        (False, "false", [], "the package wandb is not installed (requirements/trackers.txt)"),
         (True, "true", [], "WANDB_DISABLED is set"),
     )
     def test_a_tracker_that_nobody_named_may_be_missing(self, installed, disabled, taken, said):
@@ -189,6 +189,15 @@ class FlagsTest(parameterized.TestCase):
                 args = PreTrainingArguments(output_dir="never_written", use_cpu=True)
             self.assertEqual(args.report_to, taken)
             self.assertStartsWith(printed.getvalue(), f"tracking: {said}" if said else "")
+
+    def test_a_missing_deepspeed_is_named(self):
+        with (
+            mock.patch("arguments.sharding.find_spec", lambda _: None),
+            self.assertRaisesRegex(
+                ValueError, "zero_stage2_config.json: needs DeepSpeed: pip install -r requirements/d"
+            ),
+        ):
+            arguments(deepspeed="zero_stage2_config.json")
 
 
 # As in the documentation of Hugging Face's Trainer, with "auto" and with numbers.
