@@ -40,6 +40,7 @@ from common.processes import has_amx, run_script
 from common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from constants import ATTENTION_IMPLEMENTATIONS, HARDWARE_PEAKS, OPTIMIZERS
 from foundry.features import features_of
+from runs.duration import MFU
 
 
 # ---------------------------------------------------------------- parts
@@ -205,7 +206,7 @@ class BenchmarkArguments:
     accumulation: int = option(1, "Micro-batches of a step.", at_least=1)
     attention: str = option("t5_fused", "Of the plan.", choices=ATTENTION_IMPLEMENTATIONS)
     optim: str = option("adamw_torch", "Of the plan.", choices=OPTIMIZERS)
-    mfu: float = option(0.45, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
+    mfu: float = option(MFU, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
 
 
 FLAGS = {flag.name: flag for flag in fields(BenchmarkArguments)}
