@@ -15,17 +15,13 @@ BIN := $(VENV)/bin
 EVERYTHING := $(filter-out requirements/lock.txt requirements/peers.txt,$(wildcard requirements/*.txt))
 PYTEST := $(BIN)/python -m pytest
 ON_TWO_CORES := -n 2 --dist loadfile --no-loadscope-reorder
-LAUNCH := $(BIN)/python
 DEMO := out/demo
-SEEDS := 1 2 3
+SEEDS := 1
 KILLS := 300
 MINUTES := 25
 TRAIN_FILE :=
 PART :=
 OUTPUT := out/gpu
-COMMA := ,
-NONE :=
-SPACE := $(NONE) $(NONE)
 
 # Python compiles a module when it first imports it, and keeps that: half a minute instead of the minute and more that
 # compiling all installed modules takes. So it must be allowed to keep it.
@@ -40,6 +36,7 @@ define install
 	  { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
 	  echo "installing $(1) into $(VENV) (about 3 GB, a minute or two)" && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $(1) && \
+	  $(BIN)/python -m tools.keep_flags && \
 	  cat requirements.txt $(2) > $(VENV)/installed_$(notdir $(1)); }
 endef
 
@@ -69,23 +66,9 @@ test-slurm: setup
 	@$(BIN)/python tests/support/slurm_cluster.py --check
 	$(PYTEST) tests/slurm
 
-# Pre-train once, then fine-tune that checkpoint and, at the same time, the same model from scratch, with each seed (make
-# demo SEEDS=1 takes one), and compare them. A model so small trains hardly faster on two cores than on one.
-FINE_TUNE_DEMO := OMP_NUM_THREADS=1 $(LAUNCH) fine_tune_t5.py recipes/fine_tune_installed_docs.yaml --overwrite_output_dir --report_to none
-
+# make demo SEEDS="1 2 3" fine-tunes with three seeds.
 demo: setup-core
-	$(LAUNCH) pre_train_t5.py recipes/pre_train_installed_docs.yaml --output_dir $(DEMO)/pre_train --overwrite_output_dir --report_to none
-	for seed in $(SEEDS); do \
-	  log=$(DEMO)/from_scratch_$$seed.log; echo "from scratch, seed $$seed, at the same time: $$log"; \
-	  $(FINE_TUNE_DEMO) --config_name tiny --output_dir $(DEMO)/from_scratch_$$seed --seed $$seed > $$log 2>&1 & scratch=$$!; \
-	  $(FINE_TUNE_DEMO) --model_name_or_path $(DEMO)/pre_train --output_dir $(DEMO)/fine_tuned_$$seed --seed $$seed; code=$$?; \
-	  wait $$scratch || { tail -n 3 $$log; exit 1; }; test $$code = 0 || exit $$code; \
-	done
-	$(BIN)/python -m tools.plot_runs \
-	  pre-trained=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/fine_tuned_%)) \
-	  from_scratch=$(subst $(SPACE),$(COMMA),$(SEEDS:%=$(DEMO)/from_scratch_%)) \
-	  --metric eval_accuracy --output $(DEMO)/demo.png
-	@echo "pre-training curve: $(DEMO)/pre_train/loss.png"
+	@$(BIN)/python -m tools.demo --output $(DEMO) --seeds $(SEEDS)
 
 PYTHON_HERE := $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 

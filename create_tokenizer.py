@@ -13,6 +13,12 @@ get embedding rows in a checkpoint when it is trained with the new tokenizer (--
 rows begin at their mean.
 """
 
+from foundry.common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import itertools
 import shlex
 import shutil

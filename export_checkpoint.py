@@ -11,6 +11,12 @@ core in all formats. For ONNX, Optimum reads the exported folder:
 `optimum-cli export onnx --model out/export onnx`.
 """
 
+from foundry.common.command_line import answer_early
+
+if __name__ == "__main__":
+    answer_early(__doc__)
+
+
 import copy
 import itertools
 import shutil

@@ -41,6 +41,7 @@ from foundry.common.processes import has_amx, run_script
 from foundry.common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from foundry.features import features_of
 from foundry.modeling.attentions import attention_names
+from foundry.runs.duration import MFU
 
 
 # ---------------------------------------------------------------- parts
@@ -209,7 +210,7 @@ class BenchmarkArguments:
     accumulation: int = option(1, "Micro-batches of a step.", at_least=1)
     attention: str = option(attention_names()[-1], "Of the plan.", choices=attention_names())
     optim: str = option("adamw_torch", "Of the plan.", choices=OPTIMIZERS)
-    mfu: float = option(0.45, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
+    mfu: float = option(MFU, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
 
 
 FLAGS = {flag.name: flag for flag in fields(BenchmarkArguments)}

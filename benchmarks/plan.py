@@ -15,11 +15,11 @@ from foundry.common.reports import human_count, read_json
 from foundry.corpora.chunks import readers_of
 from foundry.model_t5 import flops_per_sequence
 from foundry.runs import memory
+from foundry.runs.duration import step_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 # {strategy: optimizers that it refuses}, since they need whole tensors and it shards them.
 REFUSED = {f"zero{stage}": names for stage, names in NOT_UNDER_ZERO.items()} | {"fsdp2": NOT_UNDER_FSDP}
-UPDATE_BYTES = 28  # AdamW reads weight, gradient and two moments of 4 bytes, and writes all but the gradient
 # Two tables, so that each fits a terminal; sizes in GiB.
 _PARTS = "weights gradients states working stored loss"
 MEMORY = {"name": "{}", **dict.fromkeys(_PARTS.split(), "{:.2f}"), "total": "{:.1f}", "fits": "{}"}
@@ -40,23 +40,6 @@ SCALE_HEAD = """\
 on 1 to 512 GPUs, in machines of {gpus}: the sharding to choose, and a checkpoint, which the first rank writes at an \
 assumed {disk:g} GB/s (GB: 10^9 bytes);
 read by: GPUs that read and tokenise each row of a large stream"""
-
-
-def step_seconds(
-    flops: float, weights_updated: float, sent: memory.Communication, hardware: dict, bandwidth: float, mfu: float
-) -> dict[str, float]:
-    """{"communication", "exposed", "step"} in seconds.
-
-    Computing takes the time of the FLOPs at one GPU's MFU, a third of it forward and two thirds backward. What is sent
-    during a pass overlaps with computing (overlap_comm, DDP's buckets, FSDP's prefetching), and only what takes longer
-    than the pass is exposed. All that is sent after the update is exposed. The update moves UPDATE_BYTES of memory for
-    each weight.
-    """
-    compute = flops / (hardware["bf16"] * 1e12 * mfu)
-    exposed = max(0.0, sent.forward / bandwidth - compute / 3) + max(0.0, sent.backward / bandwidth - 2 * compute / 3)
-    exposed += sent.update / bandwidth
-    update = UPDATE_BYTES * weights_updated / (hardware["memory_gb_per_second"] * 1e9)
-    return dict(communication=sent.total / bandwidth, exposed=exposed, step=compute + exposed + update)
 
 
 def make_plan(args: Namespace) -> dict:

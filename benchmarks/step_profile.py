@@ -18,10 +18,10 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import T5Config
 
 from benchmarks import measure, step
-from benchmarks.plan import UPDATE_BYTES
 from data_collator_t5 import compute_input_and_target_lengths
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.families import shape_of
+from foundry.runs.duration import UPDATE_BYTES
 
 STEPS = 20
 # {kind of work: pattern of the names of GPU kernels or CPU operations}; the first that matches counts. All that runs

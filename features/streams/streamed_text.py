@@ -92,7 +92,7 @@ def open_corpus(args: Any, skip_broken: bool = False) -> dict[str, Corpus]:
         named_files = {"train": args.train_file, "validation": args.validation_file}
         files = {split: corpus_files(f"--{split}_file", paths, args) for split, paths in named_files.items() if paths}
     elif args.dataset_name in (None, BUILTIN_CORPUS):
-        sources = builtin_sources(cache, args.preprocessing_num_workers)
+        sources = builtin_sources(cache)
         files = {split: source.files for split, source in sources.items()}
     else:
         name, config = args.dataset_name, args.dataset_config_name

@@ -5,6 +5,7 @@
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,10 @@ def _accumulation(path: str, config: dict, values: dict, is_given: bool) -> dict
 
 def completed_deepspeed(path: str) -> dict:
     """The content of the file of `--deepspeed` with "auto" for settings that it leaves to flags, and without its
-    sections optimizer and scheduler."""
+    sections optimizer and scheduler. UserError without DeepSpeed."""
     config = read_deepspeed(path)
+    if find_spec("deepspeed") is None:
+        raise UserError(f"--deepspeed {path}: needs DeepSpeed: pip install deepspeed")
     for name in ("optimizer", "scheduler"):  # flags_of_deepspeed has turned them into flags
         config.pop(name, None)
     for name in (

@@ -73,7 +73,7 @@ class PreTrainingDataArguments:
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
         cores_here(),
-        "Threads that tokenise, and processes that make the built-in corpus.",
+        "Threads that tokenise.",
         at_least=1,
         at_most=MOST_PROCESSES,
     )

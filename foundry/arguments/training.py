@@ -222,10 +222,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
         self.chose_metric = self.metric_for_best_model is not None
         self.__dict__.update(_LEFT_OPEN)
-        if self.deepspeed and self.use_cpu:
-            announce_deepspeed_build()
         path = self.deepspeed
         self.deepspeed = completed_deepspeed(path) if path else None
+        if path and self.use_cpu:
+            announce_deepspeed_build()
         try:
             super().__post_init__()
         except (ValueError, TypeError, OSError) as error:  # transformers checks its own flags, such as a JSON file

@@ -327,7 +327,7 @@ def parse_arguments(
     switch_off_telemetry()
     table = flag_table(dataclass_types)
     if argv is None:
-        keep_table(table)
+        keep_table(table, sys.argv[0])
         argv = sys.argv[1:]
         sys.argv[1:] = without_secrets(argv)  # W&B records sys.argv
     argv = list(map(str, argv))  # a notebook may give numbers and paths
@@ -417,10 +417,10 @@ def _hide_progress_bars() -> None:
 def answer_early(about: str) -> None:
     """Answers --help or a wrong flag and ends the script, before it imports torch and transformers.
 
-    The flags are read from a file that an earlier start of the script has written (`keep_table`). Without that file
-    this does nothing, and the script answers after its imports. about: the script's docstring.
+    The flags are read from a file that an earlier start of the script, or `make setup`, has written (`keep_table`).
+    Without that file this does nothing, and the script answers after its imports. about: the script's docstring.
     """
-    file, key = _table_file()
+    file, key = _table_file(sys.argv[0])
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -429,12 +429,41 @@ def answer_early(about: str) -> None:
         for flag in table["flags"]:
             flag["type"] = {"int": int, "float": float, "boolean": boolean}.get(flag["type"], str)
         with exit_on_user_error():
-            read_flags(table, sys.argv[1:], about)
+            values, given, _ = read_flags(table, sys.argv[1:], about)
+            check_paths({name: values[name] for name in given})
 
 
-def keep_table(table: dict) -> None:
-    """Writes the flags of this script into a file for its next start. If it cannot be written, only time is lost."""
-    file, key = _table_file()
+def check_paths(values: dict[str, Any]) -> None:
+    """UserError for a path that is surely wrong: an input file or a model's folder that is not there, an --output_dir
+    with files in it. What a pattern, a name of the Hub or a restarted job means, the scripts' own checks decide.
+    values: of the flags that are given."""
+    files = [(n, v) for n, v in values.items() if n.endswith("_file") and n != "output_file" and v is not None]
+    for name, text in [(n, text) for n, v in files for text in (v if isinstance(v, list) else [v])]:
+        path = home_path(re.sub(r":[\d.eE+-]+$", "", str(text)))
+        is_plain = isinstance(text, str) and not re.search(r"[*?[\0]|://", text)
+        if is_plain and not (path.exists() or any(path.parent.glob(f"{path.name}.*"))):
+            raise UserError(f"--{name} {text}: no such file or folder")
+    for name in ("model_name_or_path", "tokenizer_name"):
+        if not (text := values.get(name)) or "{" in text or home_path(text).exists():
+            continue
+        siblings = [path.parent.name for path in home_path(text).parent.glob("*/run.json")]
+        if text.startswith(("/", ".", "~")) or text.count("/") > 1 or text[-1] == "/" or siblings:
+            raise UserError(f"--{name} {text}: no such folder{did_you_mean(Path(text).name, siblings)}")
+    folder, may_restart = values.get("output_dir"), ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT", "WANDB_SWEEP_ID")
+    goes_on = values.get("resume_from_checkpoint") not in (None, "", "false", "False")
+    if folder and not (goes_on or values.get("overwrite_output_dir") or any(n in os.environ for n in may_restart)):
+        with contextlib.suppress(OSError):  # none, or one that cannot be read
+            if {path.name for path in home_path(folder).iterdir()} - {".lock"}:
+                raise UserError(
+                    f"--output_dir {folder} is not empty: name another folder, or give --overwrite_output_dir (or, to "
+                    "go on with its training, --resume_from_checkpoint)"
+                )
+
+
+def keep_table(table: dict, script: str) -> None:
+    """Writes the flags of a script into a file for its next start. If it cannot be written, only time is lost. script:
+    its path or name."""
+    file, key = _table_file(script)
     with contextlib.suppress(OSError):
         write_json(file, table | {"key": key, "flags": [f | {"type": _name_of(f["type"])} for f in table["flags"]]})
 
@@ -443,12 +472,12 @@ def _name_of(kind: Any) -> str:
     return getattr(kind, "__name__", "str")
 
 
-def _table_file() -> tuple[Path, str]:
-    """(the file that keeps this script's flags, a key that says for which code and machine they hold)."""
+def _table_file(script: str) -> tuple[Path, str]:
+    """(the file that keeps a script's flags, a key that says for which code and machine they hold)."""
     code = [path for pattern in ("*.py", "*/*.py", "*/*/*.py") for path in PROJECT.glob(pattern)]
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(code)]
     versions = sys.version, importlib.metadata.version("transformers"), cores_here()
-    return user_cache("flags") / f"{Path(sys.argv[0]).stem}.json", hashlib.sha256(
+    return user_cache("flags") / f"{Path(script).stem}.json", hashlib.sha256(
         repr((states, versions)).encode()
     ).hexdigest()
 

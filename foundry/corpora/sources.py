@@ -9,7 +9,6 @@ import hashlib
 import importlib
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from constants import BUILTIN_CORPUS
 from foundry.common.digests import contents_digest, kept_digests, stamp
 from foundry.common.errors import UserError
-from foundry.common.processes import cores_here, print_once
+from foundry.common.processes import print_once
 from foundry.common.reports import human_bytes
 from foundry.common.whole_folders import cached
 from foundry.corpora.files import data_kind, is_plain_text, split_weights
@@ -71,7 +70,7 @@ def find_sources(args: Any) -> dict[str, Source]:
         cache = Path(args.data_cache_dir).expanduser()
         return {split: _file_source(files[split], cache, column, ids) for split in files}
     if (args.dataset_name or BUILTIN_CORPUS) == BUILTIN_CORPUS:
-        return builtin_sources(Path(args.data_cache_dir).expanduser(), args.preprocessing_num_workers)
+        return builtin_sources(Path(args.data_cache_dir).expanduser())
     cache = Path(args.data_cache_dir).expanduser()
     return _dataset_sources(args.dataset_name, args.dataset_config_name, column, ids, cache)
 
@@ -147,9 +146,9 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cach
     return sources
 
 
-def builtin_sources(cache: Path, num_workers: int | None = None) -> dict[str, Source]:
+def builtin_sources(cache: Path) -> dict[str, Source]:
     """The splits of the built-in English corpus below `cache`, made if it is not there yet."""
-    folder = builtin_corpus(cache, num_workers)
+    folder = builtin_corpus(cache)
     sources = {}
     for split in ("train", "validation"):
         source = sources[split] = _file_source([folder / f"{split}.jsonl"], cache, "text")
@@ -157,13 +156,13 @@ def builtin_sources(cache: Path, num_workers: int | None = None) -> dict[str, So
     return sources
 
 
-def builtin_corpus(cache: Path, num_workers: int | None = None) -> Path:
+def builtin_corpus(cache: Path) -> Path:
     """Folder of the built-in English corpus below `cache`, made from the installed packages if it is not there yet."""
     corpus = importlib.import_module(f"foundry.corpora.{BUILTIN_CORPUS}")
 
     def build(folder: Path) -> None:
         print_once(f"collecting the documentation of the installed packages into {cache}")
-        corpus.build(folder, num_workers=num_workers or cores_here(), progress=sys.stderr.isatty())
+        corpus.build(folder)
 
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 

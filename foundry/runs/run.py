@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ from foundry.runs.callbacks import (
     install_callbacks,
 )
 from foundry.runs.decision import Decision
+from foundry.runs.duration import described_time
 from foundry.runs.memory import check_plan, device_peak_flops, needs_of
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import (
@@ -147,17 +149,21 @@ class TrainingRun(Run):
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(needs.disk_there)} free",
         }
-        changed = changed_schedule(self.checkpoint, args, steps)
-        self.announce(plan, *changed)
         preview = data.shown(whole=args.dry_run)
-        print_preview(self.trainer.processing_class, preview, None if args.dry_run else LINES)
         self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
+        if args.dry_run:  # its longest part first, and the plan last
+            record = self._record() | {"arguments": self.decision.decided_flags()}
+            print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")
+            print_preview(self.trainer.processing_class, preview, None)
+        if needs.memory <= needs.memory_there:
+            plan["time"] = described_time(self.trainer, steps, self._flops())
+        self.announce(plan, *changed_schedule(self.checkpoint, args, steps))
+        if not args.dry_run:
+            print_preview(self.trainer.processing_class, preview, LINES)
         refuse_unknown(data.unknown, self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
         check_same_features(self.checkpoint, args.features)
         if args.dry_run:
-            record = self._record() | {"arguments": self.decision.decided_flags()}
-            print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")
             print_once("--dry_run: nothing was trained or written")
             finish_process_group()
             raise SystemExit(0)
@@ -184,9 +190,8 @@ class TrainingRun(Run):
     def _install_callbacks(self) -> None:
         args, ranks = self.args, self.args.world_size
         peak = device_peak_flops(args.device, args.bf16)
-        flops = partial(self._flops_per_sequence, self.trainer.model.config)
-        flops = flops() if self.tokens_per_step else flops  # for tasks a function of a batch's lengths
-        callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks)]
+        peak = peak and peak * ranks
+        callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, self._flops(), peak, ranks)]
         if is_first_process() and not args.precompile:
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
         if is_first_process():
@@ -200,6 +205,11 @@ class TrainingRun(Run):
                 "FSDP has no effect here: accelerate shards on GPUs only. Every process holds "
                 "the whole model (plain data parallelism)"
             )
+
+    def _flops(self) -> float | Callable[[int, int], float]:
+        """FLOPs of a training row: a number or, for tasks, a function of its lengths."""
+        flops = partial(self._flops_per_sequence, self.trainer.model.config)
+        return flops() if self.tokens_per_step else flops
 
     def _flops_per_sequence(self, *args) -> float:
         """FLOPs of a training step for one sequence; a frozen model saves the third of them for its gradients."""

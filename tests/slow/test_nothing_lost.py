@@ -193,26 +193,6 @@ run_script(lambda: fine_tune_t5.main(sys.argv[2:]))
             self.assertRegex(log.read_text(), "\ninterrupted\n$")
             self.assertNotIn("Traceback", log.read_text())
 
-    def test_those_that_read_the_documentation_too(self):
-        place = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
-        (place / "site" / "numpy").mkdir(parents=True)
-        os.mkfifo(place / "site" / "numpy" / "read_for_ever.py")
-        program = (
-            "import sys; from foundry.corpora.installed_docs import build; build(sys.argv[1], sys.argv[2], 2, False)"
-        )
-        words, log = [sys.executable, "-c", program, place / "out", place / "site"], place / "log"
-        with log.open("w") as file:
-            root = Path(pre_train_t5.__file__).parent
-            process = subprocess.Popen(words, cwd=root, stdout=file, stderr=file, start_new_session=True)
-        self.addCleanup(lambda: [os.kill(left, signal.SIGKILL) for left in torture.processes_of(log)])
-        with (place / "site" / "numpy" / "read_for_ever.py").open("w"):  # there as soon as it is read
-            process.kill()
-            process.wait()
-            deadline = time.monotonic() + 20
-            while torture.processes_of(log) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            self.assertEqual(torture.processes_of(log), [])
-
 
 class LinkTest(TestCase):
     def test_a_linked_folder_is_written_through_and_made(self):

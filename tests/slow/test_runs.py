@@ -136,6 +136,9 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertEqual(code, 0)
         for row in ("model", "text", "tokens", "batch", "optimizer", "memory", "disk"):
             self.assertRegex(out, rf"(?m)^{row} +\S")
+        self.assertRegex(out, r"(?m)^time +[0-9].* s here, timed in this dry run; without evaluating and saving$")
+        parts = [out.index(part) for part in ("run.json would hold", "what the model reads", "---- pre-training")]
+        self.assertEqual(parts, sorted(parts))
         self.assertRegex(out, r"memory +[0-9.]+ .* available")
         self.assertRegex(out, r"disk +[0-9.]+ .* free")
         self.assertIn("--dry_run: nothing was trained or written", out)

@@ -44,9 +44,8 @@ def main(tree: str, *words: str) -> None:
     modules = [path for path in sorted(Path().glob("**/*.py")) if path.parts[0] != "tests" and path.stem != "__init__"]
     scripts = {path.stem: path for path in modules if len(path.parts) == 1 and is_script(path)}
     for path in modules:
-        if path.stem not in ("installed_docs",):  # python -m foundry.corpora.installed_docs has a main of its own
-            module = importlib.import_module(".".join(path.with_suffix("").parts))
-            assert Path(module.__file__).is_relative_to(tree), module.__file__
+        module = importlib.import_module(".".join(path.with_suffix("").parts))
+        assert Path(module.__file__).is_relative_to(tree), module.__file__
     print(f"imported {len(modules)} modules")
     for name in scripts:
         words = ["--help_all"] if hasattr(importlib.import_module(name), "parse_arguments") else ["--help"]

@@ -41,6 +41,7 @@ from foundry.common.errors import UserError
 from foundry.common.processes import answers, is_first_process, print_once
 from foundry.corpora.files import data_suffix, expand_files
 from foundry.model_t5 import parse_overrides
+from tools import keep_flags
 
 ROOT = Path(constants.__file__).parent
 PRE_TRAINING = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments]
@@ -233,10 +234,10 @@ class FlagsTest(TestCase):
 class EarlyAnswerTest(TestCase):
     """--help and a wrong flag took ten seconds, in which torch and transformers were imported."""
 
-    def early(self, *argv: str) -> tuple[int | None, str]:
+    def early(self, *argv: str, script: str = "pre_train_t5") -> tuple[int | None, str]:
         """(exit code or None, what is printed) of the light check alone."""
         with (
-            mock.patch.object(sys, "argv", ["pre_train_t5.py", *argv]),
+            mock.patch.object(sys, "argv", [f"{script}.py", *argv]),
             mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self.folder), COLUMNS="120"),
             contextlib.redirect_stdout(io.StringIO()) as out,
             contextlib.redirect_stderr(out),
@@ -275,6 +276,38 @@ class EarlyAnswerTest(TestCase):
             self.assertIn(message, text)
         self.assertEqual(self.early("--max_steps", "3", "--learning_rate", "1e-3", "--bf16"), (None, ""))
 
+    def test_the_first_start_after_setup_answers_early(self):
+        with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self.folder)):
+            keep_flags.main()
+        for script in keep_flags.SCRIPTS:
+            code, text = self.early("--qqq", script=script)
+            self.assertEqual((code, "--qqq: no such flag" in text), (2, True), script)
+
+    def test_paths_that_are_surely_wrong_are_refused_early(self):
+        self.start("--help")
+        self.write("text.txt.gz", "")
+        self.write("out/one/run.json", "{}")
+        here = str(self.folder)
+        for argv, message in (
+            (["--train_file", f"{here}/no.txt"], "--train_file {}/no.txt: no such file or folder"),
+            (["--train_file", f"{here}/no.txt:0.7", f"{here}/text.txt:0.3"], "no.txt:0.7: no such file or folder"),
+            (["--model_name_or_path", f"{here}/out/ones"], "out/ones: no such folder (did you mean one?)"),
+            (["--tokenizer_name", "./tok"], "--tokenizer_name ./tok: no such folder"),
+            (["--output_dir", f"{here}/out"], "out is not empty: name another folder, or give --overwrite_output_dir"),
+        ):
+            code, text = self.early(*argv)
+            self.assertEqual((code, message.format(here) in text), (2, True), (argv, text))
+        for argv in (
+            ["--train_file", f"{here}/text.txt", f"{here}/*.json", "hf://a/b.txt"],
+            ["--model_name_or_path", "google/t5"],
+            ["--output_dir", f"{here}/new"],
+            ["--output_dir", f"{here}/out", "--overwrite_output_dir"],
+            ["--output_dir", f"{here}/out", "--resume_from_checkpoint"],
+        ):
+            self.assertEqual(self.early(*argv), (None, ""))
+        with mock.patch.dict(os.environ, SLURM_JOB_ID="1"):  # it may have been restarted
+            self.assertEqual(self.early("--output_dir", f"{here}/out"), (None, ""))
+
     def test_other_code_or_a_damaged_table_is_not_asked(self):
         self.start("--help")
         (file,) = self.folder.rglob("*.json")
@@ -288,7 +321,7 @@ class EarlyAnswerTest(TestCase):
         self.assertStartsWith(self.start("--help"), "usage: ")
         self.assertEqual(self.early("--qqq"), (None, ""))
 
-    @parameterized.parameters("pre_train_t5", "fine_tune_t5", "evaluate_t5", "predict_t5")
+    @parameterized.parameters(*keep_flags.SCRIPTS)
     def test_scripts_answer_before_heavy_imports(self, script):
         lines = (ROOT / f"{script}.py").read_text().splitlines()
         answered = lines.index("    answer_early(__doc__)")

@@ -510,17 +510,17 @@ class SourcesTest(TestCase):
         )
 
     def test_the_built_in_corpus_is_the_default_and_built_once(self):
-        def build(folder, num_workers, progress):  # noqa: ARG001
+        def build(folder):
             for split in ("train", "validation"):
-                (folder / f"{split}.jsonl").write_text(json.dumps({"text": f"{split} of {num_workers}"}))
+                (folder / f"{split}.jsonl").write_text(json.dumps({"text": split}))
 
         with (
             mock.patch.object(installed_docs, "build", side_effect=build) as builder,
             mock.patch.object(installed_docs, "fingerprint", lambda: "0" * 64),
         ):
             for name in (None, BUILTIN_CORPUS):
-                sources = find_sources(self.arguments(dataset_name=name, preprocessing_num_workers=3, text_column="x"))
-                self.assertEqual(list(sources["validation"].documents()), ["validation of 3"])
+                sources = find_sources(self.arguments(dataset_name=name, text_column="x"))
+                self.assertEqual(list(sources["validation"].documents()), ["validation"])
         builder.assert_called_once()
 
     def test_a_saved_data_set(self):

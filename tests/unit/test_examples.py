@@ -420,7 +420,7 @@ class OwnTaskTest(TestCase):
                 list(nested_rows(record, path, "row 1"))
 
     def test_the_built_in_tasks(self):
-        def build(folder, num_workers, progress):  # noqa: ARG001
+        def build(folder):
             for name, row in {
                 "package_topic": {"text": "A", "label": "torch"},
                 "docstring_summary": {"text": "B", "summary": "C "},

@@ -32,7 +32,6 @@ from foundry.common.curves import LINES, draw_curves, save_figure
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import WIDTH, introduction, painted, start_summary
-from foundry.corpora.sources import builtin_corpus
 from foundry.runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
 from tools import plot_runs, report_glue, sweep_t5
@@ -186,16 +185,6 @@ class PrintedTest(parameterized.TestCase):
             with contextlib.redirect_stderr(io.StringIO()):
                 parse_arguments([ModelArguments], [])
             self.assertTrue(library.are_progress_bars_disabled())
-
-    @parameterized.parameters(io.StringIO, Terminal)
-    def test_our_bars_are_for_terminals(self, stream):
-        cache = self.folder / "cache"
-        built = mock.patch(
-            "foundry.corpora.installed_docs.build", side_effect=lambda folder, **_: folder.mkdir(exist_ok=True)
-        )
-        with built as build, contextlib.redirect_stderr(stream()), contextlib.redirect_stdout(io.StringIO()):
-            builtin_corpus(cache, 1)
-        self.assertEqual(build.call_args.kwargs["progress"], stream is Terminal)
 
     @parameterized.parameters("true", "")
     def test_wandb_says_nothing_without_a_tracker(self, disabled):

@@ -12,12 +12,11 @@ from absl.testing import parameterized
 
 from constants import PACKAGE_TOPIC_LABELS
 from foundry.corpora import installed_docs
-from foundry.corpora.installed_docs import HELD_OUT_PACKAGES, build, fingerprint
+from foundry.corpora.installed_docs import build, fingerprint, paragraphs
 
 NOUNS = "matrix graph token series figure tree kernel window signal vertex corpus buffer column layer stream".split()
 VERBS = "describes replaces follows updates reads stores splits merges orders counts removes accepts".split()
 ADJECTIVES = "small sparse dense ordered empty hidden nested shared public stable narrow random".split()
-OTHERS = ("extra", "lone")  # neither a class nor held out by name
 PROSE = "The values are taken from the table that was given, and all of them are kept in the order of the rows."
 
 
@@ -46,15 +45,15 @@ def make_module(rng: random.Random) -> str:
     return "\n".join(lines)
 
 
-def make_site_packages(folder: Path, packages=(*PACKAGE_TOPIC_LABELS, *HELD_OUT_PACKAGES, *OTHERS)) -> Path:
-    """10 modules for each class, 2 for the other packages, so that held-out packages have about 5 % of the text."""
-    for package in packages:
+def make_site_packages(folder: Path) -> Path:
+    """30 modules for each class, so that each split has some, and a package that is no class."""
+    for package in (*PACKAGE_TOPIC_LABELS, "extra"):
         rng = random.Random(package)
-        for number in range(10 if package in PACKAGE_TOPIC_LABELS else 2):
+        for number in range(30):
             path = folder / package / f"module_{number}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(make_module(rng), encoding="utf-8")
-        (folder / f"{package.lower()}-1.{len(package)}.dist-info").mkdir()
+        (folder / f"{'scikit_learn' if package == 'sklearn' else package}-1.5.dist-info").mkdir()
     return folder
 
 
@@ -67,7 +66,7 @@ def read(folder: Path) -> dict[str, list[dict]]:
     }
 
 
-def paragraphs(rows: list[dict]) -> set[str]:
+def all_paragraphs(rows: list[dict]) -> set[str]:
     return {paragraph for row in rows for paragraph in row["text"].split("\n") if paragraph}
 
 
@@ -83,7 +82,7 @@ class ReadingTest(parameterized.TestCase):
         ("expand, inputs, update and Transformer stay", "expand, inputs, update and Transformer stay"),
     )
     def test_names_of_packages_are_masked(self, text, expected):
-        self.assertEqual(installed_docs._ALIASES.sub(installed_docs._NEUTRAL_WORD, text), expected)
+        self.assertEqual(installed_docs._ALIASES.sub("library", text), expected)
 
     @parameterized.parameters(
         ("Sets BertModel to 3 of them.", "Sets GPT2Model to 14 of them.", True),
@@ -93,25 +92,44 @@ class ReadingTest(parameterized.TestCase):
     def test_duplicates_are_found_after_folding_names_and_numbers(self, one, other, are_equal):
         self.assertEqual(installed_docs._key(one) == installed_docs._key(other), are_equal)
 
-    def test_docs_of_compiled_functions_are_read(self):
-        source = f'f = _add_docstr(_C.f, r"""\nf(x) -> int\n\n{PROSE}\n""")\n'
-        source += f'add_newdoc("a", "b",\n    """\n    {PROSE}\n    """)'
-        self.assertEqual(
-            installed_docs._docstrings(source.encode()),
-            [("", False), (f"f(x) -> int\n\n{PROSE}", False), (PROSE, False)],
-        )
-
-    def test_long_files_of_little_text_are_not_parsed(self):
-        text, code = f'"""{PROSE}"""', "x = 1\n" * 1_000
-        self.assertEqual(installed_docs._docstrings(f"{text}\n{code}".encode()), [])
-        self.assertEqual(installed_docs._docstrings(f"{text}\n{code[:2_000]}".encode()), [(PROSE, False)])
-        self.assertEqual(len(installed_docs._docstrings(f'"""{PROSE * 10}"""\n{code}'.encode())), 1)
-
-    def test_docstrings_come_in_the_order_of_the_file(self):
-        source = b'"""M"""\nif x:\n    def f():\n        """F"""\n        class C:\n            """C"""\n'
-        source += b'try:\n    async def g():\n        """G"""\nexcept E:\n    pass\n'
-        texts = [("M", False), ("F", True), ("C", True), ("G", True)]
-        self.assertEqual(installed_docs._docstrings(source), texts)
+    @parameterized.named_parameters(
+        (
+            "wrapped",
+            "Those which are taken from the table\nthat was given to this function.",
+            ["Those which are taken from the table that was given to this function."],
+        ),
+        (
+            "doctest",
+            f"{PROSE}\n\n>>> print('The one that is printed is not part of the prose.')\nThe output.\n",
+            [PROSE],
+        ),
+        ("fenced code", f"```python\n{PROSE}\n```\n\n{PROSE}", [PROSE]),
+        ("literal block", f"{PROSE[:-1]}::\n\n    {PROSE}\n\n{PROSE}", [PROSE]),
+        (
+            "numpydoc parameters",
+            f"{PROSE}\n\nParameters\n----------\nx : int\n    {PROSE}\n\nNotes\n-----\n{PROSE}",
+            [PROSE, PROSE],
+        ),
+        ("Google arguments", f"{PROSE}\n\nArgs:\n    x: {PROSE}\n\n        {PROSE}\n\n{PROSE}", [PROSE, PROSE]),
+        ("Sphinx fields", f"{PROSE}\n\n:param x: The value that is taken,\n    {PROSE}\n:returns: {PROSE}", [PROSE]),
+        ("list items", f"- {PROSE}\n- {PROSE}\n  And it has a second line.\n\n{PROSE}", [PROSE]),
+        ("table", f"| The name of it | What it is for. |\n|---|---|\n| {PROSE} | {PROSE} |\n\n{PROSE}", [PROSE]),
+        (
+            "roles and quotes",
+            "This is what :func:`solve` does if :class:`Table` has a ``shape`` of *its* own, and [`~A.train`] was not.",
+            ["This is what solve does if Table has a shape of its own, and A.train was not."],
+        ),
+        ("address", f"{PROSE} See https://a.b for more of it.\n\n{PROSE}", [PROSE]),
+        ("formula", f"{PROSE} It is $\\alpha$.\n\n{PROSE}", [PROSE]),
+        ("licence", "Permission to use this is given under the licence that is in the file beside it.", []),
+        ("German", "Die Werte werden aus der Tabelle genommen, die gegeben war, und behalten ihre Reihenfolge.", []),
+        ("too short", f"{PROSE}\n\nThe values are kept.", [PROSE]),
+        ("summary", f"The sum of both.\n\n{PROSE}", ["The sum of both.", PROSE]),
+        ("no end", "The values are taken from the table that was given and all of them are kept in", []),
+        ("code", "X = f(a.b, c_d) if g(h_i) else j[k], L = m(n_o); P.q(r, s=t_u, v=w_x); Y = z(a_b, c=d)(e).", []),
+    )
+    def test_keeps_only_prose(self, text, expected):
+        self.assertEqual(paragraphs(text), expected)
 
 
 class BuildTest(parameterized.TestCase):
@@ -122,15 +140,15 @@ class BuildTest(parameterized.TestCase):
         cls.addClassCleanup(cls.folder.cleanup)
         cls.site = make_site_packages(Path(cls.folder.name) / "site-packages")
         cls.output = Path(cls.folder.name) / "output"
-        cls.info = build(cls.output, cls.site, num_workers=2, progress=False)
+        build(cls.output, cls.site)
         cls.rows = read(cls.output)
 
     def setUp(self):
         super().setUp()
         self.temp = Path(self.enter_context(tempfile.TemporaryDirectory()))
 
-    def build(self, site: Path) -> dict:
-        return build(self.temp / "built", site, num_workers=1, progress=False)
+    def build(self, site: Path) -> None:
+        build(self.temp / "built", site)
 
     def copy_site(self) -> Path:
         return Path(shutil.copytree(self.site, self.temp / "elsewhere" / "site"))
@@ -149,45 +167,27 @@ class BuildTest(parameterized.TestCase):
                 {frozenset(row) for row in rows}, {frozenset(columns.get(name.split("/")[0], {"text", "package"}))}
             )
 
-    def test_info_counts_what_is_there(self):
-        self.assertEqual(json.loads((self.output / "info.json").read_text()), self.info)
-        self.assertEqual(self.info["rows"], {name: len(rows) for name, rows in self.rows.items()})
-        self.assertEqual(self.info["bytes"]["train"], sum(len(row["text"].encode()) for row in self.rows["train"]))
-        self.assertIn("numpy-1.5", self.info["distributions"])
-        self.assertEqual(self.info["files_skipped"], {})
-
     def test_parameter_lists_are_gone(self):
         self.assertNotIn("never seen", str(self.rows))
 
     def test_documents_are_modules(self):
-        document = next(row["text"] for row in self.rows["train"] if row["package"] == "extra")
+        document = next(row["text"] for row in self.rows["train"] if row["package"] == "numpy")
         self.assertLen(document.split("\n\n"), 3)  # docstrings
-        self.assertLessEqual(max(len(row["text"]) for row in self.rows["train"]), installed_docs.DOCUMENT_CHARS)
-
-    def test_long_modules_are_cut_between_paragraphs(self):
-        rng = random.Random(0)
-        docs = [{"paragraphs": [sentence(rng), sentence(rng)]} for _ in range(100)]
-        documents = list(installed_docs._documents({"docs": docs}))
-        self.assertBetween(len(documents), 3, 5)
-        self.assertLessEqual(max(map(len, documents)), installed_docs.DOCUMENT_CHARS)
-        kept = [paragraph for document in documents for paragraph in document.split("\n") if paragraph]
-        self.assertEqual(kept, [paragraph for doc in docs for paragraph in doc["paragraphs"]])
-
-    def test_validation_is_whole_packages(self):
-        self.assertEqual(self.info["held_out_packages"], sorted(HELD_OUT_PACKAGES))
-        self.assertEqual({row["package"] for row in self.rows["validation"]}, set(HELD_OUT_PACKAGES))
-        self.assertEqual({row["package"] for row in self.rows["train"]}, {*PACKAGE_TOPIC_LABELS, *OTHERS})
+        for split in ("train", "validation"):
+            self.assertEqual({row["package"] for row in self.rows[split]}, {*PACKAGE_TOPIC_LABELS})
 
     @parameterized.parameters("package_topic", "docstring_summary")
     def test_held_out_text_is_in_no_training_file(self, task):
-        held_out = paragraphs(self.rows[f"{task}/validation"]) | paragraphs(self.rows[f"{task}/test"])
+        held_out = all_paragraphs(self.rows[f"{task}/validation"]) | all_paragraphs(self.rows[f"{task}/test"])
         self.assertNotEmpty(held_out)
         for name in ("train", "package_topic/train", "docstring_summary/train"):
-            self.assertNoCommonElements(held_out, paragraphs(self.rows[name]))
-        self.assertNoCommonElements(paragraphs(self.rows[f"{task}/validation"]), paragraphs(self.rows[f"{task}/test"]))
+            self.assertNoCommonElements(held_out, all_paragraphs(self.rows[name]))
+        self.assertNoCommonElements(
+            all_paragraphs(self.rows[f"{task}/validation"]), all_paragraphs(self.rows[f"{task}/test"])
+        )
 
     def test_pre_training_sees_the_training_rows_of_the_tasks(self):
-        self.assertContainsSubset(paragraphs(self.rows["package_topic/train"]), paragraphs(self.rows["train"]))
+        self.assertContainsSubset(all_paragraphs(self.rows["package_topic/train"]), all_paragraphs(self.rows["train"]))
 
     @parameterized.parameters("validation", "test")
     def test_evaluation_is_balanced(self, split):
@@ -213,27 +213,15 @@ class BuildTest(parameterized.TestCase):
                     self.assertBetween(len(row["summary"]), 15, 120)
                     self.assertNotIn(row["summary"], row["text"])
 
-    def test_one_worker_elsewhere_gives_the_same_bytes(self):
-        site = self.copy_site()
-        walk = installed_docs.os.walk
-
-        def walk_backwards(top):
-            for folder, folders, files in walk(top):
-                folders.reverse()
-                yield folder, folders, files[::-1]
-
-        with mock.patch.object(installed_docs.os, "walk", walk_backwards):
-            self.assertEqual(self.build(site), self.info)
+    def test_another_place_gives_the_same_bytes(self):
+        self.build(self.copy_site())
         self.assertEqual(contents(self.temp / "built"), contents(self.output))
 
-    def test_unreadable_files_are_named(self):
+    def test_text_in_another_encoding_is_read(self):
         site = self.copy_site()
-        (site / "extra" / "broken.py").write_text("def f(:\n")
-        (site / "extra" / "latin.md").write_bytes(b"caf\xe9")
-        (site / "extra" / "nul.py").write_bytes(b"x = 1\0")
-        skipped = self.build(site)["files_skipped"]
-        self.assertEqual(skipped.pop("extra/latin.md"), "UnicodeDecodeError")
-        self.assertCountEqual(skipped, ["extra/broken.py", "extra/nul.py"])
+        (site / "numpy" / "latin.py").write_bytes(b'"""caf\xe9"""\n"""' + PROSE.encode() + b'"""')
+        self.build(site)
+        self.assertIn(PROSE, str(read(self.temp / "built")))
 
     def test_tests_vendored_copies_and_licences_are_not_read(self):
         site = self.copy_site()
@@ -241,37 +229,32 @@ class BuildTest(parameterized.TestCase):
             "tests/a.py",
             "_vendor/b.py",
             "test_c.py",
-            "LICENSE.md",
-            "CHANGELOG.md",
-            "../numpy-1.5.dist-info/d.md",
+            "../extra/d.py",
         ):
-            path = site / "extra" / name
+            path = site / "numpy" / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(f'"""{PROSE}"""')
         self.build(site)
         self.assertNotIn(PROSE, str(read(self.temp / "built")))
 
-    def test_text_files_and_duplicates(self):
+    def test_duplicates_are_kept_once(self):
         site = self.copy_site()
-        (site / "extra" / "README.md").write_text(f"# Title\n\n{PROSE}\n")
-        (site / "lone" / "guide.rst").write_text(f"{PROSE}\n")
+        for package in ("numpy", "torch"):
+            (site / package / "more.py").write_text(f'"""{PROSE}"""')
         self.build(site)
-        self.assertEqual(sum(row["text"].count(PROSE) for row in read(self.temp / "built")["train"]), 1)
+        rows = read(self.temp / "built")
+        texts = [row["text"] for split in ("train", "validation", "package_topic/test") for row in rows[split]]
+        self.assertEqual(sum(text.count(PROSE) for text in texts), 1)
 
     def test_too_little_text_is_refused(self):
-        with self.assertRaisesRegex(ValueError, r"nowhere: no English prose of .* in 0 files; .*--train_file"):
+        with self.assertRaisesRegex(ValueError, r"nowhere: too little English prose in matplotlib, .*--train_file"):
             self.build(self.temp / "nowhere")
         self.assertFalse((self.temp / "built").exists())
 
     def test_missing_class_is_refused(self):
         site = self.copy_site()
         shutil.rmtree(site / "nltk")
-        with self.assertRaisesRegex(ValueError, "no English prose of nltk in .*; install requirements.txt"):
-            self.build(site)
-
-    def test_no_package_left_for_validation_is_refused(self):
-        site = make_site_packages(self.temp / "site", PACKAGE_TOPIC_LABELS)
-        with self.assertRaisesRegex(ValueError, "no English prose of datasets, fontTools"):
+        with self.assertRaisesRegex(ValueError, "too little English prose in nltk; install requirements.txt"):
             self.build(site)
 
     def test_fingerprint_follows_versions_and_rules_and_not_the_place(self):
@@ -279,9 +262,11 @@ class BuildTest(parameterized.TestCase):
         before = fingerprint(self.site)
         self.assertEqual(fingerprint(site), before)
         self.assertRegex(before, "^[0-9a-f]{16}$")
-        (site / "numpy-1.5.dist-info").rename(site / "numpy-1.6.dist-info")
+        (site / "extra-1.5.dist-info").rename(site / "extra-1.6.dist-info")
+        self.assertEqual(fingerprint(site), before)
+        (site / "scikit_learn-1.5.dist-info").rename(site / "scikit_learn-1.6.dist-info")
         self.assertNotEqual(fingerprint(site), before)
-        with mock.patch.object(installed_docs.prose, "__file__", __file__):  # other rules of what is prose
+        with mock.patch.object(installed_docs, "__file__", __file__):  # other rules of what is prose
             self.assertNotEqual(fingerprint(self.site), before)
 
     def test_default_site_packages_is_where_transformers_is(self):

@@ -396,6 +396,7 @@ class AppliedTest(parameterized.TestCase):
             self.assertIn(part, line)
         self.assertRegex(out, r"batch +128 sequences per step \(128 x 1 accumulated x 1 processes\)")
         self.assertRegex(out, r"device +h200, bfloat16 mixed precision")
+        self.assertRegex(out, r"time +\d.* on paper, at 45% of the H200's peak; without evaluating and saving")
         _, out, _ = run_main(pre_train_t5.main, *words, "t4", "--speed", "plain", code=0)
         self.assertRegex(out, r"speed +plain: nothing is chosen")
         self.assertRegex(

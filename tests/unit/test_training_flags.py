@@ -190,6 +190,13 @@ class FlagsTest(parameterized.TestCase):
             self.assertEqual(args.report_to, taken)
             self.assertStartsWith(printed.getvalue(), f"tracking: {said}" if said else "")
 
+    def test_a_missing_deepspeed_is_named(self):
+        with (
+            mock.patch("foundry.arguments.sharding.find_spec", lambda _: None),
+            self.assertRaisesRegex(ValueError, "zero_stage2_config.json: needs DeepSpeed: pip install d"),
+        ):
+            arguments(deepspeed="zero_stage2_config.json")
+
 
 # As in the documentation of Hugging Face's Trainer, with "auto" and with numbers.
 ZERO_2 = {"zero_optimization": {"stage": 2, "overlap_comm": True}}

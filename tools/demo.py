@@ -1,0 +1,123 @@
+"""The demo: a tokenizer and a pre-training on English that every installation has, then a fine-tuning from its
+checkpoint beside the same model from scratch, and a picture of both.
+
+    python -m tools.demo                    # what `make demo` runs: out/demo, one seed of the fine-tunings
+    python -m tools.demo --seeds 1 2 3      # three, and their deviation
+
+The runs are those of recipes/pre_train_installed_docs.yaml and recipes/fine_tune_installed_docs.yaml. Each is a fork of
+this process, which has imported the libraries once. Linux and macOS.
+"""
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FORK = multiprocessing.get_context("fork")
+STEPS = 1  # forward and backward passes of the tiny model, of which all that follows takes as long
+CSV = "--train_file examples/messages.csv --source_column message --target_column queue --target_type class "
+CSV += "--validation_split_percentage 20"
+LABELS = {"fine_tuned": "pre-trained", "from_scratch": "from scratch"}  # {beginning of a folder's name: of a curve}
+
+
+def seconds_of_a_pass() -> float:
+    """Seconds of a forward and backward pass of the demo's model on this machine, from the last 20 of 25."""
+    import torch
+
+    from foundry.model_t5 import build_config, create_model
+
+    model = create_model(build_config("tiny", 4096))
+    ids, began = torch.randint(3, 4096, (16, 64)), 0.0
+    for step in range(25):
+        began = time.perf_counter() if step == 5 else began
+        model(input_ids=ids, labels=ids[:, :32]).loss.backward()
+    return (time.perf_counter() - began) / 20
+
+
+def _work(script: str, flags: list[str], threads: int, log: Path | None) -> None:
+    """Runs a script in this fork, as its own command line would. threads: 0: as torch chooses. log: where its lines
+    go."""
+    import torch
+
+    from foundry.common.processes import prepare_process, run_script
+
+    if threads:
+        torch.set_num_threads(threads)
+    sys.argv = [f"{script}.py", *flags]
+    if log is not None:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    prepare_process()
+    run_script(importlib.import_module(script).main)
+
+
+def start(script: str, flags: str, threads: int = 0, log: Path | None = None) -> Any:
+    """A started fork that runs a script, whose command is printed."""
+    print(f"$ python {script}.py {flags}{f' > {log}' if log else ''}", flush=True)
+    process = FORK.Process(target=_work, args=(script, flags.split(), threads, log))
+    process.start()
+    return process
+
+
+def finish(*processes: Any) -> None:
+    """Waits for them. SystemExit with the exit code of the first that failed."""
+    for process in processes:
+        process.join()
+    if code := next((process.exitcode for process in processes if process.exitcode), 0):
+        raise SystemExit(code)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("out/demo"), help="folder of the runs (out/demo)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="of the fine-tunings (1)")
+    args = parser.parse_args()
+    began = time.monotonic()
+    print("importing torch and transformers: at first, Python compiles them", flush=True)
+    for script in ("pre_train_t5", "fine_tune_t5", "tools.plot_runs"):
+        importlib.import_module(script)
+    from foundry.common.reports import human_time, read_json
+
+    with FORK.Pool(1) as pool:  # threads of torch in this process would be missing in its forks
+        seconds = STEPS * pool.apply(seconds_of_a_pass)
+    print(
+        "A T5 of 1.9M weights reads the documentation of ten installed packages and learns to fill its gaps. Then it "
+        "learns from 300 paragraphs from which package each is, beside a T5 that has read nothing. Here this takes "
+        f"about {human_time(seconds)}.",
+        flush=True,
+    )
+    out, options = args.output, "--overwrite_output_dir --report_to none"
+    args.output.mkdir(parents=True, exist_ok=True)
+    finish(start("pre_train_t5", f"recipes/pre_train_installed_docs.yaml --output_dir {out}/pre_train {options}"))
+    for seed in args.seeds:
+        command = f"recipes/fine_tune_installed_docs.yaml --seed {seed} {options}"
+        scratch = f"{command} --config_name tiny --output_dir {out}/from_scratch_{seed}"
+        scratch = start("fine_tune_t5", scratch, 1, out / f"from_scratch_{seed}.log")
+        tuned = f"{command} --model_name_or_path {out}/pre_train --output_dir {out}/fine_tuned_{seed}"
+        finish(start("fine_tune_t5", tuned, 1), scratch)
+    folders = {name: [out / f"{name}_{seed}" for seed in args.seeds] for name in ("fine_tuned", "from_scratch")}
+    runs = [f"{label}={','.join(map(str, folders[name]))}" for name, label in LABELS.items()]
+    importlib.import_module("tools.plot_runs").main([*runs, "--metric", "accuracy", "--output", str(out / "demo.png")])
+    loss = read_json(out / "pre_train" / "all_results.json")["eval_loss"]
+    shares = {n: [read_json(f / "all_results.json")["eval_accuracy"] for f in folders[n]] for n in LABELS}
+    tuned, scratch = (f"{100 * sum(values) / len(values):.1f} %" for values in shares.values())
+    python, model = os.path.relpath(sys.executable), f"--model_name_or_path {out}/pre_train"
+    print(
+        f"""
+took {human_time(time.monotonic() - began)}; the picture: {out}/demo.png (of the pre-training: {out}/pre_train/loss.png)
+held-out loss of the pre-training {loss:.2f}; accuracy after it {tuned}, from scratch {scratch}, by chance 10 %
+next:
+  {python} evaluate_t5.py --interactive {model}
+  {python} fine_tune_t5.py {CSV} {model} --output_dir out/messages
+  {python} predict_t5.py --model_name_or_path out/messages --input_file examples/new_messages.txt"""
+    )
+
+
+if __name__ == "__main__":
+    main()
