@@ -1,5 +1,7 @@
-"""The demo: a tokenizer and a pre-training on English that every installation has, then a fine-tuning from its
-checkpoint beside the same model from scratch, and a picture of both.
+"""The demo: what pre-training is good for, in minutes.
+
+A tokenizer and a pre-training on English that every installation has, then a fine-tuning from its checkpoint beside the
+same model from scratch, and a picture of both.
 
     python -m tools.demo                    # what `make demo` runs: out/demo, one seed of the fine-tunings
     python -m tools.demo --seeds 1 2 3      # three, and their deviation
