@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import functools
 import io
+import logging
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
@@ -165,6 +167,19 @@ def visible(text: str) -> str:
     """The text for a terminal: control characters that a file or a model may hold are shown, not sent. "a\\x1b[2J" ->
     "a\\\\x1b[2J"."""
     return _TERMINAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def show_libraries_messages_visibly() -> None:
+    """Lets log lines and warnings of all libraries, which may quote what a file says, be printed as `visible` shows
+    them."""
+
+    class Record(logging.LogRecord):
+        def getMessage(self) -> str:
+            return visible(super().getMessage())
+
+    logging.setLogRecordFactory(Record)
+    form = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **kwargs: visible(form(*args, **kwargs))
 
 
 def print_once(text: str) -> None:
@@ -328,6 +343,7 @@ def run_script(main: Callable[[], object]) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a log in ASCII shows an umlaut of a path as \xfc
     os.register_at_fork(after_in_child=_follow_parent)
+    show_libraries_messages_visibly()
     try:
         main()
     except SystemExit as stop:

@@ -9,7 +9,7 @@ import huggingface_hub
 from common.command_line import check_folder
 from common.errors import UserError
 from common.processes import answers, print_once
-from common.reports import first_line, read_json
+from common.reports import elsewhere, first_line, read_json
 from constants import DATASET_VALS
 from corpora.files import SAVED_BY_DATASETS, say_once
 
@@ -24,6 +24,7 @@ def load_dataset_splits(
     do_not_wait_for_the_hub(name)
     if Path(name).is_file():
         raise UserError(f"{flag} {name}: is a file. Give it with --train_file")
+    _check_saved(name, flag)
     try:
         if any((Path(name) / file).is_file() for file in SAVED_BY_DATASETS):
             loaded = datasets.load_from_disk(name)
@@ -31,8 +32,9 @@ def load_dataset_splits(
             splits = {split: _plain(rows) for split, rows in splits.items()}
         else:
             splits = _published(name, config, how)
-    except (OSError, ValueError, RuntimeError) as error:
-        hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:  # the last two: odd JSON
+        is_reached = Path(name).exists() or hub_is_reachable()
+        hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
         tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
@@ -46,8 +48,22 @@ def load_dataset_splits(
 def saved_files(name: str, split: str) -> list[Path]:
     """The files of a split of a saved data set; [] if `name` is none."""
     folder = Path(name) / split if (Path(name) / split / "state.json").is_file() else Path(name)
-    state = read_json(folder / "state.json")
-    return [folder / file["filename"] for file in state.get("_data_files", [])]
+    return [folder / name for name in _names_of_files(folder)]
+
+
+def _names_of_files(folder: Path) -> list:
+    return [file["filename"] for file in read_json(folder / "state.json").get("_data_files", [])]
+
+
+def _check_saved(name: str, flag: str) -> None:
+    """UserError if a saved data set lists splits or files that lie elsewhere, where they would be read."""
+    try:
+        splits = read_json(Path(name) / SAVED_BY_DATASETS[0]).get("splits", ["."])
+        wrong = elsewhere(splits) or elsewhere(file for split in splits for file in _names_of_files(Path(name) / split))
+    except (TypeError, KeyError):
+        raise UserError(f"{flag} {name}: its lists of splits and files are none. Save it anew with datasets") from None
+    if wrong:
+        raise UserError(f"{flag} {name}: lists {wrong[0]}, which is no part of this folder")
 
 
 def _published(name: str, config: str | None, how: dict[str, Any]) -> dict[str, Any]:

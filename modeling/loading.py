@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
 from common.errors import UserError
-from common.reports import difference_of_names, first_line, read_json
+from common.reports import code_of_pickle, difference_of_names, elsewhere, first_line, read_json
 from constants import CODE_ENTRIES
 from corpora.files import refuse_pointers
 from corpora.hub import do_not_wait_for_the_hub
@@ -60,14 +60,16 @@ def reading_weights(shown: str, place: str) -> Iterator[None]:
     """Turns any failure to read the weights of a folder or Hub name into a UserError that begins with `shown`: a flag
     and its value. UserError too if the list of the folder's parts names a file elsewhere, which would be read."""
     for index in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
-        parts = read_json(Path(place) / index).get("weight_map", {})
-        names = map(str, parts.values() if isinstance(parts, dict) else ())
-        if elsewhere := [name for name in names if Path(name).name != name]:
-            raise UserError(f"{shown}: its {index} names {elsewhere[0]}, which is no file of this folder")
+        if (Path(place) / index).is_file():
+            parts = read_json(Path(place) / index).get("weight_map")
+            if not isinstance(parts, dict) or not parts:
+                raise UserError(f"{shown}: its {index} has no weight_map, which names the files of the weights")
+            if names := elsewhere(parts.values()):
+                raise UserError(f"{shown}: its {index} names {names[0]}, which is no file of this folder")
     try:
         yield
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = first_line(error)
+        reason = code_of_pickle(error) or first_line(error)
         if "file named" in reason:
             reason += "; transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
         raise UserError(f"{shown}: its weights cannot be read ({reason})") from None

@@ -13,7 +13,6 @@ import json
 import os
 import pickle
 import random
-import re
 import socket
 import tempfile
 import zipfile
@@ -33,7 +32,7 @@ from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
 from common.command_line import RESUME_NEWEST, check_folder
 from common.errors import UserError
 from common.processes import check_alike, is_first_process, print_once
-from common.reports import first_line, is_secret, read_json
+from common.reports import code_of_pickle, first_line, is_secret, read_json
 from common.whole_folders import MANIFEST, SAVING, checkpoints_of, damage, discard, newest_whole_checkpoint, step_of
 from constants import TASK_RECORD
 from foundry.features import Features
@@ -184,10 +183,7 @@ def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> 
     try:
         read(path)
     except Exception as error:  # damaged bytes can make a reader raise anything
-        called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and called:
-            problem = f"reading it would call {called[1]}, which can be any code of its author"
-        else:
+        if (problem := code_of_pickle(error)) is None:
             problem = "it is damaged"
             if not isinstance(error, pickle.UnpicklingError):  # torch's message would advise weights_only=False
                 problem += f" ({type(error).__name__}: {first_line(error)})"

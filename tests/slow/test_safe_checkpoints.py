@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import datasets
 import numpy as np
 import torch
 from absl.testing import absltest, parameterized
@@ -34,6 +35,7 @@ from common.errors import UserError
 from common.reports import read_json, read_metrics, side_file
 from common.whole_folders import cached, difference, is_disk_full, publish, write_manifest
 from corpora import sources
+from corpora.hub import load_dataset_splits
 from corpora.sources import find_sources
 from corpora.token_files import tokenised
 from corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -152,6 +154,43 @@ class TrustTest(TestCase):
         path.write_text('{"step": 1, "loss": 2.5}\n{"step": "x", "loss": 2.5}\n')
         with self.assertRaisesRegex(UserError, "metrics.jsonl, line 2: its step is no whole number"):
             read_metrics(path)
+
+    @parameterized.parameters(
+        ({"weight_map": {"shared.weight": 5}}, "names 5, which is no file of this folder"),
+        ({"weight_map": {"shared.weight": "../x"}}, "names ../x, which is no file of this folder"),
+        ({"weight_map": [1]}, "has no weight_map"),
+        ({}, "has no weight_map"),
+    )
+    def test_a_list_of_weights_that_is_none(self, content, message):
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        (self.folder / "model.safetensors").unlink()
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(content))
+        with self.assertRaisesRegex(UserError, message):
+            load_model(str(self.folder))
+
+    def test_a_pickle_is_named_for_what_it_calls(self):
+        """torch's message advises to read it with weights_only=False."""
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        (self.folder / "model.safetensors").unlink()
+        torch.save(Bomb(self.crater), self.folder / "pytorch_model.bin")
+        with self.assertRaisesRegex(UserError, "would call posix.mkdir, which can be any code of its author"):
+            load_model(str(self.folder))
+
+    @parameterized.parameters(
+        ("dataset_dict.json", {"splits": ["train", "../theirs"]}, "lists ../theirs, which is no part of this folder"),
+        ("dataset_dict.json", {"splits": 5}, "its lists of splits and files are none"),
+        ("train/state.json", {"_data_files": [{"filename": "/x/y.arrow"}]}, "lists /x/y.arrow, which is no part"),
+        ("train/state.json", {"_data_files": [5]}, "its lists of splits and files are none"),
+        ("train/state.json", {}, "cannot be loaded from disk"),
+    )
+    def test_a_saved_data_set_that_leads_elsewhere(self, name, content, message):
+        rows = datasets.Dataset.from_dict({"text": ["a", "b"]})
+        rows.save_to_disk(self.folder / "theirs")
+        datasets.DatasetDict(train=rows).save_to_disk(self.folder / "saved")
+        (self.folder / "saved" / name).write_text(json.dumps(content))
+        no_network = mock.patch("socket.getaddrinfo", side_effect=AssertionError("asked"))
+        with no_network, self.assertRaisesRegex(UserError, message):
+            load_dataset_splits(str(self.folder / "saved"), None, "--dataset_name")
 
     DEEP = "[" * 100_000 + "]" * 100_000
     LONG = "1" * 400
@@ -287,9 +326,16 @@ class StateTest(TestCase):
             check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt"))
         self.assertIn("checkpoint-5 has no manifest.json", printed.getvalue())
 
-    def test_a_manifest_without_files_is_not_whole(self):
-        (self.folder / "manifest.json").write_text('{"files": {}}')
-        self.assertEqual(difference(self.folder), "its manifest.json lists no files")
+    @parameterized.parameters(
+        ({}, "lists no files"),
+        ({"../secret": {"bytes": 1, "sha256": "0"}}, "lists ../secret, which is no file of it"),
+        ({"/secret": {"bytes": 1, "sha256": "0"}}, "lists /secret, which is no file of it"),
+        ({"a": {"bytes": "x", "sha256": "0"}}, "cannot be read"),
+    )
+    def test_a_manifest_that_is_not_of_its_folder(self, files, message):
+        (self.folder / "a").touch()
+        (self.folder / "manifest.json").write_text(json.dumps({"files": files}))
+        self.assertEqual(difference(self.folder), f"its manifest.json {message}")
 
 
 class LockTest(TestCase):

@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import logging
 import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -32,7 +34,7 @@ from common import processes
 from common.command_line import exit_on_user_error, parse_arguments
 from common.curves import LINES, draw_curves, save_figure
 from common.errors import UserError
-from common.processes import print_once
+from common.processes import print_once, show_libraries_messages_visibly
 from common.reports import WIDTH, introduction, painted, start_summary
 from constants import DATASET_VALS
 from corpora.sources import builtin_corpus
@@ -238,6 +240,15 @@ class PrintedTest(parameterized.TestCase):
         for part in (f"row {shown}", f"value {shown}", f"line {shown}\n", shown.split("\t")[0]):
             self.assertIn(part, printed)
         self.assertNotRegex(printed, "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+
+    def test_nor_does_what_a_library_logs(self):
+        before = logging.getLogRecordFactory(), warnings.formatwarning
+        self.addCleanup(lambda: (logging.setLogRecordFactory(before[0]), setattr(warnings, "formatwarning", before[1])))
+        show_libraries_messages_visibly()
+        with self.assertLogs("transformers") as caught:
+            logging.getLogger("transformers").warning("no %s\n", "\x1b[2J")
+        self.assertEqual(caught.output, ["WARNING:transformers:no \\x1b[2J\n"])
+        self.assertEqual(warnings.formatwarning("\x1b[2J", UserWarning, "a.py", 3), "a.py:3: UserWarning: \\x1b[2J\n")
 
     def test_a_benchmark_s_plan(self):
         args = ["--model", "xxl", "--nodes", "4", "--link", "300", "--network", "12.5"]
