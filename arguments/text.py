@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from common.command_line import check_folder, check_rules, option, refuse
 from common.errors import UserError
-from common.processes import cores_here
+from common.processes import cores_here, use_threads_to_tokenise
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from corpora.own_ids import corpus_files
@@ -138,6 +138,7 @@ _RULES = (
 def check_pre_training_data(args: PreTrainingDataArguments, evaluates: bool = False) -> None:
     """UserError for contradictions among the flags of text and corruption, and for missing files. evaluates: no text
     is trained on."""
+    use_threads_to_tokenise(args.preprocessing_num_workers)
     check_rules(args, _RULES)
     if not args.train_file and not evaluates:
         refuse(args, "validation_file", "needs --train_file: name the training text too")

@@ -93,6 +93,12 @@ def lonely_task() -> str:
     return ""
 
 
+def use_threads_to_tokenise(count: int) -> None:
+    """Lets tokenizers use this many threads, unless RAYON_NUM_THREADS is set. They read it at their first text. Further
+    processes would be forks of this one, whose threads of the process group may be within Python: such forks hang."""
+    os.environ.setdefault("RAYON_NUM_THREADS", str(count))
+
+
 def free_memory() -> int:
     """Bytes of memory that are still available: of the machine's, or of what a container or SLURM's --mem allows."""
     import psutil  # a GPU machine may lack it

@@ -1,10 +1,12 @@
 """The Hugging Face Hub and saved `datasets` folders. Without a network no script waits for the Hub."""
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import yaml
 
 from common.command_line import check_folder
 from common.errors import UserError
@@ -25,6 +27,9 @@ def load_dataset_splits(
     if Path(name).is_file():
         raise UserError(f"{flag} {name}: is a file. Give it with --train_file")
     _check_saved(name, flag)
+    if Path(name).is_dir():
+        _check_card(Path(name), flag)
+    failures = OSError, ValueError, RuntimeError, LookupError, TypeError, datasets.exceptions.DatasetsError
     try:
         if any((Path(name) / file).is_file() for file in SAVED_BY_DATASETS):
             loaded = datasets.load_from_disk(name)
@@ -32,7 +37,7 @@ def load_dataset_splits(
             splits = {split: _plain(rows) for split, rows in splits.items()}
         else:
             splits = _published(name, config, how)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:  # the last two: odd JSON
+    except failures as error:
         is_reached = Path(name).exists() or hub_is_reachable()
         hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
@@ -64,6 +69,29 @@ def _check_saved(name: str, flag: str) -> None:
         raise UserError(f"{flag} {name}: its lists of splits and files are none. Save it anew with datasets") from None
     if wrong:
         raise UserError(f"{flag} {name}: lists {wrong[0]}, which is no part of this folder")
+
+
+def _check_card(folder: Path, flag: str) -> None:
+    """UserError if the settings of a data folder, which `datasets` follows, name files or addresses elsewhere."""
+    try:
+        card, other = {}, folder / ".huggingface.yaml"
+        if other.is_file():
+            card = yaml.safe_load(other.read_text(encoding="utf-8"))
+        if (folder / "README.md").is_file():
+            card = (huggingface_hub.metadata_load(folder / "README.md") or {}) | (card or {})
+        configs = card.get("configs") or []
+        named = _texts([[config.get("data_files"), config.get("data_dir")] for config in configs])
+    except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{flag} {folder}: the head of its README.md cannot be read ({first_line(error)})") from None
+    if wrong := [text for text in named if "://" in text or elsewhere([text])]:
+        raise UserError(f"{flag} {folder}: its settings name {wrong[0]}, which is no part of this folder")
+
+
+def _texts(value: Any) -> list[str]:
+    """All texts in nested lists and mappings."""
+    if isinstance(value, dict | list):
+        return list(itertools.chain.from_iterable(map(_texts, value.values() if isinstance(value, dict) else value)))
+    return [value] if isinstance(value, str) else []
 
 
 def _published(name: str, config: str | None, how: dict[str, Any]) -> dict[str, Any]:

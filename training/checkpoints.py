@@ -29,7 +29,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from arguments.text import CORRUPTION_FLAGS
 from arguments.training import T5TrainingArguments, global_batch_size, warmup_of
-from common.command_line import RESUME_NEWEST, check_folder
+from common.command_line import RESUME_NEWEST, check_folder, refuse_links
 from common.errors import UserError
 from common.processes import check_alike, is_first_process, print_once
 from common.reports import code_of_pickle, first_line, is_secret, read_json
@@ -80,7 +80,8 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
             lock_output_dir(args)
             checkpoint = _checkpoint_to_resume(args)
             check_saved_state(args, checkpoint)
-            _check_links(Path(args.output_dir), checkpoint)
+            added_to = (*LOG_FOLDERS, *(RUN_FILES if checkpoint else ()))
+            refuse_links(Path(args.output_dir), added_to, " (curves elsewhere: TENSORBOARD_LOGGING_DIR, WANDB_DIR)")
             probe = _probe(args)
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
@@ -92,16 +93,6 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
         with probe or contextlib.nullcontext():  # closing it deletes the file, once all processes have looked for it
             _check_shared(Path(args.output_dir).absolute(), name)
     return checkpoint
-
-
-def _check_links(folder: Path, checkpoint: str | None) -> None:
-    """UserError if what the run would add to leads out of its folder. Other links are replaced, not written through."""
-    for name in (*LOG_FOLDERS, *(RUN_FILES if checkpoint else ())):
-        if (folder / name).is_symlink():
-            raise UserError(
-                f"--output_dir {folder}: {name} is a link, and a run writes into its own folder alone. Put a copy in "
-                "its place (curves elsewhere: TENSORBOARD_LOGGING_DIR, WANDB_DIR)"
-            )
 
 
 def _probe(args: T5TrainingArguments) -> IO | None:

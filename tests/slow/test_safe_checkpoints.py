@@ -192,6 +192,29 @@ class TrustTest(TestCase):
         with no_network, self.assertRaisesRegex(UserError, message):
             load_dataset_splits(str(self.folder / "saved"), None, "--dataset_name")
 
+    @parameterized.parameters(
+        ("README.md", "configs:\n- data_files: ../theirs.jsonl", "its settings name ../theirs.jsonl, which is no part"),
+        ("README.md", "configs:\n- data_files:\n  - split: train\n    path: [/x/y.jsonl]", "name /x/y.jsonl, which"),
+        ("README.md", "configs:\n- data_files: https://example.com/a.jsonl", "name https://example.com/a.jsonl"),
+        ("README.md", "configs:\n- data_files: hf://datasets/a/b/c.jsonl", "name hf://datasets/a/b/c.jsonl"),
+        ("README.md", "configs:\n- data_dir: ../..", "its settings name ../.., which is no part"),
+        ("README.md", "configs: 5", "the head of its README.md cannot be read"),
+        ("README.md", "configs: !!python/object/apply:os.getcwd []", "the head of its README.md cannot be read"),
+        (".huggingface.yaml", "configs:\n- data_files: ../theirs.jsonl", "its settings name ../theirs.jsonl"),
+        ("README.md", "configs:\n- config_name: a\n  data_files: a.jsonl\n  field: x", "cannot be loaded from disk"),
+        ("README.md", "configs:\n- config_name: a\n  data_files: a.jsonl", None),
+    )
+    def test_a_data_folder_whose_settings_lead_elsewhere(self, name, settings, message):
+        """`datasets` follows them: it read any file, and fetched any address."""
+        (self.folder / "rows").mkdir()
+        for place in ("rows/a", "theirs"):
+            (self.folder / f"{place}.jsonl").write_text('{"text": "a"}\n')
+        (self.folder / "rows" / name).write_text(f"---\n{settings}\n---\n" if name == "README.md" else settings)
+        no_network = mock.patch("socket.getaddrinfo", side_effect=AssertionError("asked"))
+        refused = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
+        with no_network, refused, mock.patch.object(datasets.config, "HF_DATASETS_CACHE", self.folder / "cache"):
+            load_dataset_splits(str(self.folder / "rows"), None, "--dataset_name")
+
     DEEP = "[" * 100_000 + "]" * 100_000
     LONG = "1" * 400
 
