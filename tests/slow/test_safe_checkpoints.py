@@ -134,6 +134,24 @@ class TrustTest(TestCase):
         with self.assertRaisesRegex(UserError, "extra_ids 300000000 of tokenizer_config.json: must be 0 to 10,000"):
             load_tokenizer(str(self.folder))
 
+    @parameterized.parameters(
+        ({"num_layers": 10**9}, "has num_layers 1000000000: at most 1,000 are built"),
+        ({"encoder": {"num_hidden_layers": 10**9}}, "has num_hidden_layers 1000000000: at most 1,000"),
+        ({"num_labels": 10**9}, "has num_labels 1000000000: at most 1,048,576"),
+        ({"d_model": "16"}, "not a folder or Hub name with a model .*d_model"),
+        ({"dtype": "load"}, "not a folder or Hub name with a model"),
+        ({"relative_attention_max_distance": 0}, "is wrong .relative_attention_max_distance 0: must be at least 1"),
+        ({"dropout_rate": float("nan")}, "is wrong .dropout_rate nan: must be"),
+        ({"decoder_start_token_id": 10**9}, "is wrong .decoder_start_token_id 1000000000: must be"),
+        ({"feed_forward_proj": "gated-evil", "dense_act_fn": "evil"}, "its configuration .* is wrong .*evil"),
+    )
+    def test_values_that_no_model_has(self, changes, message):
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        config = json.loads((self.folder / "config.json").read_text()) | changes
+        (self.folder / "config.json").write_text(json.dumps(config))
+        with self.assertRaisesRegex(UserError, message):
+            load_model(str(self.folder))
+
     @parameterized.parameters("attn_implementation", "_attn_implementation")
     def test_an_attention_of_the_hub(self, name):
         config = build_config("tiny").to_dict() | {name: "somebody/kernel"}
