@@ -123,6 +123,13 @@ class TrustTest(TestCase):
         values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False)
         self.assertNotIn("metrics", recorded_flags(str(model), values, ["metrics"]), "the person has named them")
 
+    def test_a_tokenizer_that_gives_no_ids(self):
+        (self.folder / "tokenizer_config.json").write_text(
+            json.dumps(dict(tokenizer_class="ByT5Tokenizer", model_input_names=["evil"]))
+        )
+        with self.assertRaisesRegex(UserError, "the model_input_names of its tokenizer_config.json lack input_ids"):
+            load_tokenizer(str(self.folder))
+
     @parameterized.parameters("T5Tokenizer", "ByT5Tokenizer")
     def test_more_sentinels_than_memory(self, name):
         (self.folder / "tokenizer_config.json").write_text(
@@ -165,6 +172,23 @@ class TrustTest(TestCase):
         create_model(build_config("tiny", 300)).save_pretrained(self.folder)
         (self.folder / "generation_config.json").write_text('{"compile_config": {"fullgraph": true}}')
         with self.assertRaisesRegex(UserError, "generation_config.json is wrong .*compile_config"):
+            load_model(str(self.folder))
+
+    @parameterized.parameters(
+        (dict(num_beams=10**7), "num_beams 10000000: must be 1 to 1,000"),
+        (dict(num_return_sequences=10**6, do_sample=True), "num_return_sequences 1000000: must be 1 to 1,000"),
+        (dict(forced_bos_token_id=10**9), "forced_bos_token_id has 1000000000, which is no token of the model"),
+        (dict(bad_words_ids=[[5, 10**9]]), "bad_words_ids has 1000000000"),
+        (dict(sequence_bias=[[[10**9], 1.0]]), "sequence_bias has 1000000000"),
+        (dict(sequence_bias={"x": "y"}), "sequence_bias has 'x'"),
+        (dict(eos_token_id="x"), "eos_token_id has 'x'"),
+        (dict(suppress_tokens=[3], bad_words_ids=[[5, 6]], sequence_bias=[[[7], -1.0]], eos_token_id=[1, 2]), None),
+    )
+    def test_settings_of_generate_that_no_model_has(self, changes, message):
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        (self.folder / "generation_config.json").write_text(json.dumps(changes))
+        refused = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
+        with refused:
             load_model(str(self.folder))
 
     def test_a_step_that_is_no_number(self):
