@@ -50,6 +50,7 @@ from foundry.common.command_line import (
     option,
     parse_arguments,
     refuse,
+    refuse_links,
 )
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
@@ -224,6 +225,7 @@ def default_output_dir(
     kind = "predict" if run_args.do_predict else "eval"
     tasks = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
     name = "_".join(filter(None, (kind, tasks, evaluation.split)))
+    refuse_links(folder, [name])
     return Path("out") / name if len({job.model for job in jobs}) > 1 else folder / name
 
 
@@ -476,7 +478,9 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     decide_features(args, evaluation, text_args)
     check_pre_training_data(text_args, evaluates=True)
     text_args.train_file = text_args.train_file or text_args.validation_file
-    args.output_dir = args.output_dir or str(Path(evaluation.model_name_or_path) / "eval_text")
+    if args.output_dir is None:
+        refuse_links(Path(evaluation.model_name_or_path), ["eval_text"])
+        args.output_dir = str(Path(evaluation.model_name_or_path) / "eval_text")
     args.per_device_train_batch_size = 1  # the training text may be short: it is not used
     check_output_dir(args.output_dir, args.overwrite_output_dir, [evaluation.model_name_or_path])
     with args.main_process_first(desc="finding the text"):

@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 import copy
 import itertools
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ from foundry.common.reports import (
 )
 from foundry.common.whole_folders import made_aside, newest_whole_checkpoint
 from foundry.corpora.files import check_file, is_plain_text
+from foundry.corpora.preview import KEPT_TOKENS, Shown
 from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features, adapters, features_of
@@ -139,8 +141,9 @@ def find_tokenizer(args: ExportArguments, checkpoint: str) -> PreTrainedTokenize
     return load_tokenizer(str(places[0]) if places else checkpoint, "--model_name_or_path")
 
 
-def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
-    """(source texts, where they are from): --samples_file, the held-out rows of the run's task, or TEXTS."""
+def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], str]:
+    """(source texts, where they are from): --samples_file, the held-out rows of the run's task, or TEXTS. The rows of
+    files that run.json names count only if it shows the first of them: a downloaded folder may name any file."""
     if args.samples_file:
         path = Path(args.samples_file)
         if is_plain_text(path):
@@ -153,18 +156,25 @@ def texts_to_compare(args: ExportArguments, run: dict) -> tuple[list[str], str]:
         return found, path.name
     names = task_of(run)
     if names and (task := first_entry(names, run["arguments"])):
-        if names[1] == OWN and task.get("hub"):  # a downloaded folder may name anything
-            print_once(
-                f"{task['hub'][0]} of run.json is not fetched: comparing on built-in sentences, or --samples_file"
-            )
-            return list(TEXTS[: args.num_samples]), "built-in sentences"
         name, task_args, split = task_names(*names)[0], task_arguments(run["arguments"]), eval_splits(task)[0]
         try:
+            if names[1] == OWN and task.get("hub"):
+                raise UserError(f"{task['hub'][0]} of run.json is not fetched")
             rows = load_rows(name, task, task_args, split)[: args.num_samples]
-            return [source_text(task, row) for row in rows], f"{len(rows)} {split} rows of {names[0]}/{name}"
+            texts = [source_text(task, row) for row in rows]
+            if not is_shown(texts[0], run, tokenizer, task_args.max_source_length or task["max_source_length"]):
+                raise UserError("run.json does not show the first of them, so they may be other files' of this machine")
+            return texts, f"{len(rows)} {split} rows of {names[0]}/{name}"
         except (ValueError, OSError) as error:
-            print_once(f"the rows of {names[0]}/{name} cannot be read here ({error}): comparing on built-in sentences")
+            print_once(f"the rows of {names[0]}/{name} are not used ({error}): others can be named with --samples_file")
     return list(TEXTS[: args.num_samples]), "built-in sentences"
+
+
+def is_shown(text: str, run: dict, tokenizer: PreTrainedTokenizerBase, longest: int) -> bool:
+    """Whether run.json shows this source, cut at `longest` tokens, among the rows that its run read."""
+    ids = tokenizer(text, truncation=True, max_length=longest)["input_ids"]
+    shown = Shown("", ids, len(tokenizer(text)["input_ids"])).text(tokenizer, KEPT_TOKENS)
+    return f'"text": {json.dumps(shown)}' in json.dumps(run.get("read"))
 
 
 def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -227,7 +237,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     step = read_json(folders[0] / "trainer_state.json").get("global_step")
     if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
         record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
-    texts, texts_from = texts_to_compare(args, record["run"])
+    texts, texts_from = texts_to_compare(args, record["run"], tokenizer)
     check_room(load_config(checkpoint, "--model_name_or_path"), f"--model_name_or_path {checkpoint}")
     model = load_model(checkpoint).eval()
     fit_vocabulary(model, len(tokenizer))

@@ -279,6 +279,15 @@ def named_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: s
     if config.model_type not in families():
         known = ", ".join(f"{family.names} ({kind})" for kind, family in families().items())
         raise UserError(f"{flag} {name_or_path} is a {config.model_type} model: these scripts train {known}")
+    limits = _SHAPE_LIMITS | {
+        "decoder_start_token_id": dict(at_least=0, below=getattr(config, "vocab_size", None) or 2)
+    }
+    for name, bounds in limits.items():
+        try:
+            check_value(name, getattr(config, name, None), bounds)
+        except UserError as error:
+            wrong = str(error).removeprefix("--")
+            raise UserError(f"{flag} {name_or_path}: its config.json is wrong ({wrong})") from None
     if quantized := getattr(config, "quantization_config", None):
         how = dict(quantized).get("quant_method", "an unnamed method")
         raise UserError(

@@ -201,7 +201,6 @@ class LoadedTask(Task):
             tokenised = datasets.Dataset.from_dict(written).map(
                 tokenize,
                 batched=True,
-                num_proc=args.preprocessing_num_workers if args.preprocessing_num_workers > 1 else None,
                 remove_columns=columns,
                 keep_in_memory=True,
                 load_from_cache_file=False,

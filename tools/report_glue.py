@@ -31,11 +31,26 @@ from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments, check_tasks
 from foundry.arguments.training import FineTuningArguments
-from foundry.common.command_line import check_folder, exit_on_user_error, option, parse_arguments, without_secrets
+from foundry.common.command_line import (
+    check_folder,
+    exit_on_user_error,
+    option,
+    parse_arguments,
+    refuse_links,
+    without_secrets,
+)
 from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
 from foundry.common.processes import end_with_parent, run_script
-from foundry.common.reports import end_summary, mean_and_deviation, read_json, start_summary, write_aside, write_json
+from foundry.common.reports import (
+    end_summary,
+    first_line,
+    mean_and_deviation,
+    read_json,
+    start_summary,
+    write_aside,
+    write_json,
+)
 from foundry.common.whole_folders import newest_whole_checkpoint
 from tasks.registry import eval_splits
 from tasks.rows import load_rows
@@ -140,10 +155,13 @@ def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folde
 
 
 def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
-    """All runs, seed after seed, so that the table is complete early. UserError if one was made with other flags."""
+    """All runs, seed after seed, so that the table is complete early. UserError if one was made with other flags, or
+    if what is written leads out of --output_dir."""
     runs = []
+    refuse_links(Path(args.output_dir), ("best", "submission", *args.tasks))
     for seed, task in itertools.product(args.seeds, args.tasks):
         folder = Path(args.output_dir) / task / f"seed_{seed}"
+        refuse_links(folder.parent, (folder.name, f"{folder.name}.log"))
         run = Run(task, seed, folder, flags_of(args, more, task, seed, folder))
         record = folder.with_suffix(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
@@ -237,7 +255,7 @@ def numbers_of_task(name: str, done: list[Run]) -> dict:
     return {
         "score": summed_up({seed: statistics.fmean(values[seed] for values in scored) for seed in results}),
         "metrics": metrics,
-        "training_rows": rows and min(rows, limit or rows),
+        "training_rows": rows and min(int(rows), int(limit or rows)),
         "runs": {run.seed: {"flags": run.shown_flags, "seconds": results[run.seed]["train_runtime"]} for run in done},
     }
 
@@ -254,7 +272,13 @@ def gather(args: ReportArguments, runs: list[Run]) -> dict:
     """The content of glue.json: the numbers of each task, the averages, and their origin."""
     finished = [run for run in runs if run.results()]
     done = {name: [run for run in finished if run.task == name] for name in args.tasks}
-    tasks = {name: numbers_of_task(name, of_task) for name, of_task in done.items() if of_task}
+    try:
+        tasks = {name: numbers_of_task(name, of_task) for name, of_task in done.items() if of_task}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # files of somebody else, or cut
+        raise UserError(
+            f"--output_dir {args.output_dir}: an all_results.json or run.json there is no run's of this report "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from None
     without = {name: task for name, task in tasks.items() if name != "wnli"}
     averages = {"with WNLI": average(tasks) if "wnli" in tasks else None, "without WNLI": average(without)}
     record = read_json(done[next(iter(tasks))][0].folder / "run.json") if tasks else {}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from constants import PREEMPTED_EXIT_CODE
 from foundry.common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from foundry.common.errors import UserError
-from foundry.common.processes import run_script
+from foundry.common.processes import print_once, run_script
 from foundry.common.reports import human_time, start_summary
 from tools.search.report import report
 from tools.search.sweep_files import Sweep, command_line, read_lines, read_sweep, shown
@@ -159,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
         except (KeyboardInterrupt, Interrupted) as error:
             code = PREEMPTED_EXIT_CODE if isinstance(error, Interrupted) else 130
             reason = f"interrupted ({str(error) or 'Ctrl-C'}): the same command resumes the trial that was running"
-        print(f"\n{reason}")
+        print_once(f"\n{reason}")
     report(study, sweep)
     return code
 

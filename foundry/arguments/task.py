@@ -9,6 +9,7 @@ from foundry.arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_o
 from foundry.arguments.text import LONGEST, MOST_PROCESSES
 from foundry.common.command_line import check_folder, comma_words, did_you_mean, option, refuse
 from foundry.common.errors import UserError
+from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
 from foundry.features import features_of_tasks
 
@@ -89,7 +90,7 @@ class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
     )
     max_source_length: int | None = option(None, "Source tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
     max_target_length: int | None = option(None, "Target tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
-    preprocessing_num_workers: int = option(1, "Processes that tokenise.", at_least=1, at_most=MOST_PROCESSES)
+    preprocessing_num_workers: int = option(cores_here(), "Threads that tokenise.", at_least=1, at_most=MOST_PROCESSES)
     data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached data, keyed by the contents of the rows.")
     overwrite_cache: bool = option(False, "Prepare the data again even if the cache holds it.")
 
@@ -132,6 +133,7 @@ def task_arguments(values: dict) -> TaskArguments:
 def check_tasks(args: TaskArguments) -> dict[str, dict]:
     """{name: entry} of all tasks that the flags name, including own pairs. Sets --benchmark and --dataset_name so that
     they name all of them. UserError for contradictions among the flags and for missing files."""
+    use_threads_to_tokenise(args.preprocessing_num_workers)
     if names_own_pairs(args):
         named = comma_words(args.dataset_name or OWN)
         args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])

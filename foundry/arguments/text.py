@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from foundry.common.command_line import check_folder, check_rules, option, refuse
 from foundry.common.errors import UserError
-from foundry.common.processes import cores_here
+from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from foundry.corpora.own_ids import corpus_files
 from foundry.features import offered
@@ -138,6 +138,7 @@ _RULES = (
 def check_pre_training_data(args: PreTrainingDataArguments, evaluates: bool = False) -> None:
     """UserError for contradictions among the flags of text and corruption, and for missing files. evaluates: no text
     is trained on."""
+    use_threads_to_tokenise(args.preprocessing_num_workers)
     check_rules(args, _RULES)
     if not args.train_file and not evaluates:
         refuse(args, "validation_file", "needs --train_file: name the training text too")

@@ -656,6 +656,17 @@ def check_folder(flag: str, path: str, writes: bool = True) -> None:
         raise UserError(f"{flag} {path}: no permission to write in {existing}{others}")
 
 
+def refuse_links(folder: Path, names: Iterable[str], hint: str = "") -> None:
+    """UserError if one of the names in an output folder is a link, through which would be written. Other links are
+    replaced."""
+    for name in names:
+        if (folder / name).is_symlink():
+            raise UserError(
+                f"--output_dir {folder}: {name} is a link, and a run writes into its own folder alone. Put a copy in "
+                f"its place{hint}"
+            )
+
+
 def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:
     """UserError unless --output_dir can be written, holds none of the models that are read, and is empty or may be
     overwritten."""

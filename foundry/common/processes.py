@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib.util
 import io
+import logging
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
@@ -90,6 +92,12 @@ def lonely_task() -> str:
             "slurm/train.slurm does, which sets RANK, WORLD_SIZE and LOCAL_RANK"
         )
     return ""
+
+
+def use_threads_to_tokenise(count: int) -> None:
+    """Lets tokenizers use this many threads, unless RAYON_NUM_THREADS is set. They read it at their first text. Further
+    processes would be forks of this one, whose threads of the process group may be within Python: such forks hang."""
+    os.environ.setdefault("RAYON_NUM_THREADS", str(count))
 
 
 def free_memory() -> int:
@@ -177,6 +185,19 @@ def visible(text: str) -> str:
     """The text for a terminal: control characters that a file or a model may hold are shown, not sent. "a\\x1b[2J" ->
     "a\\\\x1b[2J"."""
     return _TERMINAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def show_libraries_messages_visibly() -> None:
+    """Lets log lines and warnings of all libraries, which may quote what a file says, be printed as `visible` shows
+    them."""
+
+    class Record(logging.LogRecord):
+        def getMessage(self) -> str:
+            return visible(super().getMessage())
+
+    logging.setLogRecordFactory(Record)
+    form = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **kwargs: visible(form(*args, **kwargs))
 
 
 def print_once(text: str) -> None:
@@ -340,6 +361,7 @@ def run_script(main: Callable[[], object]) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a log in ASCII shows an umlaut of a path as \xfc
     os.register_at_fork(after_in_child=_follow_parent)
+    show_libraries_messages_visibly()
     try:
         main()
     except SystemExit as stop:

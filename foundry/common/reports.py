@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import platform
 import re
 import shutil
@@ -221,6 +222,21 @@ def read_json(path: Path) -> dict:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object: {value!r:.60}")
     return value
+
+
+def code_of_pickle(error: Exception) -> str | None:
+    """What to say of torch's error for a pickle that would run code, which advises to run it; None for other errors."""
+    called = re.search(r"(?:GLOBAL|function) (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+    return called and f"reading it would call {called[1]}, which can be any code of its author"
+
+
+def elsewhere(names: Iterable[object]) -> list:
+    """Those of the names that a file of a folder holds which are no paths within this folder: "/a", "../a", 5."""
+
+    def is_within(name: object) -> bool:
+        return isinstance(name, str) and bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+    return [name for name in names if not is_within(name)]
 
 
 def with_floats(record: dict) -> dict:

@@ -24,7 +24,7 @@ from foundry.common.command_line import check_folder
 from foundry.common.digests import file_digests, keep, kept_digests, set_back, stamp
 from foundry.common.errors import UserError
 from foundry.common.processes import is_first_process, print_once
-from foundry.common.reports import first_line
+from foundry.common.reports import elsewhere, first_line, parse_json
 
 MANIFEST = "manifest.json"
 FREE_SPACE = "Free some space, or name a folder on another disk."
@@ -54,14 +54,16 @@ def difference(folder: Path, digests: Callable[[list[Path]], list[str]] | None =
     digests: function that hashes the files; None: only names and sizes are compared.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
+        files = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        expected = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in files.items()}
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return f"its {MANIFEST} cannot be read"
     if not expected:
         return f"its {MANIFEST} lists no files"
+    if names := elsewhere(expected):
+        return f"its {MANIFEST} lists {names[0]}, which is no file of it"
     for name, (size, _) in expected.items():
         path = folder / name
         if not path.is_file():
@@ -292,7 +294,7 @@ def damage(checkpoint: Path) -> str | None:
     if not (checkpoint / "trainer_state.json").is_file():
         return "it has no trainer_state.json"
     try:
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        state = parse_json((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         wrong = [name for name, kinds in _STATE.items() if not isinstance(state.get(name), kinds)]
         wrong += [] if all(isinstance(line["step"], int) for line in state["log_history"]) else ["log_history"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -1,16 +1,18 @@
 """The Hugging Face Hub and saved `datasets` folders. Without a network no script waits for the Hub."""
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import yaml
 
 from constants import DATASET_VALS
 from foundry.common.command_line import check_folder
 from foundry.common.errors import UserError
 from foundry.common.processes import answers, print_once
-from foundry.common.reports import first_line, read_json
+from foundry.common.reports import elsewhere, first_line, read_json
 from foundry.corpora.files import SAVED_BY_DATASETS, say_once
 
 
@@ -24,6 +26,10 @@ def load_dataset_splits(
     do_not_wait_for_the_hub(name)
     if Path(name).is_file():
         raise UserError(f"{flag} {name}: is a file. Give it with --train_file")
+    _check_saved(name, flag)
+    if Path(name).is_dir():
+        _check_card(Path(name), flag)
+    failures = OSError, ValueError, RuntimeError, LookupError, TypeError, datasets.exceptions.DatasetsError
     try:
         if any((Path(name) / file).is_file() for file in SAVED_BY_DATASETS):
             loaded = datasets.load_from_disk(name)
@@ -31,8 +37,9 @@ def load_dataset_splits(
             splits = {split: _plain(rows) for split, rows in splits.items()}
         else:
             splits = _published(name, config, how)
-    except (OSError, ValueError, RuntimeError) as error:
-        hint = "" if hub_is_reachable() else "; the Hub cannot be reached from here: give local files instead"
+    except failures as error:
+        is_reached = Path(name).exists() or hub_is_reachable()
+        hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
         tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
@@ -46,8 +53,45 @@ def load_dataset_splits(
 def saved_files(name: str, split: str) -> list[Path]:
     """The files of a split of a saved data set; [] if `name` is none."""
     folder = Path(name) / split if (Path(name) / split / "state.json").is_file() else Path(name)
-    state = read_json(folder / "state.json")
-    return [folder / file["filename"] for file in state.get("_data_files", [])]
+    return [folder / name for name in _names_of_files(folder)]
+
+
+def _names_of_files(folder: Path) -> list:
+    return [file["filename"] for file in read_json(folder / "state.json").get("_data_files", [])]
+
+
+def _check_saved(name: str, flag: str) -> None:
+    """UserError if a saved data set lists splits or files that lie elsewhere, where they would be read."""
+    try:
+        splits = read_json(Path(name) / SAVED_BY_DATASETS[0]).get("splits", ["."])
+        wrong = elsewhere(splits) or elsewhere(file for split in splits for file in _names_of_files(Path(name) / split))
+    except (TypeError, KeyError):
+        raise UserError(f"{flag} {name}: its lists of splits and files are none. Save it anew with datasets") from None
+    if wrong:
+        raise UserError(f"{flag} {name}: lists {wrong[0]}, which is no part of this folder")
+
+
+def _check_card(folder: Path, flag: str) -> None:
+    """UserError if the settings of a data folder, which `datasets` follows, name files or addresses elsewhere."""
+    try:
+        card, other = {}, folder / ".huggingface.yaml"
+        if other.is_file():
+            card = yaml.safe_load(other.read_text(encoding="utf-8"))
+        if (folder / "README.md").is_file():
+            card = (huggingface_hub.metadata_load(folder / "README.md") or {}) | (card or {})
+        configs = card.get("configs") or []
+        named = _texts([[config.get("data_files"), config.get("data_dir")] for config in configs])
+    except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{flag} {folder}: the head of its README.md cannot be read ({first_line(error)})") from None
+    if wrong := [text for text in named if "://" in text or elsewhere([text])]:
+        raise UserError(f"{flag} {folder}: its settings name {wrong[0]}, which is no part of this folder")
+
+
+def _texts(value: Any) -> list[str]:
+    """All texts in nested lists and mappings."""
+    if isinstance(value, dict | list):
+        return list(itertools.chain.from_iterable(map(_texts, value.values() if isinstance(value, dict) else value)))
+    return [value] if isinstance(value, str) else []
 
 
 def _published(name: str, config: str | None, how: dict[str, Any]) -> dict[str, Any]:

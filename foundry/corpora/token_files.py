@@ -8,7 +8,6 @@ Other lengths, another folder and another name of the tokenizer use the same fil
 import hashlib
 import itertools
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +91,6 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
         return split_documents(used, args.validation_split_percentage)
 
     def build(folder: Path) -> None:
-        os.environ.setdefault("RAYON_NUM_THREADS", str(args.preprocessing_num_workers))  # the tokenizer's threads
         eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
         encode = document_encoder(tokenizer, sources["train"].ids)
         writers = {

@@ -1,10 +1,14 @@
 """The settings of `generate` that a checkpoint brings (generation_config.json): which apply, and which are removed."""
 
+from typing import Any
+
 from transformers import GenerationConfig, PreTrainedModel
 
 from constants import CODE_ENTRIES
+from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 
+MOST_BEAMS = 1000
 # Settings that are removed: `generate` no longer supports them, or only with others, or they depend on the machine's
 # speed.
 _NOT_FOLLOWED = (
@@ -19,6 +23,9 @@ _NOT_FOLLOWED = (
     "assistant_early_exit",
     "return_dict_in_generate",
     "max_time",
+    "cache_implementation",
+    "cache_config",
+    "prompt_lookup_num_tokens",
 )
 # Settings that forbid, force or weigh single tokens. They suit the task that the checkpoint was trained for.
 TOKEN_RULES = (
@@ -60,6 +67,28 @@ def complete(model: PreTrainedModel) -> None:
         setattr(own, name, None)
     for name in CODE_ENTRIES:
         vars(own).pop(name, None)
+    _check(own, model.get_input_embeddings().num_embeddings)
+
+
+def _check(own: GenerationConfig, vocabulary: int) -> None:
+    """UserError for settings by which `generate` would end in a traceback, or take all memory."""
+    for name in ("num_beams", "num_return_sequences"):
+        value = getattr(own, name)
+        if not (value is None or isinstance(value, int) and 1 <= value <= MOST_BEAMS):
+            raise UserError(f"generation_config.json: {name} {value!r:.80}: must be 1 to {MOST_BEAMS:,}")
+    for name in (*TOKEN_RULES, "eos_token_id", "pad_token_id", "bos_token_id"):
+        value = getattr(own, name, None)
+        if strange := [number for number in _tokens(value) if not (isinstance(number, int) and number < vocabulary)]:
+            raise UserError(f"generation_config.json: {name} has {strange[0]!r:.80}, which is no token of the model")
+
+
+def _tokens(value: Any) -> list:
+    """The tokens in a rule for tokens: 3 -> [3], [[3, 4]] -> [3, 4], [[[3, 4], -1.5]] (a bias) -> [3, 4]."""
+    if isinstance(value, list | tuple):
+        return [token for item in value for token in _tokens(item)]
+    if isinstance(value, dict):
+        return [token for item in value for token in _tokens(item)]
+    return [] if value is None or isinstance(value, float) or hasattr(value, "to_dict") else [value]
 
 
 def deciding_settings(own: GenerationConfig) -> dict:

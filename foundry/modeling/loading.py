@@ -8,17 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
 from constants import CODE_ENTRIES
 from foundry.common.errors import UserError
-from foundry.common.reports import difference_of_names, first_line, read_json
+from foundry.common.reports import code_of_pickle, difference_of_names, elsewhere, first_line, read_json
 from foundry.corpora.files import refuse_pointers
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.features import adapters
 
+MOST = {"layers": 1000, "num_labels": 2**20}  # {end of a name in config.json: its largest value}
+# What transformers and peft raise for values that are not of their kind.
+ODD_JSON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, StrictDataclassError)
 NO_MODEL = "not a folder or Hub name with a model"
 _WRAPPED = r"^(?:(?:_orig_mod|module)\.)+"  # what torch.compile and DDP put before the names of a model's tensors
 
@@ -29,17 +33,31 @@ def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrain
     Code in the same folder, which transformers would offer to run, is never run.
     """
     refuse_pointers(f"{flag} {name_or_path}", Path(name_or_path).glob("*"))
-    place, holds = name_or_path, ""
+    place, holds, found = name_or_path, "", {}
     try:
         for adapter in adapters():  # of a folder of LoRA's matrices, say: the configuration is in their checkpoint
             place, holds = adapter.root_of(place), adapter.holds
         do_not_wait_for_the_hub(place)
+        with contextlib.suppress(UserError):  # no JSON: transformers says so
+            found = read_json(Path(place) / "config.json")
+        _check_sizes(found)
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # odd JSON
+        _check_sizes(config.to_dict())  # of a Hub name
+    except (OSError, *ODD_JSON) as error:
         reason = "its config.json names no model_type" if isinstance(error, KeyError) else first_line(error, 2)
         wrong = f"its {holds} belong to {place}, {wrong}" if place != name_or_path else wrong
         raise UserError(f"{flag} {name_or_path}: {wrong} ({reason})") from None
     return _without_code(config, f"{flag} {name_or_path}")
+
+
+def _check_sizes(config: dict) -> None:
+    """ValueError for a number in config.json, or its parts, by which transformers would take all time and memory."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_sizes(value)
+        most = next((most for ending, most in MOST.items() if str(name).endswith(ending)), None)
+        if most and isinstance(value, int) and value > most:
+            raise ValueError(f"its config.json has {name} {value}: at most {most:,} are built")
 
 
 def _without_code(config: PreTrainedConfig, shown: str) -> PreTrainedConfig:
@@ -60,18 +78,20 @@ def reading_weights(shown: str, place: str) -> Iterator[None]:
     """Turns any failure to read the weights of a folder or Hub name into a UserError that begins with `shown`: a flag
     and its value. UserError too if the list of the folder's parts names a file elsewhere, which would be read."""
     for index in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
-        parts = read_json(Path(place) / index).get("weight_map", {})
-        names = map(str, parts.values() if isinstance(parts, dict) else ())
-        if elsewhere := [name for name in names if Path(name).name != name]:
-            raise UserError(f"{shown}: its {index} names {elsewhere[0]}, which is no file of this folder")
+        if (Path(place) / index).is_file():
+            parts = read_json(Path(place) / index).get("weight_map")
+            if not isinstance(parts, dict) or not parts:
+                raise UserError(f"{shown}: its {index} has no weight_map, which names the files of the weights")
+            if names := elsewhere(parts.values()):
+                raise UserError(f"{shown}: its {index} names {names[0]}, which is no file of this folder")
     try:
         yield
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = first_line(error)
+        reason = code_of_pickle(error) or first_line(error)
         if "file named" in reason:
             reason += "; transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
         raise UserError(f"{shown}: its weights cannot be read ({reason})") from None
-    except ValueError as error:  # of its configurations, which transformers checks as it loads the model
+    except ODD_JSON as error:  # of its configurations, which transformers checks as it loads the model
         if isinstance(error, UserError):
             raise
         raise UserError(

@@ -13,7 +13,6 @@ import json
 import os
 import pickle
 import random
-import re
 import socket
 import tempfile
 import zipfile
@@ -31,10 +30,10 @@ from transformers.trainer_pt_utils import safe_globals
 from constants import TASK_RECORD
 from foundry.arguments.text import CORRUPTION_FLAGS
 from foundry.arguments.training import T5TrainingArguments, global_batch_size, warmup_of
-from foundry.common.command_line import RESUME_NEWEST, check_folder
+from foundry.common.command_line import RESUME_NEWEST, check_folder, refuse_links
 from foundry.common.errors import UserError
 from foundry.common.processes import check_alike, is_first_process, print_once
-from foundry.common.reports import first_line, is_secret, read_json
+from foundry.common.reports import code_of_pickle, first_line, is_secret, read_json
 from foundry.common.whole_folders import (
     MANIFEST,
     SAVING,
@@ -89,7 +88,8 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
             lock_output_dir(args)
             checkpoint = _checkpoint_to_resume(args)
             check_saved_state(args, checkpoint)
-            _check_links(Path(args.output_dir), checkpoint)
+            added_to = (*LOG_FOLDERS, *(RUN_FILES if checkpoint else ()))
+            refuse_links(Path(args.output_dir), added_to, " (curves elsewhere: TENSORBOARD_LOGGING_DIR, WANDB_DIR)")
             probe = _probe(args)
         except (ValueError, OSError) as error:
             unlock_output_dir(args)
@@ -101,16 +101,6 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
         with probe or contextlib.nullcontext():  # closing it deletes the file, once all processes have looked for it
             _check_shared(Path(args.output_dir).absolute(), name)
     return checkpoint
-
-
-def _check_links(folder: Path, checkpoint: str | None) -> None:
-    """UserError if what the run would add to leads out of its folder. Other links are replaced, not written through."""
-    for name in (*LOG_FOLDERS, *(RUN_FILES if checkpoint else ())):
-        if (folder / name).is_symlink():
-            raise UserError(
-                f"--output_dir {folder}: {name} is a link, and a run writes into its own folder alone. Put a copy in "
-                "its place (curves elsewhere: TENSORBOARD_LOGGING_DIR, WANDB_DIR)"
-            )
 
 
 def _probe(args: T5TrainingArguments) -> IO | None:
@@ -192,10 +182,7 @@ def _check_readable(path: Path, read: Callable[[Path], object], advice: str) -> 
     try:
         read(path)
     except Exception as error:  # damaged bytes can make a reader raise anything
-        called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and called:
-            problem = f"reading it would call {called[1]}, which can be any code of its author"
-        else:
+        if (problem := code_of_pickle(error)) is None:
             problem = "it is damaged"
             if not isinstance(error, pickle.UnpicklingError):  # torch's message would advise weights_only=False
                 problem += f" ({type(error).__name__}: {first_line(error)})"

@@ -21,15 +21,20 @@ class ResumeCallback(TrainerCallback):
 
     def on_train_begin(self, args: T5TrainingArguments, state: TrainerState, *_, **__) -> None:
         """Restores the losses since the last log, so that the next log has the same mean as without interruption, and
-        finds the best checkpoint beside the resumed one, even if their folder was moved. The steps between logs,
-        evaluations and saves, and the metric of the best checkpoint, follow the flags given now."""
+        finds the best checkpoint beside the resumed one, even if their folder was moved. Elsewhere none is read: a
+        downloaded state may name any folder. The steps between logs, evaluations and saves, and the metric of the best
+        checkpoint, follow the flags given now."""
         self.trainer.restore_loss_state()
         if resumed := self.trainer._resumed_from:
             _take_steps_of_flags(self.trainer.args, state)
             key, lines = best_metric_key(self.trainer.args), state.log_history
             values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
             state.best_metric = values[0] if values else None
+            named, state.best_model_checkpoint = state.best_model_checkpoint, None
             self.trainer._find_best(Path(resumed).parent)
+            if named and not state.best_model_checkpoint and self.trainer.args.load_best_model_at_end:
+                state.best_metric = state.best_global_step = None
+                print_once(f"the best checkpoint {named} is not beside {resumed}, and not read: a later one is chosen")
         how = args.activation_checkpointing_kwargs or {}
         checkpoint_blocks_only(self.trainer.model, reentrant=how.get("use_reentrant", False))
 

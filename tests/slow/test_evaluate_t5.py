@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import zipfile
@@ -26,6 +27,7 @@ import evaluate_t5
 import pre_train_t5
 from constants import DATASET_VALS
 from foundry.arguments.task import TaskArguments
+from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model
 from foundry.training.optimizers import AdamWRMSScaled
@@ -313,6 +315,15 @@ class EvaluateTest(parameterized.TestCase):
         self.assertEqual(run_args.output_dir, str(model / "eval_cola"))
         *_, run_args, _ = evaluate_t5.parse_flags([*flags, "--do_predict"])
         self.assertEqual(run_args.output_dir, str(model / "predict_cola"))
+
+    def test_a_default_folder_that_is_a_link_is_refused(self):
+        """A downloaded folder would have the answers written wherever its link leads."""
+        model = shutil.copytree(self.model, self.folder / "downloaded")
+        (model / "eval_cola").symlink_to(self.folder)
+        flags = self.flags(task="cola", model=model, folder=self.folder)
+        del flags[flags.index("--output_dir") : flags.index("--output_dir") + 2]
+        with self.assertRaisesRegex(UserError, "downloaded: eval_cola is a link, and a run writes into its own folder"):
+            evaluate_t5.parse_flags(flags)
 
     # ------------------------------------------------------------ submission
     def assert_submission(self, path: Path, expected: dict[str, list[str]]) -> None:

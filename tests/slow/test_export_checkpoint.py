@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, TrainerState
 
 import export_checkpoint
 from foundry.common.errors import UserError
+from foundry.corpora.preview import Shown, recorded
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.publishing import exports
@@ -132,6 +133,23 @@ class HuggingFaceTest(TestCase):
         with mock.patch("socket.getaddrinfo", side_effect=AssertionError("asked")):
             _, printed, _ = self.export(folder)
         self.assertIn("somebody/rows of run.json is not fetched", printed)
+
+    @parameterized.parameters(True, False)
+    def test_rows_of_files_that_a_folder_names(self, is_own):
+        """Whoever wrote run.json had these rows only if it shows the first one."""
+        folder, rows = self.folder / "run", self.folder / "rows.jsonl"
+        shutil.copytree(workspace() / "whole", folder)
+        rows.write_text("".join(json.dumps({"a": text, "b": "yes"}) + "\n" for text in sentences(3)))
+        arguments = dict(benchmark="own", dataset_name="pairs", validation_file=[str(rows)], target_type="text")
+        arguments |= dict(source_column=["a"], target_column=["b"], max_source_length=9)
+        tokenizer = load_tokenizer(str(folder))
+        whole, cut = tokenizer(sentences(1))["input_ids"][0], tokenizer(sentences(1)[0], truncation=True, max_length=9)
+        shown = recorded(tokenizer, [[Shown("validation source", cut["input_ids"], len(whole))]])
+        record = {"arguments": arguments, "read": {"shown": shown if is_own else [{"text": "guessed"}]}}
+        (folder / "run.json").write_text(json.dumps(record))
+        _, printed, _ = self.export(folder)
+        self.assertRegex(printed, f"3 texts: {'3 validation rows of own/pairs' if is_own else 'built-in sentences'}")
+        self.assertEqual("run.json does not show the first of them" in printed, not is_own)
 
     @parameterized.parameters(400, 10_000)  # before the weights, or within them
     def test_a_full_disk_is_named_and_leaves_nothing(self, largest):

@@ -28,6 +28,7 @@ from warm_python import warm_python
 
 import evaluate_t5
 import fine_tune_t5
+from foundry.common.errors import UserError
 from tools import report_glue
 from tools.report_glue import Run, average, gather, metric_keys, table, title
 
@@ -306,6 +307,19 @@ class NumbersTest(parameterized.TestCase):
         report = gather(report_glue.ReportArguments(tasks=["wnli"], seeds=[1]), [run])
         self.assertIn("| WNLI |  | accuracy 55.0 | 55.0 |", table(report, [1]))
 
+    @parameterized.parameters(
+        ({"eval_accuracy": "x", "train_runtime": 1.0}, {"examples": {}, "arguments": {"max_train_samples": None}}),
+        ({"a": 1}, {"examples": {}, "arguments": {"max_train_samples": None}}),
+        ({"eval_accuracy": 0.5, "train_runtime": 1.0}, {}),
+        ({"eval_accuracy": 0.5, "train_runtime": 1.0}, {"examples": {"train": "x"}, "arguments": {}}),
+    )
+    def test_files_that_no_run_has_written(self, results, record):
+        run = Run("wnli", 1, Path(self.enterContext(tempfile.TemporaryDirectory())), [])
+        (run.folder / "run.json").write_text(json.dumps(record))
+        (run.folder / "all_results.json").write_text(json.dumps(results))
+        with self.assertRaisesRegex(UserError, "an all_results.json or run.json there is no run's of this report"):
+            gather(report_glue.ReportArguments(tasks=["wnli"], seeds=[1]), [run])
+
     def test_no_seed_in_common_is_no_average(self):
         self.assertIsNone(average({"a": {"score": {"seeds": {1: 2.0}}}, "b": {"score": {"seeds": {2: 2.0}}}}))
         self.assertIsNone(average({}))
@@ -341,6 +355,15 @@ class FlagsTest(TestCase):
             message = "recipe nowhere.yaml"
         self.fails(argv, message)
         self.assertFalse((self.folder / "refused").exists())
+
+    @parameterized.parameters("best", "submission", "cola", "cola/seed_1", "cola/seed_2.log")
+    def test_nothing_is_written_through_a_link(self, name):
+        path = Path(self.enterContext(tempfile.TemporaryDirectory())) / name
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(self.folder)
+        argv = self.argv("x", tasks="cola")
+        argv[argv.index("--output_dir") + 1] = str(path.parents[name.count("/")])
+        self.fails(argv, f"{path.name} is a link, and a run writes into its own folder alone")
 
     def test_a_model_is_needed(self):
         self.fails(["--tasks", "cola"], "--model_name_or_path: the checkpoint to start from is missing")

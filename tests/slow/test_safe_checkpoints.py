@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import datasets
 import numpy as np
 import torch
 from absl.testing import absltest, parameterized
@@ -34,6 +35,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import read_json, read_metrics, side_file
 from foundry.common.whole_folders import cached, difference, is_disk_full, publish, write_manifest
 from foundry.corpora import sources
+from foundry.corpora.hub import load_dataset_splits
 from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -121,6 +123,13 @@ class TrustTest(TestCase):
         values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False)
         self.assertNotIn("metrics", recorded_flags(str(model), values, ["metrics"]), "the person has named them")
 
+    def test_a_tokenizer_that_gives_no_ids(self):
+        (self.folder / "tokenizer_config.json").write_text(
+            json.dumps(dict(tokenizer_class="ByT5Tokenizer", model_input_names=["evil"]))
+        )
+        with self.assertRaisesRegex(UserError, "the model_input_names of its tokenizer_config.json lack input_ids"):
+            load_tokenizer(str(self.folder))
+
     @parameterized.parameters("T5Tokenizer", "ByT5Tokenizer")
     def test_more_sentinels_than_memory(self, name):
         (self.folder / "tokenizer_config.json").write_text(
@@ -131,6 +140,24 @@ class TrustTest(TestCase):
             shutil.copyfile(self.folder / "whole" / "spiece.model", self.folder / "spiece.model")
         with self.assertRaisesRegex(UserError, "extra_ids 300000000 of tokenizer_config.json: must be 0 to 10,000"):
             load_tokenizer(str(self.folder))
+
+    @parameterized.parameters(
+        ({"num_layers": 10**9}, "has num_layers 1000000000: at most 1,000 are built"),
+        ({"encoder": {"num_hidden_layers": 10**9}}, "has num_hidden_layers 1000000000: at most 1,000"),
+        ({"num_labels": 10**9}, "has num_labels 1000000000: at most 1,048,576"),
+        ({"d_model": "16"}, "not a folder or Hub name with a model .*d_model"),
+        ({"dtype": "load"}, "not a folder or Hub name with a model"),
+        ({"relative_attention_max_distance": 0}, "is wrong .relative_attention_max_distance 0: must be at least 1"),
+        ({"dropout_rate": float("nan")}, "is wrong .dropout_rate nan: must be"),
+        ({"decoder_start_token_id": 10**9}, "is wrong .decoder_start_token_id 1000000000: must be"),
+        ({"feed_forward_proj": "gated-evil", "dense_act_fn": "evil"}, "its configuration .* is wrong .*evil"),
+    )
+    def test_values_that_no_model_has(self, changes, message):
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        config = json.loads((self.folder / "config.json").read_text()) | changes
+        (self.folder / "config.json").write_text(json.dumps(config))
+        with self.assertRaisesRegex(UserError, message):
+            load_model(str(self.folder))
 
     @parameterized.parameters("attn_implementation", "_attn_implementation")
     def test_an_attention_of_the_hub(self, name):
@@ -147,11 +174,88 @@ class TrustTest(TestCase):
         with self.assertRaisesRegex(UserError, "generation_config.json is wrong .*compile_config"):
             load_model(str(self.folder))
 
+    @parameterized.parameters(
+        (dict(num_beams=10**7), "num_beams 10000000: must be 1 to 1,000"),
+        (dict(num_return_sequences=10**6, do_sample=True), "num_return_sequences 1000000: must be 1 to 1,000"),
+        (dict(forced_bos_token_id=10**9), "forced_bos_token_id has 1000000000, which is no token of the model"),
+        (dict(bad_words_ids=[[5, 10**9]]), "bad_words_ids has 1000000000"),
+        (dict(sequence_bias=[[[10**9], 1.0]]), "sequence_bias has 1000000000"),
+        (dict(sequence_bias={"x": "y"}), "sequence_bias has 'x'"),
+        (dict(eos_token_id="x"), "eos_token_id has 'x'"),
+        (dict(suppress_tokens=[3], bad_words_ids=[[5, 6]], sequence_bias=[[[7], -1.0]], eos_token_id=[1, 2]), None),
+    )
+    def test_settings_of_generate_that_no_model_has(self, changes, message):
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        (self.folder / "generation_config.json").write_text(json.dumps(changes))
+        refused = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
+        with refused:
+            load_model(str(self.folder))
+
     def test_a_step_that_is_no_number(self):
         path = self.folder / "metrics.jsonl"
         path.write_text('{"step": 1, "loss": 2.5}\n{"step": "x", "loss": 2.5}\n')
         with self.assertRaisesRegex(UserError, "metrics.jsonl, line 2: its step is no whole number"):
             read_metrics(path)
+
+    @parameterized.parameters(
+        ({"weight_map": {"shared.weight": 5}}, "names 5, which is no file of this folder"),
+        ({"weight_map": {"shared.weight": "../x"}}, "names ../x, which is no file of this folder"),
+        ({"weight_map": [1]}, "has no weight_map"),
+        ({}, "has no weight_map"),
+    )
+    def test_a_list_of_weights_that_is_none(self, content, message):
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        (self.folder / "model.safetensors").unlink()
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(content))
+        with self.assertRaisesRegex(UserError, message):
+            load_model(str(self.folder))
+
+    def test_a_pickle_is_named_for_what_it_calls(self):
+        """torch's message advises to read it with weights_only=False."""
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        (self.folder / "model.safetensors").unlink()
+        torch.save(Bomb(self.crater), self.folder / "pytorch_model.bin")
+        with self.assertRaisesRegex(UserError, "would call posix.mkdir, which can be any code of its author"):
+            load_model(str(self.folder))
+
+    @parameterized.parameters(
+        ("dataset_dict.json", {"splits": ["train", "../theirs"]}, "lists ../theirs, which is no part of this folder"),
+        ("dataset_dict.json", {"splits": 5}, "its lists of splits and files are none"),
+        ("train/state.json", {"_data_files": [{"filename": "/x/y.arrow"}]}, "lists /x/y.arrow, which is no part"),
+        ("train/state.json", {"_data_files": [5]}, "its lists of splits and files are none"),
+        ("train/state.json", {}, "cannot be loaded from disk"),
+    )
+    def test_a_saved_data_set_that_leads_elsewhere(self, name, content, message):
+        rows = datasets.Dataset.from_dict({"text": ["a", "b"]})
+        rows.save_to_disk(self.folder / "theirs")
+        datasets.DatasetDict(train=rows).save_to_disk(self.folder / "saved")
+        (self.folder / "saved" / name).write_text(json.dumps(content))
+        no_network = mock.patch("socket.getaddrinfo", side_effect=AssertionError("asked"))
+        with no_network, self.assertRaisesRegex(UserError, message):
+            load_dataset_splits(str(self.folder / "saved"), None, "--dataset_name")
+
+    @parameterized.parameters(
+        ("README.md", "configs:\n- data_files: ../theirs.jsonl", "its settings name ../theirs.jsonl, which is no part"),
+        ("README.md", "configs:\n- data_files:\n  - split: train\n    path: [/x/y.jsonl]", "name /x/y.jsonl, which"),
+        ("README.md", "configs:\n- data_files: https://example.com/a.jsonl", "name https://example.com/a.jsonl"),
+        ("README.md", "configs:\n- data_files: hf://datasets/a/b/c.jsonl", "name hf://datasets/a/b/c.jsonl"),
+        ("README.md", "configs:\n- data_dir: ../..", "its settings name ../.., which is no part"),
+        ("README.md", "configs: 5", "the head of its README.md cannot be read"),
+        ("README.md", "configs: !!python/object/apply:os.getcwd []", "the head of its README.md cannot be read"),
+        (".huggingface.yaml", "configs:\n- data_files: ../theirs.jsonl", "its settings name ../theirs.jsonl"),
+        ("README.md", "configs:\n- config_name: a\n  data_files: a.jsonl\n  field: x", "cannot be loaded from disk"),
+        ("README.md", "configs:\n- config_name: a\n  data_files: a.jsonl", None),
+    )
+    def test_a_data_folder_whose_settings_lead_elsewhere(self, name, settings, message):
+        """`datasets` follows them: it read any file, and fetched any address."""
+        (self.folder / "rows").mkdir()
+        for place in ("rows/a", "theirs"):
+            (self.folder / f"{place}.jsonl").write_text('{"text": "a"}\n')
+        (self.folder / "rows" / name).write_text(f"---\n{settings}\n---\n" if name == "README.md" else settings)
+        no_network = mock.patch("socket.getaddrinfo", side_effect=AssertionError("asked"))
+        refused = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
+        with no_network, refused, mock.patch.object(datasets.config, "HF_DATASETS_CACHE", self.folder / "cache"):
+            load_dataset_splits(str(self.folder / "rows"), None, "--dataset_name")
 
     DEEP = "[" * 100_000 + "]" * 100_000
     LONG = "1" * 400
@@ -287,9 +391,16 @@ class StateTest(TestCase):
             check_saved_state(self.training(), self.checkpoint("optimizer.pt", "scheduler.pt"))
         self.assertIn("checkpoint-5 has no manifest.json", printed.getvalue())
 
-    def test_a_manifest_without_files_is_not_whole(self):
-        (self.folder / "manifest.json").write_text('{"files": {}}')
-        self.assertEqual(difference(self.folder), "its manifest.json lists no files")
+    @parameterized.parameters(
+        ({}, "lists no files"),
+        ({"../secret": {"bytes": 1, "sha256": "0"}}, "lists ../secret, which is no file of it"),
+        ({"/secret": {"bytes": 1, "sha256": "0"}}, "lists /secret, which is no file of it"),
+        ({"a": {"bytes": "x", "sha256": "0"}}, "cannot be read"),
+    )
+    def test_a_manifest_that_is_not_of_its_folder(self, files, message):
+        (self.folder / "a").touch()
+        (self.folder / "manifest.json").write_text(json.dumps({"files": files}))
+        self.assertEqual(difference(self.folder), f"its manifest.json {message}")
 
 
 class LockTest(TestCase):

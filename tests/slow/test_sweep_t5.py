@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -304,6 +305,55 @@ class AgentTest(SweepTest):
         self.assertEqual(stop.exception.code, 2)
         self.assertIn("its study names a run '../../elsewhere'", error.getvalue())
         self.assertEmpty(list(self.folder.parent.glob("elsewhere*")))
+
+    @parameterized.parameters(".lock", "study.jsonl", "{run}.log", "{run}.err", "{run}")
+    def test_nothing_is_written_through_a_link(self, name):
+        """A downloaded sweep resumes a trial whose files lead elsewhere."""
+        self.run_sweep("--count", 1)
+        sweep, (trial,) = self.read(), self.trials()
+        study = sweep_trials.open_study(sweep, None)
+        study.enqueue_trial(trial.params, user_attrs={"run": trial.user_attrs["run"]})
+        shutil.rmtree(self.out / trial.user_attrs["run"])
+        path = self.out / name.format(run=trial.user_attrs["run"])
+        theirs = self.folder / "theirs"
+        path.rename(theirs) if path.exists() else theirs.write_text("theirs")
+        before = theirs.read_bytes()
+        path.symlink_to(theirs)
+        with self.assertRaises(SystemExit) as stop, contextlib.redirect_stderr(io.StringIO()) as error:
+            self.run_sweep("--count", 1)
+        self.assertEqual(stop.exception.code, 2)
+        self.assertIn(f"{path.name} is a link, and a run writes into its own folder alone", error.getvalue())
+        self.assertEqual(theirs.read_bytes(), before)
+
+    @parameterized.parameters(
+        (dict(agent=5), "TypeError"),
+        (dict(agent={"host": "x", "job": None, "pids": ["x"]}), "TypeError"),
+        (dict(end=dict(state="x", error=None, seconds="x")), "TypeError"),
+        (dict(run=5), "its study names a run 5"),
+        (b"evil\n", "JSONDecodeError"),
+        (b'{"op_code": 99, "worker_id": "x"}\n', "AssertionError"),
+        (b"[" * 100_000 + b"\n", "RecursionError"),
+    )
+    def test_a_study_that_no_agent_has_written(self, content, message):
+        self.run_sweep("--count", 1)
+        if isinstance(content, bytes):
+            (self.out / "study.jsonl").write_bytes(content)
+        else:
+            study = sweep_trials.open_study(self.read(), None)
+            study.enqueue_trial(self.trials()[0].params, user_attrs=content)
+        for more in ((), ("--report_only",)):
+            with self.assertRaises(SystemExit) as stop, contextlib.redirect_stderr(io.StringIO()) as error:
+                self.run_sweep("--count", 1, *more)
+            self.assertEqual(stop.exception.code, 2)
+            self.assertIn(message, error.getvalue())
+
+    def test_values_that_the_search_does_not_have(self):
+        self.run_sweep("--count", 1)
+        study = sweep_trials.open_study(self.read(), None)
+        study.enqueue_trial(self.trials()[0].params | {"x": "--evil"})
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error:
+            self.run_sweep("--count", 1)
+        self.assertIn("no study of a sweep (ValueError: '--evil'", error.getvalue())
 
     def test_grid_is_covered_once_and_goes_on_where_it_stopped(self):
         changes = dict(parameters=SWEEP["parameters"] | {"steps": {"min": 1, "max": 3}})

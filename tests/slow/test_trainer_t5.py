@@ -491,6 +491,24 @@ class ResumeTest(TrainerTest):
         for name, weight in weights(whole).items():
             torch.testing.assert_close(weights(moved)[name], weight, rtol=0, atol=0)
 
+    def test_a_best_checkpoint_elsewhere_is_not_read(self):
+        """The trainer_state.json of a downloaded run may name any folder of this machine."""
+        flags = dict(eval_dataset=chunks(4, 4), eval_strategy="steps", eval_steps=2, save_strategy="steps")
+        flags |= dict(save_steps=2, load_best_model_at_end=True, save_total_limit=9)
+        trained(self.folder / "out", **flags, max_steps=4)
+        (self.folder / "out" / "checkpoint-2").rename(self.folder / "private-2")
+        path = self.folder / "out" / "checkpoint-4" / "trainer_state.json"
+        best = dict(best_model_checkpoint=str(self.folder / "private-2"), best_global_step=2)
+        state = json.loads(path.read_text()) | best
+        for line in state["log_history"]:
+            line |= {"eval_loss": 0.0} if line["step"] == 2 else {}
+        path.write_text(json.dumps(state))
+        (path.parent / "manifest.json").unlink()
+        resumed = make_trainer(self.folder / "out", **flags, max_steps=6)
+        _, printed = quietly(resumed.train, resume_from_checkpoint=str(path.parent))
+        self.assertRegex(printed, "private-2 is not beside .*checkpoint-4, and not read: a later one is chosen")
+        self.assertEqual(resumed.state.best_model_checkpoint, str(self.folder / "out" / "checkpoint-6"))
+
     def test_the_evaluation_on_start_is_not_repeated_by_a_resume(self):
         flags = dict(eval_dataset=chunks(4, 4), eval_on_start=True, eval_strategy="steps", eval_steps=2, max_steps=4)
         whole = trained(self.folder, **flags, save_strategy="steps", save_steps=2)

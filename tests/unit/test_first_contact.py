@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import logging
 import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -30,7 +32,7 @@ from foundry.common import processes
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.curves import LINES, draw_curves, save_figure
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
+from foundry.common.processes import print_once, show_libraries_messages_visibly
 from foundry.common.reports import WIDTH, introduction, painted, start_summary
 from foundry.runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
@@ -229,6 +231,15 @@ class PrintedTest(parameterized.TestCase):
         for part in (f"row {shown}", f"value {shown}", f"line {shown}\n", shown.split("\t")[0]):
             self.assertIn(part, printed)
         self.assertNotRegex(printed, "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+
+    def test_nor_does_what_a_library_logs(self):
+        before = logging.getLogRecordFactory(), warnings.formatwarning
+        self.addCleanup(lambda: (logging.setLogRecordFactory(before[0]), setattr(warnings, "formatwarning", before[1])))
+        show_libraries_messages_visibly()
+        with self.assertLogs("transformers") as caught:
+            logging.getLogger("transformers").warning("no %s\n", "\x1b[2J")
+        self.assertEqual(caught.output, ["WARNING:transformers:no \\x1b[2J\n"])
+        self.assertEqual(warnings.formatwarning("\x1b[2J", UserWarning, "a.py", 3), "a.py:3: UserWarning: \\x1b[2J\n")
 
     def test_a_benchmark_s_plan(self):
         args = ["--model", "xxl", "--nodes", "4", "--link", "300", "--network", "12.5"]

@@ -4,6 +4,7 @@ import html
 import shlex
 from typing import TYPE_CHECKING
 
+from foundry.common.processes import print_once
 from foundry.common.reports import aligned, human_time, write_aside
 from tools.search.sweep_files import Sweep, best_value, command_line, read_lines, shown
 from tools.search.trials import best_of, visible
@@ -56,7 +57,7 @@ def report(study: "Study", sweep: Sweep) -> None:
         command = name + shlex.join(command_line(sweep, best.params, "best", to_show=True))
         folder = sweep.folder / best.user_attrs["run"]
         lines.append(f"best: {sweep.metric} {shown(best.value)} in {folder}; to train it again:\n{command}")
-    print("\n" + "\n".join(lines))
+    print_once("\n" + "\n".join(lines))
     title = html.escape(f"sweep {sweep.name}")
     head = f'<!DOCTYPE html><meta charset="utf-8"><title>{title}</title><h1>{title}</h1>'
     page = "\n".join([head, f"<pre>{html.escape(chr(10).join(lines))}</pre>", *pictures(study, sweep)])

@@ -23,8 +23,10 @@ import psutil
 from filelock import FileLock
 
 from constants import PREEMPTED_EXIT_CODE
+from foundry.common import processes
+from foundry.common.command_line import refuse_links
 from foundry.common.errors import UserError
-from foundry.common.reports import human_time
+from foundry.common.reports import first_line, human_time
 from tools.search.sweep_files import Sweep, best_value, command_line, history, is_hopeless, read_lines, shown
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 RUN_NAME = re.compile(r"\d{4,}-[0-9a-f]{6}")  # a trial's folder: a downloaded study must not name one elsewhere
+LOCK, STUDY = ".lock", "study.jsonl"  # files in the sweep's folder
 POLL = 0.5  # seconds between two checks of a running trial
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
 
@@ -52,31 +55,55 @@ def open_study(sweep: Sweep, storage: str | None) -> "Study":
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     place: str | JournalStorage | None = storage
-    if place is None:
-        path = str((sweep.folder / "study.jsonl").absolute())
-        # Optuna's other lock is a symbolic link: a node that sees the folder under another name would wait for ever.
-        place = JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
+    refuse_links(sweep.folder, (LOCK, STUDY))
     name = "sweep" if storage is None else str(sweep.folder)
-    with turn(sweep):
-        study = optuna.create_study(storage=place, study_name=name, direction=sweep.goal, load_if_exists=True)
-        before = study.user_attrs.get("search")
-        if before is None:
-            study.set_user_attr("search", sweep.described())
-    names = [trial.user_attrs.get("run", "0000-000000") for trial in study.get_trials(deepcopy=False)]
-    if strange := [name for name in names if not RUN_NAME.fullmatch(name)]:
+    try:
+        if place is None:
+            path = str((sweep.folder / STUDY).absolute())
+            # Optuna's other lock is a symbolic link: a node that sees the folder under another name would wait forever.
+            place = JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
+        with turn(sweep):
+            study = optuna.create_study(storage=place, study_name=name, direction=sweep.goal, load_if_exists=True)
+            before = study.user_attrs.get("search")
+            if before is None:
+                study.set_user_attr("search", sweep.described())
+        if before not in (None, sweep.described()):
+            raise UserError(
+                f"--output_dir {sweep.folder}: begun with the search {before}, not {sweep.described()}: name another "
+                "folder"
+            )
+        for trial in study.get_trials(deepcopy=False):
+            _check_trial(trial, sweep)
+    except UserError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:  # odd JSON
+        where = storage or sweep.folder / STUDY
         raise UserError(
-            f"--output_dir {sweep.folder}: its study names a run {strange[0]!r}, which no agent here names so"
-        )
-    if before not in (None, sweep.described()):
-        raise UserError(
-            f"--output_dir {sweep.folder}: begun with the search {before}, not {sweep.described()}: name another folder"
-        )
+            f"{where}: no study of a sweep ({type(error).__name__}: {first_line(error)}). Name another folder"
+        ) from None
     return study
+
+
+def _check_trial(trial: "FrozenTrial", sweep: Sweep) -> None:
+    """UserError, TypeError, LookupError or ValueError for a trial that no agent here has written, as a downloaded study
+    may have: its run is a folder, and its values become flags."""
+    agent, end, run = (trial.user_attrs.get(name) for name in ("agent", "end", "run"))
+    if run is not None and not RUN_NAME.fullmatch(str(run)):
+        raise UserError(f"--output_dir {sweep.folder}: its study names a run {run!r}, which no agent here names so")
+    if agent is not None:
+        _ = agent["host"], agent["job"], [psutil.pid_exists(number) for number in agent["pids"]]
+    if end is not None:
+        _ = f"{end['state']} {end['error']}", end["seconds"] + 0.0
+    _ = float(trial.value or 0)
+    params = trial.system_attrs.get("fixed_params", {}) | trial.params
+    for name, distribution in sweep.distributions.items():
+        if name in params:
+            distribution.to_internal_repr(params[name])
 
 
 def turn(sweep: Sweep) -> FileLock:
     """The lock that lets only one agent at a time read the study and take a trial."""
-    return FileLock(sweep.folder / ".lock")
+    return FileLock(sweep.folder / LOCK)
 
 
 def best_of(trials: list["FrozenTrial"], sweep: Sweep) -> "FrozenTrial | None":
@@ -203,7 +230,7 @@ def resume_flags(folder: Path) -> dict:
 def show(text: str, last: bool = False) -> None:
     """Shows a line on the terminal, which the next one overwrites unless `last` is true. Without a terminal, such as in
     a cluster's log, only lines with `last` are printed."""
-    width = shutil.get_terminal_size().columns - 1
+    width, text = shutil.get_terminal_size().columns - 1, processes.visible(text)
     if sys.stdout.isatty():
         print("\r" + (text if last else text[:width]).ljust(width), end="\n" if last else "", flush=True)
     elif last:
@@ -242,6 +269,7 @@ def run_trial(trial: "Trial", sweep: Sweep) -> tuple[str, float | None, str | No
     run, folder = trial.user_attrs["run"], sweep.folder
     if (folder / run / "all_results.json").is_file():  # its agent was killed after the run had finished
         return outcome(sweep, run, 0)
+    refuse_links(folder, (run, f"{run}.log", f"{run}.err"))
     title = " ".join([f"trial {run[:4]} ", *(f"{name}={shown(value)}" for name, value in trial.params.items())])
     resume = resume_flags(folder / run)
     show(f"{title}  {'resumes' if resume else 'begins'} in {folder / run}", last=True)
