@@ -188,7 +188,8 @@ class TrainingRun(Run):
         flops = flops() if self.tokens_per_step else flops  # for tasks a function of a batch's lengths
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, flops, peak and peak * ranks, ranks)]
         if is_first_process() and not args.precompile:
-            callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
+            further = [name for feature in args.features for name in feature.curves]
+            callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir, further)]
         if is_first_process():
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:
