@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from constants import IGNORE_INDEX
 from features.preferences.losses import Preference
-from modeling.answers import answers_nats
+from modeling.answer_nats import answers_nats
 from modeling.loss import LossOutput
 from training.batching import round_up
 

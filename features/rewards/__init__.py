@@ -2,7 +2,7 @@
 
     python fine_tune_t5.py --reward rougeL --train_file pairs.jsonl --model_name_or_path out/fine_tune_t5
 
-scores.py has the rewards, answers.py draws answers, losses.py has the methods, learning.py a step, its log and samples.
+scores.py has the rewards, methods.py the losses, learning.py a step, its log and samples.
 """
 
 from collections.abc import Callable
@@ -64,9 +64,9 @@ class Rewards(Feature):
     decisive: ClassVar = ("reward", "supervised_share", *_HOW.split())
     dropout: ClassVar[float | None] = 0.0  # answers are drawn without
     curves: ClassVar = ("reward", "answer_length")
-    # Of the task, from `of_tasks`, `check` and `read` on; no flags, and so without a type.
-    task = entry = scorer = method = train_rows = tokenizer = None
-    reference, reference_bytes = None, 0
+    # Found by `of_tasks`, `check`, `read` and `callbacks`. They have no type: with one they would be flags.
+    scorer = entry = method = train_rows = tokenizer = reference = None
+    reference_bytes = 0
 
     reward: str | None = option(
         None, "Learn from rewards of drawn answers: a metric, metrics with weights (rougeL:0.8,length:0.2), or entry."
@@ -106,9 +106,7 @@ class Rewards(Feature):
     def replacement(self, of: Callable) -> Callable:
         if of.__name__ != "Tasks":
             return of
-        from features.rewards.scores import sampled_tasks
-
-        return sampled_tasks(of, self.texts)
+        return type(of.__name__, (of,), {"answers": self.texts, "packable": False})
 
     def of_tasks(self, tasks: Any, args: Any) -> None:
         if not self.is_on():
@@ -119,10 +117,10 @@ class Rewards(Feature):
         name = f"--reward {self.reward}"
         if len(tasks) > 1 or tasks.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name one alone")
-        (self.task,) = tasks
-        if "preference" in self.task.entry:
+        (task,) = tasks
+        if "preference" in task.entry:
             raise UserError(f"--preference and {name} exclude each other: each is a loss of its own")
-        self.scorer = Reward(self.reward, self.task.entry)
+        self.scorer = Reward(self.reward, task.entry)
         alone = f"not with {name}, whose answers are of any length: leave it out"
         refuse(args, "packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
         if args.features.flags().get("streaming"):
@@ -150,7 +148,7 @@ class Rewards(Feature):
         self.reference_bytes = 4 * (shape.layer_weights + shape.embedding_weights) if has_copy else 0
 
     def read(self, tasks: list, tokenizer: Any) -> None:
-        from features.rewards.losses import Method
+        from features.rewards.methods import Method
         from tasks.examples import answer_length, class_label_ids, references_of
 
         (task,) = tasks
@@ -179,10 +177,12 @@ class Rewards(Feature):
             ) from error
 
     def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
-        return {name: rows.add_column("row", list(range(len(rows)))) for name, rows in data.items()}
+        from training.drawn_answers import numbered
+
+        return {name: numbered(rows) for name, rows in data.items()}
 
     def whole_loss(self) -> Callable:
-        from features.rewards.losses import reward_loss
+        from features.rewards.methods import reward_loss
 
         return partial(reward_loss, self.method)
 

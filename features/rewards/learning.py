@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 
 from common.processes import print_once
 from constants import IGNORE_INDEX
 from corpora.round_trip import percent
-from features.rewards.answers import uniform_numbers, write_answers
-from features.rewards.losses import SUMS, Method
+from features.rewards.methods import SUMS, Method
 from model_t5 import is_adapted, weights_digest
 from runs.samples import SampleSections
 from tasks.examples import decode_texts
 from tasks.registry import reference_texts, source_text
+from training.drawn_answers import ROW, SOURCES, draw_answers
 
 if TYPE_CHECKING:
     from features.rewards import Rewards
@@ -31,7 +30,6 @@ SHOWN = 4  # questions in a section of samples.md
 MEASURED = range(2, 7)  # steps of this process whose time is measured; the first one warms up
 _CHARACTERS = 300  # of a text in samples.md
 COLUMNS = ["question", "best answer", "best reward", "worst answer", "worst reward", "target"]
-SOURCES = ("input_ids", "attention_mask")
 
 
 class Reference:
@@ -89,7 +87,7 @@ class RewardCallback(TrainerCallback):
                 batch.clear()
                 batch |= kept
         elif batches:
-            self._add_answers(batches, step)
+            self._add_answers(batches)
             self.kept = [dict(batch) for batch in batches] if self.method.updates > 1 else []
         self.written = time.perf_counter()
         total = torch.zeros(2, device=self.trainer.args.device)
@@ -101,44 +99,31 @@ class RewardCallback(TrainerCallback):
             batch["target_tokens"] = tokens
         return rows
 
-    def _add_answers(self, batches: list[dict[str, torch.Tensor]], step: int) -> None:
-        method, model, args = self.method, self.trainer.model, self.trainer.args
-        numbers = [batch.pop("row").tolist() for batch in batches]
-        longest = max(batch["input_ids"].shape[1] for batch in batches)
-        padding = dict(zip(SOURCES, (model.config.pad_token_id, 0), strict=True))
-        sources = {
-            name: torch.cat([F.pad(batch[name], (0, longest - batch[name].shape[1]), value=fill) for batch in batches])
-            for name, fill in padding.items()
-        }
-        every = [number for part in numbers for number in part]
-        draws = uniform_numbers(args.seed, step, every, method.samples, method.longest)
-        if method.kind == "scst":
-            draws = torch.cat([draws, torch.full_like(draws[:, :1], torch.nan)], dim=1)
-        with self.trainer.accelerator.autocast():
-            answers = write_answers(model, sources, draws.to(args.device), method.temperature)
-        rewards = torch.from_numpy(self._rewards(answers, every)).float().to(args.device)
-        sizes = [len(part) for part in numbers]
-        for batch, own, given in zip(batches, answers.split(sizes), rewards.split(sizes), strict=True):
-            own = own[..., : max(1, int(own.ne(IGNORE_INDEX).sum(-1).max()))]
-            batch["answers"], batch["rewards"] = own[:, : method.samples], given[:, : method.samples]
-            if method.kind == "scst":
+    def _add_answers(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        method, greedy = self.method, self.method.kind == "scst"
+        drawing = method.longest, method.samples, method.temperature, greedy
+        answers = draw_answers(self.trainer, batches, *drawing)
+        self.shown = []
+        for batch, drawn in zip(batches, answers, strict=True):
+            given = self._rewards(drawn, batch.pop(ROW).tolist()).to(drawn.device)
+            batch["answers"], batch["rewards"] = drawn[:, : method.samples], given[:, : method.samples]
+            if greedy:
                 batch["greedy"] = given[:, -1]
             if self.reference is not None:
                 with self.reference.ready() as starting:
                     batch["reference"] = self._read(starting, batch)
             if method.updates > 1:
-                batch["drawn_under"] = self._read(model, batch)
-        if self.steps + 1 in MEASURED:
-            trained = answers[:, : method.samples]
-            self.tokens += [int(ids.ne(IGNORE_INDEX).sum()) for ids in (answers, trained)]
+                batch["drawn_under"] = self._read(self.trainer.model, batch)
+            if self.steps + 1 in MEASURED:
+                self.tokens += [int(ids.ne(IGNORE_INDEX).sum()) for ids in (drawn, batch["answers"])]
+        self.shown = sorted(self.shown, key=lambda row: -float(row[2]))[:SHOWN]
 
-    def _rewards(self, answers: torch.Tensor, numbers: list[int]) -> np.ndarray:
+    def _rewards(self, answers: torch.Tensor, numbers: list[int]) -> torch.Tensor:
         """[B, K] rewards of answers [B, K, T] to these rows; keeps some of both for samples.md."""
         how, count = self.how, answers.shape[1]
         texts = decode_texts(how.entry, how.tokenizer, answers.flatten(0, 1).cpu().numpy())
         rows = [how.train_rows[number] for number in numbers]
         rewards = how.scorer(texts, [row for row in rows for _ in range(count)]).reshape(-1, count)
-        self.shown = []
         for place in np.argsort(-rewards.max(1), kind="stable")[:SHOWN].tolist():
             best, worst = int(rewards[place].argmax()), int(rewards[place].argmin())
             shown = [source_text(how.entry, rows[place])]
@@ -146,7 +131,7 @@ class RewardCallback(TrainerCallback):
                 shown += [texts[place * count + one], f"{rewards[place, one]:.4g}"]
             shown.append(reference_texts("", how.entry, rows[place])[0])
             self.shown.append([" ".join(text.split())[:_CHARACTERS] for text in shown])
-        return rewards
+        return torch.from_numpy(rewards).float()
 
     @torch.no_grad()
     def _read(self, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:

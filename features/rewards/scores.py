@@ -109,8 +109,3 @@ class Reward:
         if name in _OWN:
             return _OWN[name]([text], [[one] if isinstance(one, str) else one for one in references])
         return score_predictions(self.entry | {"metrics": [name]}, [text], references, context)[name]
-
-
-def sampled_tasks(of: type, answers: int) -> type:
-    """`Tasks`, whose rows have so many answers in a forward pass."""
-    return type(of.__name__, (of,), {"answers": answers, "packable": False})

@@ -23,14 +23,14 @@ from arguments.training import FineTuningArguments
 from common.command_line import Flags, parse_arguments
 from common.errors import UserError
 from constants import DATASET_VALS, IGNORE_INDEX
-from features.rewards.answers import uniform_numbers, write_answers
 from features.rewards.learning import RewardCallback, reward_metrics
-from features.rewards.losses import SUMS, Method, reward_loss
+from features.rewards.methods import SUMS, Method, reward_loss
 from features.rewards.scores import Reward
 from foundry.features import Features, features_of
 from model_t5 import build_config, create_model, load_model
 from modeling.loss import compute_loss_in_forward
 from tasks.tasks import TaskData, Tasks
+from training.drawn_answers import uniform_numbers, write_answers
 
 EOS, LONGEST, TOKENS = 1, 3, 10
 SOURCE = [5, 6, 7, EOS]
@@ -272,7 +272,7 @@ class AnswersTest(parameterized.TestCase):
         torch.manual_seed(5)
         one = write_answers(model, padded_sources(sources[1:2], model.config.pad_token_id), draws[1:2], temperature)
         self.assertEqual(rows_of(one)[0], rows_of(answers)[1])
-        with mock.patch("features.rewards.answers.rows_to_generate", return_value=1):
+        with mock.patch("training.drawn_answers.rows_to_generate", return_value=1):
             apart = write_answers(model, batch, draws, temperature)
         self.assertEqual(rows_of(apart), rows_of(answers))
 

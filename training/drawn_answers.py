@@ -1,7 +1,8 @@
 """Answers drawn from the model: the same for any number of processes and micro-batches, and in a resumed run.
 
+    answers = draw_answers(trainer, batches, longest, samples=4)     # [b, K, T] token ids of each micro-batch
     draws = uniform_numbers(seed, step, rows, samples, longest)      # [B, K, T], of these rows of the data
-    answers = write_answers(model, sources, draws, longest)          # [B, K, T] token ids
+    answers = write_answers(model, sources, draws)                   # [B, K, T] token ids
 
 Each token follows from one number between 0 and 1: it is the first whose cumulated probability is larger.
 
@@ -9,6 +10,7 @@ Legend of shapes: B sources, K answers to each, T tokens of the longest answer, 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +25,44 @@ from tasks.registry import as_list
 
 # Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
 _PLAIN = NEUTRAL | {"min_new_tokens": None}
+SOURCES = ("input_ids", "attention_mask")
+ROW = "row"  # the column with the number of a row in the data
+
+
+def numbered(rows: Any) -> Any:
+    """The table of tokenised rows with their numbers, ROW."""
+    return rows.add_column(ROW, list(range(len(rows))))
+
+
+def draw_answers(
+    trainer: Any,
+    batches: list[dict[str, torch.Tensor]],
+    longest: int,
+    samples: int = 1,
+    temperature: float = 1.0,
+    adds_greedy: bool = False,
+) -> list[torch.Tensor]:
+    """Answers [b, K, T] to the sources of each micro-batch of a step, all drawn in one call: `samples`, and behind them
+    the greedy one if `adds_greedy`. batches: have SOURCES [b, S] and the numbers of their rows, ROW [b]."""
+    model, args = trainer.model, trainer.args
+    source = max(batch["input_ids"].shape[1] for batch in batches)
+    padding = dict(zip(SOURCES, (model.config.pad_token_id, 0), strict=True))
+    sources = {
+        name: torch.cat([F.pad(batch[name], (0, source - batch[name].shape[1]), value=fill) for batch in batches])
+        for name, fill in padding.items()
+    }
+    rows = [number for batch in batches for number in batch[ROW].tolist()]
+    draws = uniform_numbers(args.seed, trainer.state.global_step, rows, samples, longest)
+    if adds_greedy:
+        draws = torch.cat([draws, torch.full_like(draws[:, :1], torch.nan)], dim=1)
+    with trainer.accelerator.autocast():  # accelerate wraps the model's forward; generate() calls its parts
+        answers = write_answers(model, sources, draws.to(args.device), temperature)
+    return [_trimmed(part) for part in answers.split([len(batch[ROW]) for batch in batches])]
+
+
+def _trimmed(answers: torch.Tensor) -> torch.Tensor:
+    """Answers without the positions that are behind the end of all of them."""
+    return answers[..., : max(1, int(answers.ne(IGNORE_INDEX).sum(-1).max()))]
 
 
 def uniform_numbers(seed: int, step: int, rows: Sequence[int], samples: int, longest: int) -> torch.Tensor:
@@ -75,5 +115,4 @@ def write_answers(
         ids[ended.cumsum(1) > ended] = IGNORE_INDEX
         written.append(F.pad(ids, (0, longest - ids.shape[1]), value=IGNORE_INDEX))
     model.train(was_training)
-    answers = torch.cat(written).view(len(order), count, longest)[order.argsort()]
-    return answers[..., : max(1, int(answers.ne(IGNORE_INDEX).sum(-1).max()))]
+    return _trimmed(torch.cat(written).view(len(order), count, longest)[order.argsort()])

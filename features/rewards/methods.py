@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from constants import IGNORE_INDEX
-from modeling.answers import answers_nats
+from modeling.answer_nats import answers_nats
 from modeling.loss import LossOutput
 
 LEAST_DEVIATION = 1e-4
