@@ -44,6 +44,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
     preference          {"kind", "beta", "gamma"}: answers are compared, by a loss of features/preferences/losses.py
     rejected            with a preference, the column of an answer that is worse than the target
     desirable           with the preference kto, the column that says whether the target is a good answer
+    reward              a function of (predictions, references, rows) that returns a number for each row, for --reward
+                        entry
     submission_file     name inside the GLUE submission zip
 """
 
@@ -174,6 +176,9 @@ for _job in ("continued pre-training", "fine-tuning a checkpoint"):
 TRAINING_DEFAULTS["learning preferences" + LORA] = TRAINING_DEFAULTS["learning preferences"] | dict(
     optim="adamw_torch", learning_rate={optim: rate / 20 for optim, rate in _LORA_RATES.items()}
 )
+
+for _job in ("learning preferences", "learning preferences" + LORA):
+    TRAINING_DEFAULTS[_job.replace("preferences", "from rewards")] = TRAINING_DEFAULTS[_job]
 
 PREEMPTED_EXIT_CODE = 75  # a signal or its time limit stopped the run: the same command resumes it
 TASK_RECORD = "task.json"  # in the folder of a fine-tuned model: what repeats its evaluation (tasks/task_records.py)

@@ -59,6 +59,7 @@ class Feature:
     recorded: ClassVar[Sequence[str]] = ()  # flags that an evaluation takes over from the training
     logit_copies: ClassVar[int] = 0  # float32 tensors of a chunk's logits that its loss adds, for the memory plan
     dropout: ClassVar[float | None] = None  # the dropout rate if no flag gives one; None: the checkpoint's
+    curves: ClassVar[Sequence[str]] = ()  # metrics of the training logs that loss.png shows too
 
     def is_on(self) -> bool:
         """Whether the flags ask for it."""
@@ -117,6 +118,10 @@ class Feature:
         """What is called in the place of a class or function of the core, such as a maker of its subclass: FoundText,
         Text (data_t5.py), Task, Tasks, TaskData (tasks/tasks.py), find_documents (create_tokenizer.py)."""
         return of
+
+    def read(self, tasks: list, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Takes what it needs of the rows as texts, before those of training are let go. tasks: LoadedTasks
+        (tasks/tasks.py). UserError for rows that do not go with it."""
 
     def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
         """{task: its tokenised training rows}, perhaps with further columns."""
@@ -341,11 +346,13 @@ class TaskFeature:
     flags of a task, which TaskArguments inherits (keyword-only; None if they are not given). The core calls the other
     members on the class. Whether the feature is on, the flags of own pairs or the task's entry say.
 
-    args: TaskArguments. task: an entry of DATASET_VALS, of which `columns` and `dictionaries` are further fields.
+    args: TaskArguments. task: an entry of DATASET_VALS, of which `columns`, `dictionaries` and `functions` are further
+    fields.
     """
 
     columns: ClassVar[Sequence[str]] = ()  # fields that name a column of the rows
     dictionaries: ClassVar[Sequence[str]] = ()  # fields that are dictionaries
+    functions: ClassVar[Sequence[str]] = ()  # fields that are functions
     shapes: ClassVar[dict[str, Sequence[str]]] = {}  # {record shape: the columns by which it is recognised}
     # {name of a record shape or of an entry's `preprocess`: function of a record}, as TRANSFORMS (tasks/transforms.py)
     transforms: ClassVar[dict[str, Callable[[dict], dict]]] = {}

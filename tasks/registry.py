@@ -43,7 +43,10 @@ _KINDS = {
         lambda value: isinstance(value, int) and value >= 2,
     ),
     "(name, configuration or None)": (("hub",), lambda value: isinstance(value, list | tuple) and len(value) == 2),
-    "a function": (("tokenize",), callable),
+    "a function": (
+        ("tokenize", *(field for feature in features_of_tasks() for field in feature.functions)),
+        callable,
+    ),
     "{name: function}": (("metric_functions",), lambda value: all(map(callable, value.values()))),
     "checked where it is used": (
         ("preprocess", "held_out", "merge_references", "submission_file", "train_without"),

@@ -385,6 +385,8 @@ class TaskData:
         )
         self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
         self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
+        for feature in args.features:
+            feature.read(self.tasks, tokenizer)
         for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
         for feature in args.features:

@@ -3,7 +3,8 @@
     python fine_tune_t5.py recipes/distil_installed_docs.yaml
     python pre_train_t5.py --model_name_or_path google/t5-v1_1-small --teacher google/t5-v1_1-large --train_file my.txt
 
-divergence.py has the loss, teacher.py the teacher, cached_teacher.py what --teacher_top_k caches of it.
+divergence.py has the loss, teacher.py the teacher, cached_teacher.py what --teacher_top_k caches of it, on_policy.py
+the steps on answers of the student.
 """
 
 from collections.abc import Callable
@@ -106,7 +107,7 @@ class Distillation(Feature):
 
 @dataclass
 class TaskDistillation(Distillation):
-    """In fine-tuning the teacher may also read all rows once, before the training."""
+    """In fine-tuning the teacher may also read all rows once, before the training, or answers of the student."""
 
     rules: ClassVar[Rules] = (
         *Distillation.rules,
@@ -125,14 +126,82 @@ class TaskDistillation(Distillation):
             lambda flags: flags.span_corruption_file,
             "caches rows of tasks, not of --span_corruption_file: leave one of them out",
         ),
+        (
+            "on_policy_share",
+            lambda flags: not flags.teacher,
+            "is of the steps in which --teacher judges the student's answers: name one",
+        ),
+        (
+            "on_policy_share",
+            lambda flags: flags.teacher_top_k,
+            "needs the teacher at answers that nobody knows beforehand, and --teacher_top_k caches what it says of the "
+            "targets: leave one out",
+        ),
+        (
+            "on_policy_share",
+            lambda flags: flags.get("streaming") or flags.span_corruption_file or flags.packing or flags.length_buckets,
+            "draws an answer of any length to each row of a task: leave out --streaming, --span_corruption_file, "
+            "--packing and --length_buckets",
+        ),
     )
+
+    decisive: ClassVar = (*Distillation.decisive, "on_policy_share")
+    longest = own_loss = None  # tokens of an answer; the weight of the loss on labels, in each step
 
     teacher_top_k: int = option(0, "Cache the N likeliest tokens of --teacher. 0: run it at every step.", at_least=0)
 
+    on_policy_share: float = option(
+        0.0,
+        "Share of the steps in which --teacher judges answers of the student, not the targets.",
+        at_least=0,
+        at_most=1,
+    )
+
+    def of_tasks(self, tasks: Any, args: Any) -> None:
+        from foundry.arguments.sharding import wants_fsdp, zero_stage
+
+        if self.is_on() and self.on_policy_share and (zero_stage(args) == 3 or wants_fsdp(args)):
+            flag = f"--deepspeed {args.deepspeed}" if args.deepspeed else "--fsdp"
+            name = f"--on_policy_share {self.on_policy_share:g}"
+            raise UserError(f"{flag}: {name} draws answers, which needs whole weights on each GPU: leave one out")
+
+    def replacement(self, of: Callable) -> Callable:
+        if not self.on_policy_share or of.__name__ != "Tasks":
+            return of
+        return type(of.__name__, (of,), {"packable": False})
+
+    def read(self, tasks: list, tokenizer: Any) -> None:
+        from tasks.examples import answer_length, class_label_ids
+
+        self.longest = max(answer_length(task.entry, class_label_ids(task.entry, tokenizer)) for task in tasks)
+
     def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
         from features.distillation.cached_teacher import teach
+        from foundry.training.drawn_answers import numbered
 
+        if self.on_policy_share:
+            return {name: numbered(rows) for name, rows in data.items()}
         return teach(data, self, args, task_args) if self.top_k else data
+
+    def loss(self, model: Any, args: Any) -> Any:
+        import torch
+
+        term = super().loss(model, args)
+        if self.on_policy_share:
+            self.own_loss = torch.tensor(term.kept, device=args.device)
+            term = term._replace(kept=self.own_loss)
+        return term
+
+    def callbacks(self, trainer: Any) -> list:
+        from features.distillation.on_policy import OnPolicyCallback
+
+        return [OnPolicyCallback(trainer, self, self.own_loss)] if self.on_policy_share else []
+
+    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
+        of_student = (
+            f"; {self.on_policy_share:g} of the steps on answers of the student, of at most {self.longest} tokens"
+        )
+        return {"teacher": super().plan(args, model)["teacher"] + (of_student if self.on_policy_share else "")}
 
     def collator(self, collator: Callable) -> Callable:
         from features.distillation.cached_teacher import TaughtCollator

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from constants import IGNORE_INDEX
 from features.preferences.losses import Preference
-from foundry.modeling.families import capped, family_of, output_head
-from foundry.modeling.loss import LossOutput, head_inputs, nats_of
-from foundry.modeling.segment_masks import mask_type, side_by_side
+from foundry.modeling.answer_nats import answers_nats
+from foundry.modeling.loss import LossOutput
 from foundry.training.batching import round_up
 
 
@@ -53,30 +51,6 @@ class PreferenceOutput(LossOutput):
 
     sums: torch.Tensor | None = None
     log_probabilities: torch.Tensor | None = None
-
-
-def answers_nats(model, texts: list[torch.Tensor], inputs: dict, chunk: int = 0) -> tuple[torch.Tensor, ...]:
-    """Nats [B, T1], [B, T2] ... of the tokens of several answers to each source, which is encoded once; 0 at -100.
-
-    chunk: target tokens whose logits exist at a time, 0: all. The backward pass computes a chunk's logits again.
-    """
-    inputs = inputs | side_by_side(texts, model.config, mask_type(model)) | {"use_cache": False}
-    labels = torch.cat(texts, dim=1)
-    if chunk:
-        weight, cap = output_head(model).weight, family_of(model.config).logit_cap(model.config)
-
-        def nats_of_part(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            logits = F.linear(hidden, weight).float()
-            return nats_of(capped(logits, cap)[None], labels[None])[0]
-
-        parts = (values.flatten(0, 1).split(chunk) for values in (head_inputs(model, inputs), labels[..., None]))
-        nats = [
-            checkpoint(nats_of_part, h, wanted[:, 0], use_reentrant=False) for h, wanted in zip(*parts, strict=True)
-        ]
-        nats = torch.cat(nats).view(labels.shape)
-    else:
-        nats = nats_of(model.plain_forward(**inputs).logits, labels)
-    return nats.split([text.shape[1] for text in texts], dim=1)
 
 
 def preference_loss(

@@ -105,8 +105,12 @@ def _draw_run(
     """
     keys = ["loss", eval_loss_key(lines), *metrics]
     points = [curve(lines, x[0], key) for key in keys]
-    own = [key.removeprefix("eval_") for key in metrics]
-    of_training = [(panel, key, curve(lines, x[0], key)) for panel, key in zip(panels[1:], own, strict=False)]
+    own = [
+        (panel, key.removeprefix("eval_"))
+        for panel, key in zip(panels[1:], metrics, strict=False)
+        if key[:5] == "eval_"
+    ]
+    of_training = [(panel, key, curve(lines, x[0], key)) for panel, key in own]
     of_training = [drawn for drawn in of_training if drawn[2][0]]
     for panel, key, (xs, ys) in [*zip([panels[0], *panels], keys, points, strict=False), *of_training]:
         style = dict(EVALUATION if key.startswith("eval_") else TRAINING)

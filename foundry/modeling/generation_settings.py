@@ -39,7 +39,7 @@ TOKEN_RULES = (
     "watermarking_config",
 )
 # {setting: its neutral value} of the other settings that decide which text `generate` returns.
-_SEARCH = {
+NEUTRAL = {
     "num_beams": 1,
     "length_penalty": 1.0,
     "early_stopping": False,
@@ -94,9 +94,9 @@ def _tokens(value: Any) -> list:
 def deciding_settings(own: GenerationConfig) -> dict:
     """{name: value} of the settings that decide which texts `generate` returns, without those at their neutral
     value."""
-    names = [*_SEARCH, *TOKEN_RULES, *(_SAMPLING if own.do_sample else ())]
+    names = [*NEUTRAL, *TOKEN_RULES, *(_SAMPLING if own.do_sample else ())]
     values = {name: getattr(own, name, None) for name in names}
-    return {name: value for name, value in values.items() if value not in (None, [], _SEARCH.get(name))}
+    return {name: value for name, value in values.items() if value not in (None, [], NEUTRAL.get(name))}
 
 
 def set_generation_length(model: PreTrainedModel, tokens: int) -> None:

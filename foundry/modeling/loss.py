@@ -73,7 +73,8 @@ def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class LossTerm(NamedTuple):
-    """A further term of the loss of each target token: weight * its values + kept * the loss without it.
+    """A further term of the loss of each target token: weight * its values + kept * the loss without it. A tensor as
+    `kept` may change from step to step.
 
     how: has `of_chunk(logits [n, V], part, *tensors) -> (values [n, 1], their gradient by the logits [n, V])`, for the
     target tokens `part` of N. names: of the batch's tensors that it gets, [B, T, ...] of all target tokens or [n, m] of
@@ -85,7 +86,7 @@ class LossTerm(NamedTuple):
 
     how: Any
     weight: float
-    kept: float = 1.0
+    kept: float | torch.Tensor = 1.0
     names: tuple[str, ...] = ()
     before: Callable[[dict], dict] | None = None
     logged: str | None = None

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -316,10 +316,11 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 class LossCurveCallback(TrainerCallback):
     """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end: losses, the main metric, and
-    those of preferences. If drawing fails, it only warns, since that must not end a long run."""
+    those of preferences; further: metrics of the training logs. If drawing fails, it only warns, since that must not
+    end a long run."""
 
-    def __init__(self, output_dir: str | Path):
-        self.output_dir = Path(output_dir)
+    def __init__(self, output_dir: str | Path, further: Sequence[str] = ()):
+        self.output_dir, self.further = Path(output_dir), further
 
     def on_save(self, args: TrainingArguments | None = None, *_, **__) -> None:
         from foundry.common.curves import draw_curves, eval_loss_key
@@ -331,6 +332,8 @@ class LossCurveCallback(TrainerCallback):
             # A save may come before the first log; a run of few steps may log nothing but its evaluations.
             if any("eval_preference_loss" in line for line in lines):
                 metrics = [*dict.fromkeys([*(metrics or []), *(f"eval_{name}" for name in PREFERENCE_METRICS)])]
+            if self.further:
+                metrics = [*(metrics or []), *self.further]
             if any("loss" in line or eval_loss_key([line]) in line for line in lines):
                 draw_curves(
                     {self.output_dir.name: lines},

@@ -193,7 +193,8 @@ class TrainingRun(Run):
         peak = peak and peak * ranks
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, self._flops(), peak, ranks)]
         if is_first_process() and not args.precompile:
-            callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir)]
+            further = [name for feature in args.features for name in feature.curves]
+            callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir, further)]
         if is_first_process():
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:

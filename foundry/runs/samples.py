@@ -66,13 +66,37 @@ def marked(tokenizer: PreTrainedTokenizerBase, ids: list[int], sentinel_ids: lis
     return " ".join(text.split())
 
 
-class SamplesCallback(TrainerCallback):
+class SampleSections(TrainerCallback):
+    """A section of samples.md after each evaluation, of a subclass. A resumed run drops those after its step.
+    show(name, columns, rows): called with the same rows, to send them to the trackers."""
+
+    def __init__(self, output_dir: str | Path, show: Callable[[str, list, list], None]):
+        self.path, self.show = Path(output_dir) / SAMPLES_FILE, show
+
+    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
+        if state.is_world_process_zero and self.path.exists():
+            sections = re.split(r"(?m)^(?=## Step \d+$)", self.path.read_text(encoding="utf-8"))
+            last = state.global_step if was_evaluated(state.global_step, state.log_history) else state.global_step - 1
+            kept = [text for text in sections if text and int(text.split()[2]) <= last]
+            self._write(kept if state.global_step else [])
+
+    def add(self, step: int, columns: list[str], rows: list[list[str]]) -> None:
+        """Adds the section of a step."""
+        earlier = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        self._write([earlier, f"## Step {step}\n\n{markdown_table(columns, rows)}\n\n"])
+        self.show("samples", columns, rows)
+
+    def _write(self, sections: list[str]) -> None:
+        with side_file(self.path):
+            write_aside(self.path, lambda aside: aside.write_text("".join(sections), encoding="utf-8"))
+
+
+class SamplesCallback(SampleSections):
     """After each evaluation, lets the model fill the gaps of the same few held-out texts greedily, and adds the answers
     to samples.md.
 
     objective: masks the texts, as in evaluation; from a row of several documents the longest one is shown. count:
-    number of texts, spread over the evaluation set. show(name, columns, rows): called with the same rows, to send them
-    to the trackers. A resumed run drops the sections after its step.
+    number of texts, spread over the evaluation set. show: as in `SampleSections`.
     """
 
     def __init__(
@@ -84,20 +108,14 @@ class SamplesCallback(TrainerCallback):
         count: int,
         show: Callable[[str, list, list], None],
     ):
-        self.path, self.tokenizer, self.show = Path(output_dir) / SAMPLES_FILE, tokenizer, show
+        super().__init__(output_dir, show)
+        self.tokenizer = tokenizer
         count = min(count, len(dataset))
         numbers = [number * len(dataset) // count for number in range(count)]
         batched = hasattr(dataset, "__getitems__")  # the method that torch's data loader asks for too
         batch = objective(dataset.__getitems__(numbers) if batched else [dataset[number] for number in numbers])
         self.sources, self.targets = _one_example_a_row(batch)
         self.sentinel_ids = [int(number) for number in objective.sentinel_ids]
-
-    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        if state.is_world_process_zero and self.path.exists():
-            sections = re.split(r"(?m)^(?=## Step \d+$)", self.path.read_text(encoding="utf-8"))
-            last = state.global_step if was_evaluated(state.global_step, state.log_history) else state.global_step - 1
-            kept = [text for text in sections if text and int(text.split()[2]) <= last]
-            self._write(kept if state.global_step else [])
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_, model: PreTrainedModel, **__) -> None:
         together = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)  # all ranks must take part
@@ -114,13 +132,7 @@ class SamplesCallback(TrainerCallback):
             [marked(self.tokenizer, ids, self.sentinel_ids) for ids in texts]
             for texts in zip(self.sources, self.targets, written, strict=True)
         ]
-        earlier = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        self._write([earlier, f"## Step {state.global_step}\n\n{markdown_table(COLUMNS, rows)}\n\n"])
-        self.show("samples", COLUMNS, rows)
-
-    def _write(self, sections: list[str]) -> None:
-        with side_file(self.path):
-            write_aside(self.path, lambda aside: aside.write_text("".join(sections), encoding="utf-8"))
+        self.add(state.global_step, COLUMNS, rows)
 
 
 def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]], list[list[int]]]:

@@ -89,6 +89,14 @@ RECIPES = {
         247_577_856,  # Flan-T5 base has v1.1's shape
         (512, 256),
     ),
+    "flan_t5_base_rewards.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --train_file {folder}/answers.jsonl --target_column prediction "
+        "--gradient_accumulation_steps 1 --max_target_length 16",
+        build_config("t5-v1_1-base"),
+        247_577_856,
+        (512, 64),
+    ),
     "mt5_base_romanian_diacritics.yaml": Recipe(
         fine_tune_t5,
         "--model_name_or_path {folder}/model --train_file {folder}/books --shuffle_buffer_size 60 "

@@ -24,8 +24,8 @@ ROOT = Path(constants.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-# Scripts for one study, for this repository and its Makefile, or for whoever changes a kernel.
-NO_COMMANDS = {"pairs", "house", "demo", "keep_flags", "check_attention"}
+# Scripts for studies, for this repository and its Makefile, or for whoever changes a kernel.
+NO_COMMANDS = {"pairs", "study", "house", "demo", "keep_flags", "check_attention"}
 
 
 def text(path: str) -> str:

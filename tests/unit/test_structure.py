@@ -105,6 +105,7 @@ def from_bases(name: str) -> set[str]:
             continue
         bases = getattr(importlib.import_module(name), node.name).__mro__
         others = {base.__module__ for base in bases} - {*FILES, *sys.builtin_module_names, "torch._C"}
+        others = {other for other in others if not (ROOT / other.replace(".", "/")).is_dir()}  # a feature's package
         texts = [inspect.getsource(sys.modules[other]) for other in others]
         found |= {word for word in own if any(re.search(rf"(self\.|def |\n    ){word}\b", text) for text in texts)}
     return found

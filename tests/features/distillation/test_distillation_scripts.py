@@ -1,5 +1,6 @@
 """Runs with --teacher: exact over the global batch, resumed, recorded, cached, refused; students of fewer layers."""
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -16,10 +17,14 @@ from safetensors.torch import load_file
 import fine_tune_t5
 import pre_train_t5
 import predict_t5
+from constants import IGNORE_INDEX
 from features.distillation import Distillation, TaskDistillation, cached_teacher
 from features.distillation.divergence import Divergence
-from features.distillation.teacher import load_teacher
+from features.distillation.on_policy import OnPolicyCallback, is_on_policy
+from features.distillation.teacher import load_teacher, loss_term
 from foundry.model_t5 import load_model
+from foundry.modeling.loss import compute_loss_in_forward
+from foundry.training.drawn_answers import uniform_numbers, write_answers
 
 NEAR = dict(rtol=1e-4, atol=1e-6)
 
@@ -63,6 +68,87 @@ class TestCase(parameterized.TestCase):
 
     def weights(self, out: Path) -> dict:
         return load_file(out / "model.safetensors")
+
+
+class OnPolicyTest(TestCase):
+    """Steps whose targets are answers of the student."""
+
+    def test_loss_and_gradient_of_a_step(self):
+        """The divergence alone, over the tokens of answers that the student drew; those of the filling do not count."""
+        student, teacher = (load_model(str(self.folder / name)).eval() for name in ("student", "teacher"))
+        own_loss, how = torch.tensor(0.3), TaskDistillation(teacher="x", distillation_weight=0.7, on_policy_share=1)
+        how.longest, args = 5, mock.Mock(device=torch.device("cpu"), seed=4, hf_deepspeed_config=None)
+        term = loss_term(how.divergence(teacher), load_teacher(str(self.folder / "teacher"), args))
+        compute_loss_in_forward(student, terms=[term._replace(kept=own_loss)])
+        trainer = mock.Mock(model=student, args=args)
+        trainer.state.global_step, trainer.accelerator.reduce = 2, lambda values, _: values
+        trainer.accelerator.autocast = contextlib.nullcontext
+        sources = torch.tensor([[5, 6, 7, 1], [8, 9, 1, 0], [5, 6, 7, 1]])
+        labels = torch.tensor([[20, 1], [21, 1], [IGNORE_INDEX, IGNORE_INDEX]])
+        batch = dict(input_ids=sources, attention_mask=sources.ne(0).long(), labels=labels, row=torch.tensor([3, 5, 3]))
+        batch["decoder_input_ids"] = labels.clamp(min=0)
+        tokens = OnPolicyCallback(trainer, how, own_loss).begin_step([batch])
+        draws = uniform_numbers(4, 2, [3, 5], 1, 5)
+        names = ("input_ids", "attention_mask")
+        drawn = write_answers(student, {name: batch[name][:2] for name in names}, draws)[:, 0]
+        torch.testing.assert_close(batch["labels"][:2], drawn)
+        self.assertTrue(bool(batch["labels"][2].eq(IGNORE_INDEX).all()))
+        self.assertEqual(int(tokens), int(drawn.ne(IGNORE_INDEX).sum()))
+        total = 0.0
+        for source, mask, answer in zip(sources, batch["attention_mask"], drawn, strict=False):
+            ids = answer[answer.ne(IGNORE_INDEX)]
+            inputs = dict(
+                input_ids=source[mask.bool()][None], decoder_input_ids=torch.cat([ids.new_zeros(1), ids])[None, :-1]
+            )
+            log_q, log_p = (
+                forward(**inputs).logits[0].log_softmax(-1) for forward in (student.plain_forward, teacher.forward)
+            )
+            total = total + 0.7 * (log_p.exp() * (log_p - log_q)).sum() / tokens
+        total.backward()
+        wanted = {name: p.grad.clone() for name, p in student.named_parameters()}
+        student.zero_grad()
+        loss = student(**batch, num_items_in_batch=tokens).loss
+        loss.backward()
+        torch.testing.assert_close(loss, total, atol=1e-5, rtol=1e-4)
+        for name, parameter in student.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-3, msg=name)
+
+    def test_its_share_of_the_steps_is_drawn(self):
+        drawn = [is_on_policy(3, step, 0.3) for step in range(1000)]
+        self.assertAlmostEqual(sum(drawn) / 1000, 0.3, delta=0.05)
+        self.assertEqual({is_on_policy(3, step, share) for step in range(50) for share in (0, 1)}, {False, True})
+
+    def test_a_resumed_run_and_micro_batches(self):
+        how = dict(on_policy_share=0.5, dropout_rate=0)
+        whole, printed, _ = self.run_script(fine_tune_t5, **how)
+        self.assertRegex(printed, r"0.5 of the steps on answers of the student, of at most 16 tokens")
+        parts, _, _ = self.run_script(
+            fine_tune_t5, per_device_train_batch_size=2, gradient_accumulation_steps=4, save_strategy="no", **how
+        )
+        for name, tensor in self.weights(whole).items():
+            torch.testing.assert_close(self.weights(parts)[name], tensor, **NEAR)
+        expected, resumed = torture.outcome(whole), self.folder / f"out_{next(self.numbers)}"
+        resumed.mkdir()
+        for name in ("checkpoint-2", "run.json", "metrics.jsonl"):
+            (shutil.copytree if (whole / name).is_dir() else shutil.copy)(whole / name, resumed / name)
+        self.run_script(fine_tune_t5, output_dir=resumed, resume_from_checkpoint=resumed / "checkpoint-2", **how)
+        found = torture.outcome(resumed)
+        for what in expected:
+            self.assertEqual(found[what], expected[what], what)
+        other, _, _ = self.run_script(fine_tune_t5, save_strategy="no", dropout_rate=0)
+        self.assertNotEqual(
+            [line["loss"] for line in torture.outcome(other)["metrics"] if "loss" in line],
+            [line["loss"] for line in expected["metrics"] if "loss" in line],
+        )
+
+    @parameterized.parameters(
+        (dict(teacher_top_k=4), "--on_policy_share 0.5: needs the teacher at answers that nobody knows beforehand"),
+        (dict(packing="true"), "draws an answer of any length to each row"),
+        (dict(teacher=None), "name one"),
+    )
+    def test_what_is_refused(self, changes, message):
+        _, _, error = self.run_script(fine_tune_t5, 2, on_policy_share=0.5, **changes)
+        self.assertIn(message, error)
 
 
 class RunTest(TestCase):

@@ -1,0 +1,111 @@
+"""Rewards of single answers: metrics that score a row, their weighted sum, and a function of the task's entry.
+
+reward = Reward("exact_match:0.8,length:0.2", entry)
+reward(["a b", "c"], [{"q": "1", "answer": "a b"}, {"q": "2", "answer": "d"}])      # [1.0, 0.2]
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from foundry.common.command_line import comma_words, listed
+from foundry.common.errors import UserError
+from tasks.examples import references_of
+from tasks.metrics.general import mean_of_best
+from tasks.metrics.scoring import check_metrics, score_predictions
+
+OF_ENTRY = "entry"  # the function `reward` of the task's entry
+# Metrics that are means over rows, and so score a single row.
+_OF_ROWS = ("exact_match", "rouge1", "rouge2", "rougeL", "rougeLsum", "squad_exact_match", "squad_f1")
+_OF_ROWS += ("final_number_accuracy", "referent_accuracy", "accuracy")
+# {metric of a whole set of rows: what scores a row instead}
+_INSTEAD = dict.fromkeys(("bleu", "sacrebleu", "google_bleu"), "sentence_bleu") | {"chrf": "sentence_chrf"}
+_INSTEAD |= dict.fromkeys(("f1", "f1_macro", "matthews_correlation", "question_exact_match"), "accuracy")
+_INSTEAD |= {"rouge": "rougeL", "word_accuracy": "sentence_chrf", "diacritic_error_rate": "sentence_chrf"}
+
+
+@mean_of_best
+def length(answer: str, reference: str) -> float:
+    """The shorter text's characters over the longer one's: 1 for an answer as long as the reference."""
+    least, most = sorted((len(answer), len(reference)))
+    return least / most if most else 1.0
+
+
+def _sentence(name: str):
+    """sacrebleu's `sentence_bleu` or `sentence_chrf`, with its defaults, 0..1."""
+
+    def score(predictions: Sequence[str], references: list[list[str]]) -> float:
+        import sacrebleu
+
+        pairs = zip(predictions, references, strict=True)
+        return float(np.mean([getattr(sacrebleu, name)(text, texts).score / 100 for text, texts in pairs]))
+
+    return score
+
+
+_OWN = {"length": length, **{name: _sentence(name) for name in ("sentence_bleu", "sentence_chrf")}}
+_KNOWN = (*_OF_ROWS, *_OWN, OF_ENTRY)
+
+
+class Reward:
+    """The reward of answers. text: the value of --reward; entry: of the task. UserError for what scores no rows."""
+
+    def __init__(self, text: str, entry: dict):
+        self.text, self.entry, self.weights = text, entry, {}
+        for word in comma_words(text):
+            name, colon, weight = word.partition(":")
+            self._check(name, f"--reward {text}:")
+            try:
+                self.weights[name] = float(weight) if colon else 1.0
+            except ValueError:
+                self.weights[name] = math.nan
+            if not math.isfinite(self.weights[name]) or self.weights[name] == 0:
+                raise UserError(f"--reward {text}: {weight!r} is no weight: give a number, as in exact_match:0.8")
+
+    def _check(self, name: str, where: str) -> None:
+        if name in self.weights:
+            raise UserError(f"{where} {name} stands there twice")
+        if name not in _KNOWN:
+            instead = f"take {_INSTEAD[name]}" if name in _INSTEAD else f"take one of {listed(_KNOWN)}"
+            why = "scores a set of rows, and a reward is of one answer" if name in _INSTEAD else "scores no single rows"
+            raise UserError(f"{where} {name} {why}: {instead}, or write a function `reward` into the task's entry")
+        if name == OF_ENTRY and not callable(self.entry.get("reward")):
+            raise UserError(
+                f"{where} the task's entry has no `reward`: write a function of (predictions, references, rows) there "
+                "that returns a number for each row"
+            )
+        if name in _OF_ROWS:
+            try:
+                check_metrics("of --reward", self.entry | {"metrics": [name]})
+            except UserError as error:
+                raise UserError(f"{where} {error}") from None
+
+    @property
+    def described(self) -> str:
+        """ "0.8 exact_match + 0.2 length"."""
+        return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in self.weights.items())
+
+    def __call__(self, texts: list[str], rows: list[dict]) -> np.ndarray:
+        """[N] rewards of N answers to N rows."""
+        total = np.zeros(len(texts))
+        for name, weight in self.weights.items():
+            total += weight * np.asarray(self._scores(name, texts, rows), np.float64)
+        return total
+
+    def _scores(self, name: str, texts: list[str], rows: list[dict]) -> Sequence[float]:
+        if name != OF_ENTRY:
+            return [self._of_row(name, text, row) for text, row in zip(texts, rows, strict=True)]
+        scores = list(self.entry["reward"](texts, references_of(self.entry, rows)[0], rows))
+        if len(scores) != len(texts) or not np.isfinite(scores).all():
+            raise UserError(
+                f"--reward {self.text}: the entry's `reward` returned {listed(scores)} for {len(texts)} answers: "
+                "return a finite number for each"
+            )
+        return scores
+
+    def _of_row(self, name: str, text: str, row: dict) -> float:
+        references, context = references_of(self.entry, [row])
+        if name in _OWN:
+            return _OWN[name]([text], [[one] if isinstance(one, str) else one for one in references])
+        return score_predictions(self.entry | {"metrics": [name]}, [text], references, context)[name]

@@ -1,0 +1,182 @@
+"""Runs with --reward: resumed, on two processes, with LoRA, refused; their plan, log and samples."""
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torture
+from absl.testing import parameterized
+from helpers import argv_of, run_main, sentences, write_tiny_model
+from safetensors.torch import load_file, save_file
+from warm_python import warm_python
+
+import constants
+import evaluate_t5
+import fine_tune_t5
+from features.rewards import study
+
+ROOT = Path(constants.__file__).parent
+_GRPO = dict(reward_method="grpo", reward_updates=2, reward_kl=0.1)
+
+
+class RunTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        lines = sentences(200)
+        rows = "".join(f"{text}\t{' '.join(text.split()[: 1 + n % 4])}\n" for n, text in enumerate(lines[:52]))
+        (cls.folder / "pairs.tsv").write_text("long\tshort\n" + rows)
+        write_tiny_model(cls.folder / "start", lines, 300)
+        cls.numbers = itertools.count()
+
+    def flags(self, **changes) -> dict:
+        """Six steps of eight rows; the seventh batch of an epoch of 49 rows is not full."""
+        flags = dict(model_name_or_path=self.folder / "start", reward="rougeL:1,length:0.5", max_steps=8, seed=3)
+        flags |= dict(data_cache_dir=self.folder / "cache", report_to="none", disable_tqdm="true", warmup_steps=0)
+        flags |= dict(per_device_train_batch_size=8, gradient_accumulation_steps=1, logging_steps=1)
+        flags |= dict(eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=3, save_total_limit=9)
+        flags |= dict(train_file=self.folder / "pairs.tsv", source_column="long", target_column="short")
+        flags |= dict(max_source_length=32, max_target_length=6, load_best_model_at_end="false", reward_samples=3)
+        flags |= dict(learning_rate=1e-3, validation_split_percentage=10)
+        return flags | changes
+
+    def run_script(self, code: int | None = None, **changes) -> tuple[Path, str, str]:
+        """(the output folder, stdout, stderr)."""
+        out = changes.pop("output_dir", self.folder / f"out_{next(self.numbers)}")
+        _, printed, error = run_main(fine_tune_t5.main, *argv_of(self.flags(output_dir=out, **changes)), code=code)
+        return out, printed, error
+
+    @parameterized.parameters(dict(reward_kl=0.1, supervised_share=0.2), dict(reward_method="scst"), _GRPO)
+    def test_a_resumed_run_is_the_uninterrupted_one(self, **how):
+        """Stopped after an odd step: a second update on the answers of the step before follows."""
+        whole, _, _ = self.run_script(**how)
+        expected, resumed = torture.outcome(whole), self.folder / f"out_{next(self.numbers)}"
+        resumed.mkdir()
+        for name in ("checkpoint-3", "run.json", "metrics.jsonl", "samples.md"):
+            (shutil.copytree if (whole / name).is_dir() else shutil.copy)(whole / name, resumed / name)
+        self.run_script(output_dir=resumed, resume_from_checkpoint=resumed / "checkpoint-3", **how)
+        found = torture.outcome(resumed)
+        for what in expected:
+            self.assertEqual(found[what], expected[what], what)
+        self.assertEqual((resumed / "samples.md").read_text(), (whole / "samples.md").read_text())
+
+    @parameterized.parameters(dict(reward_kl=0.1, supervised_share=0.2), _GRPO)
+    def test_two_processes_train_to_the_weights_of_one(self, **how):
+        out = [self.folder / f"out_{next(self.numbers)}" for _ in range(2)]
+        self.run_script(output_dir=out[0], **how)
+        flags = argv_of(self.flags(output_dir=out[1], per_device_train_batch_size=4, use_cpu="true", **how))
+        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python()}
+        done = subprocess.run(
+            [*command, fine_tune_t5.__file__, *flags], capture_output=True, text=True, env=environment, timeout=300
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        one, two = (load_file(folder / "model.safetensors") for folder in out)
+        for name, tensor in one.items():
+            torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+        logs = [[line for line in self.lines(folder) if "reward" in line] for folder in out]
+        for line, other in zip(*logs, strict=True):
+            for name in ("loss", "reward", "reward_spread", "equal_rewards", "answer_length", "reward_kl_nats"):
+                self.assertAlmostEqual(line[name], other[name], delta=1e-4, msg=name)
+
+    def lines(self, out: Path) -> list[dict]:
+        return [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
+
+    def test_what_is_seen(self):
+        out, printed, _ = self.run_script(reward_kl=0.1, supervised_share=0.2, save_strategy="no")
+        self.assertRegex(printed, r"reward +rougeL \+ 0.5 length, rloo: .*, 24 a step, of at most 6 tokens")
+        self.assertIn("(weights, gradients, optimizer, reference), plus activations", printed)
+        self.assertRegex(printed, r"rewards: \d+ % of a step's time goes into .* [\d,]+ tokens are drawn and [\d,]+")
+        first = self.lines(out)[0]
+        self.assertAlmostEqual(first["reward_kl_nats"], 0.0, places=6)
+        names = {"reward", "reward_spread", "equal_rewards", "answer_length", "supervised_loss"}
+        self.assertContainsSubset(names, first)
+        samples = (out / "samples.md").read_text()
+        self.assertRegex(samples, r"## Step 4\n\n\| question \| best answer \| best reward \| worst answer \|")
+        self.assertEqual(samples.count("\n"), 2 * (3 + 6))
+        self.assertTrue((out / "loss.png").is_file())
+        self.assertEqual(json.loads((out / "run.json").read_text())["arguments"]["reward_kl"], 0.1)
+        self.assertEqual(len(json.loads((out / "run.json").read_text())["reference"]["weights"]), 24)
+
+    def test_the_reference_of_low_rank_matrices_is_their_base(self):
+        out, printed, _ = self.run_script(
+            lora_rank=2, reward_kl=0.1, learning_rate=0.1, optim="adamw_torch", save_strategy="no", max_steps=4
+        )
+        self.assertIn("the base without LoRA's matrices", printed)
+        self.assertIn("(weights, gradients, optimizer), plus activations", printed)
+        first, *others = [line["reward_kl_nats"] for line in self.lines(out) if "reward" in line]
+        self.assertAlmostEqual(first, 0.0, places=6)
+        self.assertGreater(max(map(abs, others)), 1e-3)
+
+    @parameterized.parameters(
+        (dict(deepspeed=ROOT / "zero_stage3_config.json"), "draws answers, which needs whole weights on each GPU"),
+        (dict(teacher="google/flan-t5-base"), "not with --teacher"),
+        (dict(reward_samples=1), "--reward_samples 1 draws one: give at least 2"),
+        (dict(streaming="true", validation_split_percentage=None, validation_file="pairs.tsv"), "a stream keeps none"),
+        (dict(model_name_or_path=None, config_name="tiny"), "begins with a model that does the task already"),
+    )
+    def test_what_is_refused(self, changes, message):
+        changes = {name: self.folder / value if value == "pairs.tsv" else value for name, value in changes.items()}
+        _, _, error = self.run_script(2, **changes)
+        self.assertRegex(error, message)
+
+    def test_a_model_that_was_never_fine_tuned_is_refused(self):
+        folder = self.folder / "pre_trained"
+        shutil.copytree(self.folder / "start", folder)
+        (folder / "run.json").write_text("{}")
+        _, _, error = self.run_script(2, model_name_or_path=folder)
+        self.assertIn(f"--model_name_or_path {folder}: was never fine-tuned", error)
+
+    def test_a_run_is_not_resumed_from_other_starting_weights(self):
+        out, _, _ = self.run_script(reward_kl=0.1, max_steps=3)
+        shutil.copytree(self.folder / "start", self.folder / "other")
+        weights = load_file(self.folder / "other" / "model.safetensors")
+        save_file(
+            {n: t + 0.01 for n, t in weights.items()}, self.folder / "other" / "model.safetensors", {"format": "pt"}
+        )
+        _, _, error = self.run_script(
+            2,
+            output_dir=out,
+            reward_kl=0.1,
+            max_steps=5,
+            model_name_or_path=self.folder / "other",
+            resume_from_checkpoint=out / "checkpoint-3",
+        )
+        self.assertIn("the starting weights of --reward_kl", error)
+
+    def test_the_study(self):
+        """Two seeds; what is finished is not made again."""
+        scripts = {"fine_tune_t5.py": fine_tune_t5.main, "evaluate_t5.py": evaluate_t5.main}
+
+        def started(command: list[str]) -> int:
+            run_main(scripts[Path(command[1]).name], *command[2:])
+            return 0
+
+        pairs, out = self.folder / "pairs.tsv", self.folder / "study"
+        words = f"{out} --reward rougeL --test_file {pairs} --seeds 0,1 --rates 1e-3 --start_steps 2 --steps 1"
+        words = [*words.split(), "--start_flags", f"--model_name_or_path {self.folder}/start", "--"]
+        words += f"--train_file {pairs} --validation_file {pairs} --source_column long --target_column short".split()
+        words += f"--data_cache_dir {self.folder}/cache --max_target_length 6 --max_train_samples 16".split()
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            mock.patch.object(study.subprocess, "call", side_effect=started) as runs,
+        ):
+            study.main(words)
+            made = runs.call_count
+            study.main(words)
+        self.assertEqual(runs.call_count, made)
+        record = json.loads((out / "study.json").read_text())
+        self.assertSameElements(record, ["rates", "searched", "start", "targets", "reward"])
+        self.assertLen(record["reward"]["eval_rougeL"]["values"], 2)
+        self.assertSameElements(record["searched"]["reward"], ["1e-3"])
+        run = json.loads((out / "reward_1e-3_0" / "run.json").read_text())
+        self.assertEqual((run["arguments"]["reward"], run["arguments"]["max_steps"]), ("rougeL", 1))
