@@ -14,7 +14,7 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,7 +191,7 @@ class LossOutput(ModelOutput):
     """What a forward pass with labels returns. terms: the mean of each LossTerm's values [terms], without gradient."""
 
     loss: torch.Tensor | None = None
-    terms: torch.Tensor | None = None
+    terms: torch.Tensor | None = field(default=None, kw_only=True)  # subclasses have others
 
 
 class _Head(torch.nn.Linear):
