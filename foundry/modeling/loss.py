@@ -279,7 +279,7 @@ def compute_loss_in_forward(
         else:
             total = loss_sum(model.plain_forward(**inputs).logits, labels, label_smoothing, z_loss)
         divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
-        return LossOutput(total / divisor, sums / divisor if terms else None)
+        return LossOutput(total / divisor, terms=sums / divisor if terms else None)
 
     model.compute_loss = compute
     if compile_options is not None:

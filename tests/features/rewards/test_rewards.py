@@ -272,7 +272,7 @@ class AnswersTest(parameterized.TestCase):
         torch.manual_seed(5)
         one = write_answers(model, padded_sources(sources[1:2], model.config.pad_token_id), draws[1:2], temperature)
         self.assertEqual(rows_of(one)[0], rows_of(answers)[1])
-        with mock.patch("training.drawn_answers.rows_to_generate", return_value=1):
+        with mock.patch("foundry.training.drawn_answers.rows_to_generate", return_value=1):
             apart = write_answers(model, batch, draws, temperature)
         self.assertEqual(rows_of(apart), rows_of(answers))
 
