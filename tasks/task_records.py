@@ -69,7 +69,12 @@ def read_record(folder: str) -> dict:
         record = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}). {advice}") from None
-    own = {"benchmark": str, "dataset_name": str, NUMBERS: dict[str, dict[str, float]], FUNCTIONS: dict[str, dict]}
+    own = {
+        "benchmark": str,
+        "dataset_name": str,
+        NUMBERS: dict[str, dict[str, float]],
+        FUNCTIONS: dict[str, dict[str, str]],
+    }
     types = typing.get_type_hints(TaskArguments) | _OF_FEATURES | _RUN_FLAGS | own
     if not isinstance(record, dict) or not {"benchmark", "dataset_name"} <= record.keys():
         raise UserError(f"{path}: no record of a task, which has at least benchmark and dataset_name. {advice}")

@@ -123,6 +123,15 @@ class TrustTest(TestCase):
         values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False)
         self.assertNotIn("metrics", recorded_flags(str(model), values, ["metrics"]), "the person has named them")
 
+    def test_rules_with_a_token_that_is_not_there(self):
+        """The library panicked at the first text."""
+        train_tokenizer(sentences(200), self.folder, 300)
+        path = self.folder / "tokenizer.json"
+        rules = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": rules | {"special_tokens": {}}}))
+        with self.assertRaisesRegex(UserError, "the tokenizer cannot be read"):
+            load_tokenizer(str(self.folder))
+
     def test_a_tokenizer_that_gives_no_ids(self):
         (self.folder / "tokenizer_config.json").write_text(
             json.dumps(dict(tokenizer_class="ByT5Tokenizer", model_input_names=["evil"]))
