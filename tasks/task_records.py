@@ -80,7 +80,7 @@ def read_record(folder: str) -> dict:
         raise UserError(f"{path}: no record of a task, which has at least benchmark and dataset_name. {advice}")
     record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS) if name in record}
     for name, value in record.items():
-        if not _is_of(value, types[name]):
+        if not is_of(value, types[name]):
             raise UserError(
                 f"{path}: {name} {value!r}: must be {getattr(types[name], '__name__', types[name])}. {advice}"
             )
@@ -91,15 +91,15 @@ def read_record(folder: str) -> dict:
     return record
 
 
-def _is_of(value: typing.Any, wanted: typing.Any) -> bool:
+def is_of(value: typing.Any, wanted: typing.Any) -> bool:
     """Whether a value of JSON has a type such as float, list[str] | None or dict[str, dict]."""
     inner = typing.get_args(wanted)
     if isinstance(wanted, UnionType):
-        return any(_is_of(value, one) for one in inner)
+        return any(is_of(value, one) for one in inner)
     if inner:
         if not isinstance(value, typing.get_origin(wanted)):
             return False
-        return all(_is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
+        return all(is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)

@@ -41,6 +41,7 @@ from corpora.token_files import tokenised
 from corpora.tokenizers import load_tokenizer, train_tokenizer
 from model_t5 import build_config, create_model, load_model
 from modeling.loading import load_config
+from publishing.records import read_run
 from runs.callbacks import MetricsFileCallback
 from search.sweep_files import read_sweep
 from tasks.task_records import read_record, recorded_flags
@@ -199,6 +200,20 @@ class TrustTest(TestCase):
         refused = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
         with refused:
             load_model(str(self.folder))
+
+    @parameterized.parameters(
+        ({"arguments": [1]}, "arguments .1.: is none"),
+        ({"arguments": {"benchmark": 5}}, "benchmark 5: is none"),
+        ({"arguments": {"source_column": {"a": 1}}}, "source_column {'a': 1}: is none"),
+        ({"arguments": {"target_type": "x"}}, "--target_type x: must be one of"),
+        ({"arguments": {"max_source_length": -5}}, "--max_source_length -5: must be"),
+        ({"parameters": "x"}, "parameters 'x': is none"),
+    )
+    def test_a_record_that_no_run_has_written(self, content, message):
+        (self.folder / "run.json").write_text(json.dumps(content))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.assertEqual(read_run(self.folder), {"run": {}, "results": {}, "metrics": []})
+        self.assertRegex(printed.getvalue(), f"not used: .*{message}")
 
     def test_a_step_that_is_no_number(self):
         path = self.folder / "metrics.jsonl"
