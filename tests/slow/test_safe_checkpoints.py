@@ -220,6 +220,10 @@ class TrustTest(TestCase):
         path.write_text('{"step": 1, "loss": 2.5}\n{"step": "x", "loss": 2.5}\n')
         with self.assertRaisesRegex(UserError, "metrics.jsonl, line 2: its step is no whole number"):
             read_metrics(path)
+        for name, value in (("seconds", "x"), ("loss", [1]), ("eval_f1", {})):
+            path.write_text(json.dumps({"step": 1, name: value}) + "\n")
+            with self.assertRaisesRegex(UserError, f"line 1: its {name} is no number"):
+                read_metrics(path)
 
     @parameterized.parameters(
         ({"weight_map": {"shared.weight": 5}}, "names 5, which is no file of this folder"),
