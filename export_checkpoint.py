@@ -165,7 +165,7 @@ def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedToke
             if not is_shown(texts[0], run, tokenizer, task_args.max_source_length or task["max_source_length"]):
                 raise UserError("run.json does not show the first of them, so they may be other files' of this machine")
             return texts, f"{len(rows)} {split} rows of {names[0]}/{name}"
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, LookupError) as error:
             print_once(f"the rows of {names[0]}/{name} are not used ({error}): others can be named with --samples_file")
     return list(TEXTS[: args.num_samples]), "built-in sentences"
 

@@ -69,13 +69,18 @@ def read_record(folder: str) -> dict:
         record = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}). {advice}") from None
-    own = {"benchmark": str, "dataset_name": str, NUMBERS: dict[str, dict[str, float]], FUNCTIONS: dict[str, dict]}
+    own = {
+        "benchmark": str,
+        "dataset_name": str,
+        NUMBERS: dict[str, dict[str, float]],
+        FUNCTIONS: dict[str, dict[str, str]],
+    }
     types = typing.get_type_hints(TaskArguments) | _OF_FEATURES | _RUN_FLAGS | own
     if not isinstance(record, dict) or not {"benchmark", "dataset_name"} <= record.keys():
         raise UserError(f"{path}: no record of a task, which has at least benchmark and dataset_name. {advice}")
     record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS) if name in record}
     for name, value in record.items():
-        if not _is_of(value, types[name]):
+        if not is_of(value, types[name]):
             raise UserError(
                 f"{path}: {name} {value!r}: must be {getattr(types[name], '__name__', types[name])}. {advice}"
             )
@@ -86,15 +91,15 @@ def read_record(folder: str) -> dict:
     return record
 
 
-def _is_of(value: typing.Any, wanted: typing.Any) -> bool:
+def is_of(value: typing.Any, wanted: typing.Any) -> bool:
     """Whether a value of JSON has a type such as float, list[str] | None or dict[str, dict]."""
     inner = typing.get_args(wanted)
     if isinstance(wanted, UnionType):
-        return any(_is_of(value, one) for one in inner)
+        return any(is_of(value, one) for one in inner)
     if inner:
         if not isinstance(value, typing.get_origin(wanted)):
             return False
-        return all(_is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
+        return all(is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)

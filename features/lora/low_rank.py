@@ -27,6 +27,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import difference_of_names, first_line, read_json, write_json
 from foundry.modeling.families import output_head
 from foundry.modeling.generation_settings import complete
+from foundry.modeling.loading import ODD_JSON
 
 _BEFORE = "base_model.model."  # what peft puts before the names of a model's tensors
 _CHECKSUM = "base_checksum.json"  # the checksum of the base weights that the matrices were trained with
@@ -151,7 +152,7 @@ def load_merged(folder: str, read: Callable[[str], PreTrainedModel], merge: bool
         raise UserError(
             f"{flag} {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"
         ) from None
-    except (ValueError, RuntimeError) as error:
+    except (*ODD_JSON, RuntimeError, re.error) as error:
         raise UserError(
             f"{flag} {folder}: its LoRA matrices belong to {base}, and do not fit what is there ({first_line(error)})"
         ) from None

@@ -262,6 +262,10 @@ def read_metrics(path: str | Path) -> list[dict]:
             raise UserError(f"{path}, line {number} is no JSON object: {line[:60]!r}")
         if not isinstance(record.get("step", 0), int):
             raise UserError(f"{path}, line {number}: its step is no whole number: {line[:60]!r}")
+        for name, value in record.items():
+            is_number = value is None or isinstance(value, int | float)
+            if not is_number and (name in ("epoch", "seconds", "loss") or name.startswith("eval_")):
+                raise UserError(f"{path}, line {number}: its {name} is no number: {line[:60]!r}")
         records.append(with_floats(record))
     return records
 

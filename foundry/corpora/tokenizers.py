@@ -239,6 +239,7 @@ def load_tokenizer(
         files = _tokenizer_files(name_or_path)
         refuse_pointers(shown, files.values())
         tokenizer = _load(files, name_or_path, shown, (*asked, Path(name_or_path).resolve()))
+        tokenizer(["a"])  # what its rules put around a text may name tokens that are not there
     except UserError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

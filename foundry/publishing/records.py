@@ -1,22 +1,48 @@
 """What the files of a run's folder say about it."""
 
 import contextlib
+import typing
 from pathlib import Path
 
 from foundry.arguments.own_pairs import OWN, own_entry
-from foundry.arguments.task import find_entry, task_arguments, task_names
+from foundry.arguments.task import TaskArguments, find_entry, task_arguments, task_names
+from foundry.common.command_line import check_limits
+from foundry.common.errors import UserError
+from foundry.common.processes import print_once
 from foundry.common.reports import read_json, read_metrics
+from tasks.task_records import is_of
+
+# Types of what is read of run.json, beside the flags of tasks.
+_SHAPE = dict.fromkeys(("arguments", "versions", "git", "hardware", "examples"), dict)
+_SHAPE |= dict.fromkeys(("parameters", "tokens_per_step"), int | None)
+_FLAGS = dict.fromkeys(("model_name_or_path", "objective"), str | None)
 
 
 def read_run(folder: Path) -> dict[str, dict | list]:
     """{"run": run.json, "results": all_results.json, "metrics": lines of metrics.jsonl} of a run's folder; a value is
-    empty if its file is missing or damaged."""
+    empty if its file is missing or, as a line says, damaged."""
     record = {"run": {}, "results": {}, "metrics": []}
-    readers = {"run": read_json, "results": read_json, "metrics": read_metrics}
+    readers = {"run": _run_json, "results": read_json, "metrics": read_metrics}
     for key, name in {"run": "run.json", "results": "all_results.json", "metrics": "metrics.jsonl"}.items():
-        with contextlib.suppress(OSError, ValueError):
+        try:
             record[key] = readers[key](folder / name)
+        except ValueError as error:
+            print_once(f"not used: {error}")
+        except OSError:  # missing
+            pass
     return record
+
+
+def _run_json(path: Path) -> dict:
+    """The content of run.json. UserError for a value that its run cannot have written."""
+    run = read_json(path)
+    flags = run.get("arguments", {})
+    for values, types in ((run, _SHAPE), (flags, typing.get_type_hints(TaskArguments) | _FLAGS)):
+        for name in types.keys() & values.keys():
+            if not is_of(values[name], types[name]):
+                raise UserError(f"{path}: {name} {values[name]!r:.60}: is none")
+    check_limits(task_arguments(flags))
+    return run
 
 
 def task_of(run: dict) -> tuple[str, str] | None:

@@ -128,7 +128,7 @@ class HuggingFaceTest(TestCase):
         folder = self.folder / "theirs"
         shutil.copytree(workspace() / "whole", folder)
         arguments = dict(benchmark="own", dataset_name="pairs", hub_dataset="somebody/rows", target_type="text")
-        arguments |= dict(source_column=["a"], target_column="b")
+        arguments |= dict(source_column=["a"], target_column=["b"])
         (folder / "run.json").write_text(json.dumps({"arguments": arguments}))
         with mock.patch("socket.getaddrinfo", side_effect=AssertionError("asked")):
             _, printed, _ = self.export(folder)

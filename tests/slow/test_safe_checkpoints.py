@@ -41,6 +41,7 @@ from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loading import load_config
+from foundry.publishing.records import read_run
 from foundry.runs.callbacks import MetricsFileCallback
 from foundry.training.checkpoints import check_saved_state, prepare_output_dir
 from foundry.training.output_lock import LOCK, lock_output_dir, unlock_output_dir
@@ -123,6 +124,15 @@ class TrustTest(TestCase):
         values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False)
         self.assertNotIn("metrics", recorded_flags(str(model), values, ["metrics"]), "the person has named them")
 
+    def test_rules_with_a_token_that_is_not_there(self):
+        """The library panicked at the first text."""
+        train_tokenizer(sentences(200), self.folder, 300)
+        path = self.folder / "tokenizer.json"
+        rules = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": rules | {"special_tokens": {}}}))
+        with self.assertRaisesRegex(UserError, "the tokenizer cannot be read"):
+            load_tokenizer(str(self.folder))
+
     def test_a_tokenizer_that_gives_no_ids(self):
         (self.folder / "tokenizer_config.json").write_text(
             json.dumps(dict(tokenizer_class="ByT5Tokenizer", model_input_names=["evil"]))
@@ -191,11 +201,29 @@ class TrustTest(TestCase):
         with refused:
             load_model(str(self.folder))
 
+    @parameterized.parameters(
+        ({"arguments": [1]}, "arguments .1.: is none"),
+        ({"arguments": {"benchmark": 5}}, "benchmark 5: is none"),
+        ({"arguments": {"source_column": {"a": 1}}}, "source_column {'a': 1}: is none"),
+        ({"arguments": {"target_type": "x"}}, "--target_type x: must be one of"),
+        ({"arguments": {"max_source_length": -5}}, "--max_source_length -5: must be"),
+        ({"parameters": "x"}, "parameters 'x': is none"),
+    )
+    def test_a_record_that_no_run_has_written(self, content, message):
+        (self.folder / "run.json").write_text(json.dumps(content))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.assertEqual(read_run(self.folder), {"run": {}, "results": {}, "metrics": []})
+        self.assertRegex(printed.getvalue(), f"not used: .*{message}")
+
     def test_a_step_that_is_no_number(self):
         path = self.folder / "metrics.jsonl"
         path.write_text('{"step": 1, "loss": 2.5}\n{"step": "x", "loss": 2.5}\n')
         with self.assertRaisesRegex(UserError, "metrics.jsonl, line 2: its step is no whole number"):
             read_metrics(path)
+        for name, value in (("seconds", "x"), ("loss", [1]), ("eval_f1", {})):
+            path.write_text(json.dumps({"step": 1, name: value}) + "\n")
+            with self.assertRaisesRegex(UserError, f"line 1: its {name} is no number"):
+                read_metrics(path)
 
     @parameterized.parameters(
         ({"weight_map": {"shared.weight": 5}}, "names 5, which is no file of this folder"),

@@ -244,6 +244,16 @@ class LowRankTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "lora: its LoRA matrices belong to .*base, and do not fit what"):
             load_model(str(lora))
 
+    @parameterized.parameters(
+        dict(target_modules="("), dict(target_modules=5), dict(r="x"), dict(lora_alpha="x"), dict(rank_pattern={"(": 4})
+    )
+    def test_settings_that_no_adapter_has(self, **changes):
+        self.trained(self.base()).save_pretrained(self.folder / "lora")
+        path = self.folder / "lora" / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        with self.assertRaisesRegex(UserError, "lora: its LoRA matrices belong to .*base, and do not fit what"):
+            load_model(str(self.folder / "lora"))
+
     @parameterized.parameters(["a"], ["a", "b"], ["a", "b", "c"])
     def test_an_adapter_that_is_its_own_base(self, *names):
         folders = [self.folder / name for name in names]
