@@ -112,12 +112,16 @@ def build(folder: Path, site_packages: Path | None = None) -> None:
     folder: empty; `common.whole_folders.cached` lets it appear only when everything is written. site_packages: by
     default the folder that holds transformers. UserError if a package of PACKAGE_TOPIC_LABELS has no text.
     """
-    site_packages, seen = _site_packages(site_packages), set()
+    site_packages, seen = _site_packages(site_packages), set[str]()
     rows: dict[str, list[dict]] = defaultdict(list)
     topics: dict[tuple[str, str], list[str]] = defaultdict(list)  # {(split, package): paragraphs}
     for package in PACKAGE_TOPIC_LABELS:
         for docs in _modules(site_packages, package):
-            fresh = [[p for p in doc if _key(p) not in seen and not seen.add(_key(p))] for doc in docs]  # type: ignore
+            fresh = []
+            for doc in docs:
+                keyed = {_key(paragraph): paragraph for paragraph in doc}
+                fresh.append([paragraph for key, paragraph in keyed.items() if key not in seen])
+                seen.update(keyed)
             text = "\n\n".join("\n".join(doc) for doc in fresh if doc)
             topic = [p for doc in fresh for p in doc if TOPIC_CHARS[0] <= len(p) <= TOPIC_CHARS[1]]
             draw = int(_hash(text), 16) % 10
