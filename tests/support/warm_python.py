@@ -44,7 +44,7 @@ def preload(*names: str) -> None:
 
 def quick_runs(whole: bool = False) -> list:
     """Patches of what takes longer than the steps of a tiny model: runs plot their curves once, at their end, and
-    collect no garbage before they begin. Unless whole, they draw no pixel, and samples.md shows a few tokens."""
+    collect no garbage before they begin. Unless whole, they draw nothing, and samples.md shows a few tokens."""
     from pathlib import Path
     from types import SimpleNamespace
     from unittest import mock
@@ -54,7 +54,7 @@ def quick_runs(whole: bool = False) -> list:
     from common import curves
     from runs import callbacks, samples
 
-    def save(_figure, path) -> None:
+    def save(_figure_or_lines, path, **_) -> None:
         curves.write_aside(Path(path), lambda aside: aside.write_bytes(b"a picture"))
 
     on_save = callbacks.TrainerCallback.on_save
@@ -62,7 +62,8 @@ def quick_runs(whole: bool = False) -> list:
         mock.patch.object(callbacks.LossCurveCallback, "on_save", on_save),
         mock.patch.object(memory, "gc", SimpleNamespace(collect=lambda: 0)),
     ]
-    short = [mock.patch.object(curves, "save_figure", save), mock.patch.object(samples, "NEW_TOKENS", 8)]
+    short = [mock.patch.object(curves, name, save) for name in ("draw_curves", "save_figure")]
+    short.append(mock.patch.object(samples, "NEW_TOKENS", 8))
     return once if whole else once + short
 
 
@@ -213,7 +214,6 @@ def become(words: list[str], environment: dict, folder: str) -> None:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int | None) else print(stop.code, file=sys.stderr) or 1
     except BaseException as error:
-        sys.last_value = error  # as Python does: what its frames hold is not freed before the exit handlers
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     threading._shutdown()
