@@ -75,14 +75,15 @@ RECIPES = {
     ),
     "distil_answers.yaml": Recipe(
         fine_tune_t5,
-        "--model_name_or_path {folder}/model --train_file {folder}/answers.jsonl",
+        "--model_name_or_path {folder}/model --train_file {folder}/answers.jsonl --generation_max_length 9",
         MT5Config(vocab_size=250_112, **MODEL_SHAPES["t5-v1_1-small"] | dict(d_ff=1024, num_heads=6), **V1_1),
         300_176_768,  # its model card
         (512, 128),
     ),
     "flan_t5_base_preferences.yaml": Recipe(
         fine_tune_t5,
-        "--model_name_or_path {folder}/model --train_file {folder}/pairs.jsonl --gradient_accumulation_steps 1",
+        "--model_name_or_path {folder}/model --train_file {folder}/pairs.jsonl --gradient_accumulation_steps 1 "
+        "--generation_max_length 9",
         build_config("t5-v1_1-base"),
         247_577_856,  # Flan-T5 base has v1.1's shape
         (512, 256),
