@@ -33,7 +33,8 @@ def pytest_configure(config):
     os.environ["XDG_CACHE_HOME"] = f"{tempfile.tempdir}/cache"  # not the user's, where scripts keep their flags
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     has_workers = getattr(config.option, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
-    if has_workers and any("unit" not in word for word in config.args):  # the unit tests start no processes
+    starts_processes = any("unit" not in word for word in config.args)
+    if has_workers and starts_processes and SHARED not in os.environ:
         os.environ[SHARED] = start_server()
 
 

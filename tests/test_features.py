@@ -7,11 +7,12 @@ import importlib
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from absl.testing import parameterized
 from transformers import Seq2SeqTrainingArguments
-from warm_python import start_server
+from warm_python import warm_python
 
 import constants
 from foundry.features import features_of
@@ -31,12 +32,6 @@ OF_LIBRARIES = {"dtype"}
 
 
 @functools.cache
-def libraries_python() -> str:
-    """A `python` that has loaded torch and transformers, and nothing of ours."""
-    return start_server("libraries")
-
-
-@functools.cache
 def flags_of(name: str) -> set[str]:
     """The flags of a feature, in whichever script, but for those that transformers has too, such as push_to_hub."""
     kinds = importlib.import_module(f"features.{name}").FEATURE.values()
@@ -52,6 +47,12 @@ def lost_values(name: str) -> list[str]:
     return [f"--objective {entry}" for entry in mixtures] + [f"--packing {value}" for value in packings]
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def named(tree: ast.AST) -> set[str]:
     """What a module may mean by a flag's name: attributes, keywords, and the words of its texts but docstrings."""
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -70,7 +71,7 @@ def named(tree: ast.AST) -> set[str]:
 class FeaturesTest(parameterized.TestCase):
     def test_nothing_outside_imports_a_feature(self):
         for path in OUTSIDE:
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 self.assertNotIn("features", {name.split(".")[0] for name in modules}, path)
@@ -78,7 +79,7 @@ class FeaturesTest(parameterized.TestCase):
     @parameterized.parameters(*FEATURES)
     def test_nothing_outside_names_its_flags(self, name):
         for path in OUTSIDE:
-            self.assertEmpty(named(ast.parse(path.read_text())) & (flags_of(name) - OF_LIBRARIES), path)
+            self.assertEmpty(named(parsed(path)) & (flags_of(name) - OF_LIBRARIES), path)
 
     @parameterized.parameters(*FEATURES)
     def test_every_script_that_knows_it_has_its_flags(self, name):
@@ -87,29 +88,40 @@ class FeaturesTest(parameterized.TestCase):
             self.assertIn(kind, features_of(script))
             self.assertEqual(kind.__module__, f"features.{name}")
 
-    @parameterized.parameters(*FEATURES)
-    def test_the_rest_works_without_it(self, name):
-        """In a copy of the tree, by a process that has loaded none of our modules."""
-        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
-        for file in listed.stdout.decode().splitlines():
-            if not file.startswith((f"features/{name}/", f"tests/features/{name}/", "results/")):
-                (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / file, self.folder / file)
-        driver = self.folder / "tests" / "support" / "without_feature.py"
-        words = [libraries_python(), driver, self.folder.resolve(), *sorted(flags_of(name)), "--", *lost_values(name)]
-        run = subprocess.run(words, capture_output=True, text=True, cwd=self.folder)
-        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
-        self.assertIn("fine-tuned two steps", run.stdout)
-        others = (path for path in (self.folder / "tests").rglob("*.py") if f"features/{name}" not in str(path))
-        needing = [str(path) for path in others if name in imported_features(path)]
-        self.assertEmpty(needing, f"they need features/{name}")
+    def test_the_tests_of_the_rest_import_none(self):
+        for path in (ROOT / "tests").rglob("*.py"):
+            own = path.parent.name if path.is_relative_to(ROOT / "tests" / "features") else ""
+            nodes = (node.module or "" for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom))
+            imported = {module.split(".")[1] for module in nodes if module.startswith("features.")}
+            self.assertEmpty(imported - {own}, path)
 
     def test_the_words_of_a_module(self):
         tree = ast.parse("'''the teacher --a'''\nf(args.b, 'c d', 'Give --e to the teacher', g=1)")
         self.assertEqual(named(tree), {"b", "c", "d", "e", "g"})
 
 
-def imported_features(path: Path) -> set[str]:
-    """The features that a file imports."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-    return {(node.module or "").split(".")[1] for node in nodes if (node.module or "").startswith("features.")}
+class DeletedTest(parameterized.TestCase):
+    """In a copy of the tree, by processes that have loaded none of our modules."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder, cls.cache = (Path(cls.enterClassContext(tempfile.TemporaryDirectory())).resolve() for _ in range(2))
+        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
+        for file in listed.stdout.decode().splitlines():
+            if not file.startswith(("tests/", "results/")) or file.startswith("tests/support/"):
+                (cls.folder / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / file, cls.folder / file)
+
+    @parameterized.named_parameters(*((name, name) for name in FEATURES), ("all_of_them", *FEATURES))
+    def test_the_rest_works_without(self, *names):
+        aside = Path(self.enterContext(tempfile.TemporaryDirectory(dir=self.folder.parent)))
+        for name in names:
+            (self.folder / "features" / name).rename(aside / name)
+            self.addCleanup((aside / name).rename, self.folder / "features" / name)
+        flags, values = (sorted(set().union(*map(of, names))) for of in (flags_of, lost_values))
+        driver = self.folder / "tests" / "support" / "without_feature.py"
+        words = [warm_python("python_of_libraries"), driver, self.folder, self.cache, *flags, "--", *values]
+        run = subprocess.run(words, capture_output=True, text=True, cwd=self.folder)
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        self.assertIn("fine-tuned two steps", run.stdout)

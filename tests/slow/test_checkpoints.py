@@ -6,6 +6,7 @@ The last class kills real runs (tests/support/torture.py).
 import contextlib
 import errno
 import hashlib
+import inspect
 import io
 import json
 import math
@@ -283,11 +284,10 @@ class PreemptionTest(parameterized.TestCase):
         program = (
             "import os, subprocess, sys; print(os.getpid(), flush=True); subprocess.run([sys.executable, '-c', {!r}])"
         )
-        child = (
-            "from foundry.training.preemption import launcher_above as a; print(a(), flush=True); input(); print(a())"
-        )
+        child = f"import os\nfrom pathlib import Path\n{inspect.getsource(preemption.launcher_above)}"
+        child += "print(launcher_above(), flush=True); input(); print(launcher_above())"
         top = program.format(program.format(child))
-        environment = os.environ | {"CROSS_RANK": "0", "PYTHONPATH": str(torture.ROOT)}
+        environment = os.environ | {"CROSS_RANK": "0"}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         process = subprocess.Popen([sys.executable, "-c", top], **pipes)
         first, second = int(process.stdout.readline()), int(process.stdout.readline())
@@ -310,7 +310,7 @@ class PreemptionTest(parameterized.TestCase):
             "fork = multiprocessing.get_context('fork'); ready = fork.Event()\n"
             "fork.Process(target=work, args=[ready], daemon=True).start(); ready.wait()\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], cwd=torture.ROOT, capture_output=True, text=True)
+        done = subprocess.run([warm_python(), "-c", program], cwd=torture.ROOT, capture_output=True, text=True)
         self.assertEqual((done.stdout, done.returncode), ("told\n", 0), done.stderr)
 
 

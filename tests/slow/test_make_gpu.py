@@ -7,10 +7,10 @@ test_benchmark_t5.py and tests/unit/test_step_profile.py.
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -156,19 +156,20 @@ class DriverTest(parameterized.TestCase):
 
     def test_stopped_at_any_moment_what_was_measured_is_there(self):
         """The driver is killed, or interrupted, while a part hangs: the part ends with it, and its file is whole."""
-        code = "import sys; from pathlib import Path; from benchmarks import scripts; folder = Path(sys.argv[1]); "
-        code += "words = ['step', '--output', str(folder / sys.argv[2]), '--rows', 'x']; scripts.ROOT = folder; "
-        code += "scripts.run_script('benchmarks/__main__.py', words, folder / 'log')"
-        environment = os.environ | {"FAKE": json.dumps({"x": "hang"}), "PYTHONPATH": str(ROOT)}
+        self.enterContext(mock.patch.dict(os.environ, FAKE=json.dumps({"x": "hang"})))
         drivers = {}
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
-            command = [sys.executable, "-c", code, str(self.folder), number.name]
-            drivers[number] = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            words = ["step", "--output", str(self.folder / number.name), "--rows", "x"]
+            args = ("benchmarks/__main__.py", words, self.folder / f"{number.name}.log")
+            drivers[number] = multiprocessing.get_context("fork").Process(target=scripts.run_script, args=args)
+            drivers[number].start()
+            self.addCleanup(drivers[number].kill)
         for number, driver in drivers.items():
             wait_for((self.folder / number.name).exists)
             (part,) = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
-            driver.send_signal(number)
-            self.assertNotEqual(driver.wait(60), 0)
+            os.kill(driver.pid, number)
+            driver.join(60)
+            self.assertNotIn(driver.exitcode, (0, None))
             wait_for(lambda part=part: not Path(f"/proc/{part}").exists())
             self.assertEqual(read_json(self.folder / number.name)["rows"][0]["seconds"], [1.0])
 

@@ -19,6 +19,7 @@ from unittest import mock
 import datasets
 import numpy as np
 from absl.testing import parameterized
+from helpers import OVERRIDES
 
 import constants
 import evaluate_t5
@@ -28,7 +29,6 @@ from foundry.corpora.tokenizers import train_tokenizer
 from tasks.mixtures import Mixture, MixtureSampler, mixing_rates, shares
 from tasks.tasks import Tasks
 
-SHAPE = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
 TIMES = ("runtime", "per_second")
 MACHINE = ("seconds", "seconds_left", "peak_memory_gib", "mfu")
 FILES = {"train": "{}_train.jsonl", "validation": "{}_dev.jsonl"}
@@ -216,7 +216,9 @@ class RunTest(parameterized.TestCase):
     @classmethod
     def flags(cls, name: str, *flags: str, tasks: str = "colour,size,echo") -> list[str]:
         argv = f"--benchmark mine --dataset_name {tasks} --data_dir {cls.folder} --output_dir {cls.folder}/{name} "
-        argv += f"--tokenizer_name {cls.folder}/tokenizer --config_name tiny --config_overrides {SHAPE} --use_cpu true "
+        argv += (
+            f"--tokenizer_name {cls.folder}/tokenizer --config_name tiny --config_overrides {OVERRIDES} --use_cpu true "
+        )
         argv += f"--data_cache_dir {cls.folder}/cache --report_to none --disable_tqdm true --dropout_rate 0.1 "
         argv += "--per_device_train_batch_size 16 --num_train_epochs 4 --mixing temperature --logging_steps 4 "
         argv += "--eval_strategy steps --eval_steps 8 --save_strategy steps --save_steps 8 --learning_rate 0.02 "

@@ -18,6 +18,7 @@ import torture
 from absl.testing import absltest, parameterized
 from helpers import run_main
 from torch.utils.data import DataLoader
+from warm_python import warm_python
 
 import fine_tune_t5
 import pre_train_t5
@@ -126,6 +127,7 @@ pre_train_t5.main(sys.argv[1:])
     def test_an_error_ends_a_run_whose_workers_outlive_signals(self):
         """Python's exit sent them SIGTERM, and waited for ever."""
         flags = torture.changed(self.command, "--output_dir", str(self.folder / "failed"))
+        # Not a warm Python, whose exit does not wait for them.
         command = [sys.executable, "-c", self.FAILS, *flags, "--dataloader_num_workers", "2"]
         root = Path(pre_train_t5.__file__).parent
         done = subprocess.run(command, cwd=root, timeout=120, capture_output=True, text=True)
@@ -153,12 +155,12 @@ pre_train_t5.main(sys.argv[1:])
 class TokenisingTest(TestCase):
     # It tokenises for ever, once it has begun.
     WAITS = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 import fine_tune_t5
 from foundry.common.processes import run_script
 from tasks import examples
 def tokenise(rows):
-    pathlib.Path(sys.argv[1]).touch()
+    pathlib.Path(sys.argv[1], str(os.getpid())).touch()
     time.sleep(1000)
 examples.build_tokenize_function = lambda *_: tokenise
 run_script(lambda: fine_tune_t5.main(sys.argv[2:]))
@@ -169,22 +171,23 @@ run_script(lambda: fine_tune_t5.main(sys.argv[2:]))
         """Processes that tokenised had Ctrl-C as a TimeoutError of datasets and a traceback of each; after a kill they
         went on for ever. Now there is but one."""
         place = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
-        began, log = place / "began", place / "log"
+        began, log = place / "began", place / "log"  # a folder with a file that has the id of the script
+        began.mkdir()
         flags = ["--data_cache_dir", str(place / "cache"), "--output_dir", str(place / "out")]
         flags = torture.changed(
             torture.material_of(self.folder)["fine_tune"], *flags, "--preprocessing_num_workers", "2"
         )
         with log.open("w") as file:
-            words = [sys.executable, "-c", self.WAITS, str(began), *flags]
-            root = Path(pre_train_t5.__file__).parent
-            process = subprocess.Popen(words, cwd=root, stdout=file, stderr=file, start_new_session=True)
+            words = [warm_python(), "-c", self.WAITS, str(began), *flags]
+            process = subprocess.Popen(words, cwd=torture.ROOT, stdout=file, stderr=file)
         deadline = time.monotonic() + 60
-        while not began.exists() and process.poll() is None and time.monotonic() < deadline:
+        while not any(began.iterdir()) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        everyone = torture.processes_of(log)
+        everyone = {*torture.processes_of(log)} - {process.pid}
         self.addCleanup(lambda: [os.kill(left, signal.SIGKILL) for left in torture.processes_of(log)])
-        self.assertEqual(everyone, [process.pid], log.read_text()[-2000:])
-        for each in everyone if number == signal.SIGINT else [process.pid]:  # a terminal sends Ctrl-C to all
+        script = int(next(began.iterdir()).name)
+        self.assertEqual(everyone, {script}, log.read_text()[-2000:])
+        for each in everyone if number == signal.SIGINT else [script]:  # a terminal sends Ctrl-C to all
             os.kill(each, number)
         self.assertEqual(process.wait(60), code, log.read_text()[-2000:])
         while torture.processes_of(log) and time.monotonic() < deadline:

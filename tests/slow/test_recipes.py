@@ -17,7 +17,7 @@ import test_workflows
 import torch
 import yaml
 from absl.testing import parameterized
-from helpers import run_main
+from helpers import OVERRIDES, run_main, write_tiny_model
 from transformers import MT5Config, T5Config
 
 import fine_tune_t5
@@ -25,11 +25,9 @@ import foundry.corpora.sources
 import pre_train_t5
 import tasks.rows
 from constants import MODEL_SHAPES, PACKAGE_TOPIC_LABELS
-from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, count_parameters, create_model
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
-TINY = "d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1"
 V1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
 
 
@@ -53,7 +51,7 @@ class Recipe:
 RECIPES = {
     "pre_train_installed_docs.yaml": Recipe(
         pre_train_t5,
-        f"--vocab_size 400 --config_overrides {TINY}",
+        f"--vocab_size 400 --config_overrides {OVERRIDES}",
         build_config("tiny", 4096),
         1_935_104,  # 2 x 4096 x 128 of the vocabulary, 0.9M of four layers: README's 1.9M
         (64, 24),
@@ -63,7 +61,7 @@ RECIPES = {
     ),
     "pre_train_own_ids.yaml": Recipe(
         pre_train_t5,
-        f"--train_file {{folder}}/series.npy --config_overrides {TINY}",
+        f"--train_file {{folder}}/series.npy --config_overrides {OVERRIDES}",
         build_config("tiny", 64 + 103),  # with pad, EOS, unk and the sentinels
         935_680,
         (64, 31),
@@ -77,14 +75,15 @@ RECIPES = {
     ),
     "distil_answers.yaml": Recipe(
         fine_tune_t5,
-        "--model_name_or_path {folder}/model --train_file {folder}/answers.jsonl",
+        "--model_name_or_path {folder}/model --train_file {folder}/answers.jsonl --generation_max_length 9",
         MT5Config(vocab_size=250_112, **MODEL_SHAPES["t5-v1_1-small"] | dict(d_ff=1024, num_heads=6), **V1_1),
         300_176_768,  # its model card
         (512, 128),
     ),
     "flan_t5_base_preferences.yaml": Recipe(
         fine_tune_t5,
-        "--model_name_or_path {folder}/model --train_file {folder}/pairs.jsonl --gradient_accumulation_steps 1",
+        "--model_name_or_path {folder}/model --train_file {folder}/pairs.jsonl --gradient_accumulation_steps 1 "
+        "--generation_max_length 9",
         build_config("t5-v1_1-base"),
         247_577_856,  # Flan-T5 base has v1.1's shape
         (512, 256),
@@ -130,12 +129,7 @@ def write_data(folder: Path) -> None:
     for book in range(4):
         (folder / "books" / f"{book}.txt").write_text("\n\n".join(lines[book * 100 : book * 100 + 100]))
     np.save(folder / "series.npy", np.random.default_rng(0).integers(0, 64, (40, 128)))
-    train_tokenizer(lines, folder / "model", 400)
-    shape = dict(pair.split("=") for pair in TINY.split(","))
-    tokenizer = load_tokenizer(str(folder / "model"))
-    create_model(build_config("tiny", len(tokenizer), {k: int(v) for k, v in shape.items()})).save_pretrained(
-        folder / "model"
-    )
+    write_tiny_model(folder / "model", lines, 400)
 
 
 class RecipeTest(parameterized.TestCase):

@@ -15,9 +15,8 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import torch
 from absl.testing import parameterized
-from helpers import run_main
+from helpers import run_main, write_tiny_model
 
 import constants
 import evaluate_t5
@@ -26,8 +25,7 @@ import fine_tune_t5
 import predict_t5
 from foundry.arguments.task import TaskArguments
 from foundry.common.whole_folders import MANIFEST
-from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
-from foundry.model_t5 import build_config, create_model
+from foundry.corpora.tokenizers import load_tokenizer
 from tasks.task_records import recorded_flags, task_record
 from tasks.tasks import Tasks
 
@@ -78,10 +76,7 @@ def workspace() -> Path:
         (folder / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in split))
     (folder / "data" / "books.txt").write_text("".join(f"{line}. {line} again.\n" for line in LINES))
     numbers = [" ".join(f"{chooser.uniform(0, 5):.1f}" for _ in range(9)) for _ in range(40)]
-    train_tokenizer([*LINES, *numbers, *TASKS, "+ve -ve"], folder / "base", vocab_size=160)
-    tokenizer = load_tokenizer(str(folder / "base"))
-    torch.manual_seed(0)
-    create_model(build_config("tiny", len(tokenizer), SHAPE)).save_pretrained(folder / "base")
+    write_tiny_model(folder / "base", [*LINES, *numbers, *TASKS, "+ve -ve"], 160, **SHAPE)
     return folder
 
 

@@ -39,7 +39,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from warm_python import preload, warm_python
+from warm_python import OURS, preload, warm_python
 
 import fine_tune_t5
 import pre_train_t5
@@ -49,7 +49,7 @@ from foundry.common.reports import read_metrics
 from foundry.common.whole_folders import SAVING, checkpoints_of, damage, newest_whole_checkpoint
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
-preload("wandb")  # its folders outlive a fork, which ends by os._exit
+preload(*OURS.split(), "wandb")  # its folders outlive a fork, which ends by os._exit
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
 SCRIPTS |= {"preferences": fine_tune_t5.main}
 # Figures of the machine, and of the time between two logs, which a resumed run starts again.

@@ -1,14 +1,13 @@
 """A `python` whose processes have torch, transformers and our scripts imported: they start in 0.1 s instead of 10 s.
 
     python tests/support/warm_python.py FOLDER         # the server; says when it listens, and ends with its stdin
-    T5_WARM_PYTHON=FOLDER/socket python tests/support/warm_python.py -c 'import torch'   # as `python -c 'import torch'`
-
-With the word `libraries` behind FOLDER, none of our modules is imported: its forks can run another copy of them.
+    T5_WARM_PYTHON=FOLDER/python.socket python tests/support/warm_python.py -c 'import torch'   # as `python -c ...`
 
 The second form passes words, environment, folder and standard streams to the server. A fork of the server becomes the
 process: it runs the words as Python's own command line does. The client forwards signals to the fork and ends as the
 fork does; a fork whose client is killed is killed too. FOLDER/python is the second form as one program, and the
-sys.executable of every fork, so a launcher's processes are warm too. Variables that are read while modules are imported
+sys.executable of every fork, so a launcher's processes are warm too. FOLDER/python_of_libraries is the same with torch
+and transformers alone: its forks can run another copy of our modules. Variables that are read at imports
 (OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HUB_OFFLINE) are the server's, and all processes run on the CPU. Tests use
 `warm_python()`.
 """
@@ -21,39 +20,31 @@ import socket
 import sys
 import time
 
+PROGRAMS = ("python", "python_of_libraries")
 SHARED = "T5_WARM_PROGRAM"  # the variable that names an existing program
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-PRELOADED = "pre_train_t5 fine_tune_t5 evaluate_t5 predict_t5 transformers.models.t5.modeling_t5 deepspeed".split()
-PRELOADED += "torch.distributed.run accelerate.commands.launch matplotlib.backends.backend_agg".split()
-PRELOADED += ["matplotlib.figure"]
-LIBRARIES = (
-    "datasets evaluate deepspeed transformers.models.t5.modeling_t5 transformers.trainer_seq2seq sklearn.metrics"
-)
-LIBRARIES += " torch._inductor.codecache torch.nn.attention.flex_attention transformers.models.t5gemma.modeling_t5gemma"
+LIBRARIES = "datasets evaluate deepspeed transformers.models.t5.modeling_t5 transformers.trainer_seq2seq "
+LIBRARIES += "transformers.models.t5gemma.modeling_t5gemma torch._inductor.codecache torch.nn.attention.flex_attention "
+LIBRARIES += "sklearn.metrics matplotlib.backends.backend_agg matplotlib.figure"
+OURS = "pre_train_t5 fine_tune_t5 evaluate_t5 predict_t5 torch.distributed.run accelerate.commands.launch "
+OURS += "deepspeed.runtime.zero.muon.muon_optimizer"  # which each rank under ZeRO needs, and the compiler with it
 
 
 # ---------------------------------------------------------------- for tests
-def preload(*more: str) -> None:
-    """Imports what runs import, so that forks need not; some of it is not on every system. more: modules too."""
+def preload(*names: str) -> None:
+    """Imports these modules and the libraries of runs, so that forks need not; some are not on every system."""
     import importlib
 
-    load([*PRELOADED, *more])
+    for name in [*LIBRARIES.split(), *names]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     with contextlib.suppress(ImportError, AttributeError):  # makes those of all models, which are kept
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
 
 
-def load(names: list[str]) -> None:
-    """Imports the modules, of which some may not be there."""
-    import importlib
-
-    for name in names:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-
-
 def quick_runs(whole: bool = False) -> list:
     """Patches of what takes longer than the steps of a tiny model: runs plot their curves once, at their end, and
-    collect no garbage before they begin. Unless whole, they draw no pixel, and samples.md shows a few tokens."""
+    collect no garbage before they begin. Unless whole, they draw nothing, and samples.md shows a few tokens."""
     from pathlib import Path
     from types import SimpleNamespace
     from unittest import mock
@@ -63,7 +54,7 @@ def quick_runs(whole: bool = False) -> list:
     from foundry.common import curves
     from foundry.runs import callbacks, samples
 
-    def save(_figure, path) -> None:
+    def save(_figure_or_lines, path, **_) -> None:
         curves.write_aside(Path(path), lambda aside: aside.write_bytes(b"a picture"))
 
     on_save = callbacks.TrainerCallback.on_save
@@ -71,13 +62,14 @@ def quick_runs(whole: bool = False) -> list:
         mock.patch.object(callbacks.LossCurveCallback, "on_save", on_save),
         mock.patch.object(memory, "gc", SimpleNamespace(collect=lambda: 0)),
     ]
-    short = [mock.patch.object(curves, "save_figure", save), mock.patch.object(samples, "NEW_TOKENS", 8)]
+    short = [mock.patch.object(curves, name, save) for name in ("draw_curves", "save_figure")]
+    short.append(mock.patch.object(samples, "NEW_TOKENS", 8))
     return once if whole else once + short
 
 
-def start_server(*words: str) -> str:
-    """Path of a program that takes the words of `python`. Its server ends with this process. words: "libraries", or
-    none."""
+@functools.cache
+def start_server() -> str:
+    """Path of a program that takes the words of `python`. Its server ends with this process."""
     import atexit
     import shutil
     import subprocess
@@ -86,26 +78,26 @@ def start_server(*words: str) -> str:
 
     # Not a TemporaryDirectory that only atexit holds: Python 3.13 empties that list in forked workers, and it would go.
     folder = tempfile.mkdtemp(prefix="t5_warm_python_")
-    program = Path(folder) / "python"
-    address = program.with_name("socket")
     fixed = dict(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     fixed |= dict(DS_ACCELERATOR="cpu")
-    environment = os.environ | fixed | {"PYTHONPATH": "" if words else str(Path(__file__).resolve().parents[2])}
+    environment = os.environ | fixed | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    server = subprocess.Popen([sys.executable, __file__, folder, *words], env=environment, **pipes)
+    server = subprocess.Popen([sys.executable, __file__, folder], env=environment, **pipes)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.kill)
     assert server.stdout.readline() == "listening\n", "the server of warm_python.py did not start"
-    program.write_text(f'#!/bin/sh\nT5_WARM_PYTHON={address} exec {sys.executable} -I -S {__file__} "$@"\n')
-    program.chmod(0o755)
-    return str(program)
+    for name in PROGRAMS:
+        program, address = Path(folder, name), Path(folder, f"{name}.socket")
+        program.write_text(f'#!/bin/sh\nT5_WARM_PYTHON={address} exec {sys.executable} -I -S {__file__} "$@"\n')
+        program.chmod(0o755)
+    return f"{folder}/{PROGRAMS[0]}"
 
 
-@functools.cache
-def warm_python() -> str:
-    """The program of the server that conftest.py has started for all workers, else of one that this call starts. The
-    first process waits for its imports."""
-    return os.environ.get(SHARED) or start_server()
+def warm_python(program: str = PROGRAMS[0]) -> str:
+    """One of the programs of the server that conftest.py has started for all workers, else of one that this call
+    starts. The first process waits for its imports."""
+    shared = os.environ.get(SHARED) or start_server()
+    return f"{shared.removesuffix(PROGRAMS[0])}{program}"
 
 
 # ---------------------------------------------------------------- the client
@@ -130,7 +122,7 @@ def client(address: str, words: list[str]) -> None:
 
 
 # ---------------------------------------------------------------- the server
-def serve(folder: str, *words: str) -> tuple[list[str], dict, str]:
+def serve(folder: str) -> tuple[list[str], dict, str]:
     """Listens until stdin ends. Returns in the forks alone: (words, environment, folder) of what each is to run."""
     import gc
     import select
@@ -138,39 +130,43 @@ def serve(folder: str, *words: str) -> tuple[list[str], dict, str]:
     from types import SimpleNamespace
     from unittest import mock
 
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/socket")
-        listener.listen(64)
-        print("listening", flush=True)
-        if words:
-            load(LIBRARIES.split())
-        else:
-            # Each rank under ZeRO needs it, and the compiler with it.
-            preload("deepspeed.runtime.zero.muon.muon_optimizer")
-            lasting = SimpleNamespace(name=folder, cleanup=lambda: None)
-            with mock.patch.object(tempfile, "TemporaryDirectory", lambda *_: lasting):
-                preload("wandb")  # its own folders would end with the first fork
-            for patch in quick_runs():
-                patch.start()
-        if "deepspeed" in sys.modules:  # a faster sum over ranks, which would be compiled for a minute first
-            sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
-        gc.collect()
-        gc.freeze()  # memory that is not visited is not copied
-        sys.executable = f"{folder}/python"
-        while True:
-            ready, *_ = select.select([listener, 0], [], [], 0.5)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            if 0 in ready:
-                os._exit(0)
-            if listener in ready:
-                connection, _ = listener.accept()
-                if os.fork() == 0:
-                    listener.close()
-                    return keep(connection)
-                connection.close()
+    listeners = {}
+    for name in PROGRAMS:
+        listeners[name] = socket.socket(socket.AF_UNIX)
+        listeners[name].bind(f"{folder}/{name}.socket")
+        listeners[name].listen(64)
+    print("listening", flush=True)
+    preload()
+    if "deepspeed" in sys.modules:  # a faster sum over ranks, which would be compiled for a minute first
+        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    name = PROGRAMS[os.fork() == 0]
+    listener = listeners.pop(name)
+    for other in listeners.values():
+        other.close()
+    if name == PROGRAMS[0]:
+        preload(*OURS.split())
+        lasting = SimpleNamespace(name=folder, cleanup=lambda: None)
+        with mock.patch.object(tempfile, "TemporaryDirectory", lambda *_: lasting):
+            preload("wandb")  # its own folders would end with the first fork
+        for patch in quick_runs():
+            patch.start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    gc.collect()
+    gc.freeze()  # memory that is not visited is not copied
+    sys.executable = f"{folder}/{name}"
+    while True:
+        ready, *_ = select.select([listener, 0], [], [], 0.5)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if 0 in ready:
+            os._exit(0)
+        if listener in ready:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                return keep(connection)
+            connection.close()
 
 
 def keep(connection: socket.socket) -> tuple[list[str], dict, str]:

@@ -1,9 +1,9 @@
 """What must work in a copy of the tree that lacks a feature's folder:
-`python without_feature.py TREE FLAG ... -- "--flag value" ...`.
+`python without_feature.py TREE CACHE FLAG ... -- "--flag value" ...`.
 
 In this one process, with nothing of our modules loaded before: every module is imported, --help of every script works,
 the flags of the feature are unknown, the values that it gave to flags of the core are refused, a pre-training of four
-steps and a fine-tuning of two run. Prints a line for each.
+steps and a fine-tuning of two run. Prints a line for each. CACHE: keeps the tokens for the next tree.
 """
 
 import ast
@@ -14,6 +14,8 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+
+from warm_python import quick_runs
 
 OWN = {("export_checkpoint", "dtype")}  # (script, flag of its own that a feature has for other scripts)
 TINY = "--config_overrides d_model=32,d_kv=8,d_ff=48,num_heads=4,num_layers=1,num_decoder_layers=1 --report_to none"
@@ -37,7 +39,7 @@ def ended(main, words: list[str]) -> tuple[object, str]:
     return None, printed.getvalue()
 
 
-def main(tree: str, *words: str) -> None:
+def main(tree: str, cache: str, *words: str) -> None:
     flags, values = words[: words.index("--")], words[words.index("--") + 1 :]
     os.chdir(tree)
     sys.path[:] = [tree, *(path for path in sys.path if not (Path(path or ".") / "constants.py").is_file())]
@@ -61,11 +63,13 @@ def main(tree: str, *words: str) -> None:
     for value in values:
         code, printed = ended(pre_train, value.split())
         assert code == 2 and f"{value}: " in printed, (value, code, printed)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        for patch in quick_runs():
+            stack.enter_context(patch)
         lines = [f"The word {n} has {n * n} as its square, and {n % 7} is what is left of it." for n in range(400)]
         Path(folder, "text.txt").write_text("\n".join(lines))
         Path(folder, "pairs.tsv").write_text("a\tb\n" + "".join(f"{line}\t{n % 3}\n" for n, line in enumerate(lines)))
-        shared = f"{TINY} --data_cache_dir {folder}/cache --output_dir {folder}"
+        shared = f"{TINY} --data_cache_dir {cache} --output_dir {folder}"
         words = f"{shared}/text --train_file {folder}/text.txt --vocab_size 300 --input_seq_length 32 --max_steps 4"
         code, printed = ended(pre_train, words.split())
         assert code is None and Path(folder, "text", "model.safetensors").is_file(), (code, printed[-2000:])
