@@ -3,7 +3,7 @@
     python pre_train_t5.py --attn_implementation t5_fused --train_file my_text.txt
     python -m features.fused_attention.check_attention     # every kernel of this machine against float64
 
-attention.py gives it to transformers, kernels.py chooses among the kernels of library.py, bias_gradient.py and
+attention.py gives it to transformers, kernel_choice.py chooses among the kernels of library.py, bias_gradient.py and
 triton_bias_gradient.py have the gradient. `--speed auto` chooses it on a GPU where dropout is 0.
 """
 

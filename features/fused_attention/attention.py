@@ -2,7 +2,7 @@
 
     model = create_model(config, attn_implementation="t5_fused")      or --attn_implementation t5_fused
 
-Importing this module registers it. It is for training, on the kernels of kernels.py: self-attention with the
+Importing this module registers it. It is for training, on the kernels of kernel_choice.py: self-attention with the
 learned relative bias, causal or not, and cross-attention, whose all-zero bias is dropped. It takes padding masks, 4-D
 masks (packed documents) and any length, and works with autocast, torch.compile and gradient checkpointing.
 Evaluation and generation, which need no gradient, use transformers' sdpa. So does a call that it does not support; one
@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from features.fused_attention.kernels import PROBE_TOLERANCE, added_scores, attention, kernels_of, slow_part
+from features.fused_attention.kernel_choice import PROBE_TOLERANCE, added_scores, attention, kernels_of, slow_part
 from foundry.common.processes import print_once
 from foundry.modeling.attentions import Attention
 

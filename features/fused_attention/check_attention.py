@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from features.fused_attention.kernels import (
+from features.fused_attention.kernel_choice import (
     BIAS_GRADIENTS,
     attention,
     use_attention_kernel,

@@ -12,7 +12,8 @@ from absl.testing import absltest, parameterized
 from test_host_waits import Calls
 from transformers.masking_utils import bidirectional_mask_function
 
-from features.fused_attention import check_attention, kernels, library
+from features.fused_attention import check_attention, library
+from features.fused_attention import kernel_choice as kernels
 from features.fused_attention.attention import t5_fused_mask
 from features.fused_attention.bias_gradient import MASKED, Inputs, bias_gradient_torch
 from foundry.modeling.attentions import Case

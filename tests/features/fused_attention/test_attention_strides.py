@@ -6,7 +6,7 @@ Hermetic; seconds.
 import torch
 from absl.testing import absltest, parameterized
 
-from features.fused_attention.kernels import attention, use_attention_kernel
+from features.fused_attention.kernel_choice import attention, use_attention_kernel
 
 B, S, H, D = 3, 20, 2, 16
 

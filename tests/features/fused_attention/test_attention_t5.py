@@ -16,11 +16,11 @@ from absl.testing import absltest, parameterized
 from transformers import MT5Config, T5Config, UMT5Config
 
 import features.fused_attention.attention
-import features.fused_attention.kernels
+import features.fused_attention.kernel_choice
 from data_collator_t5 import shift_right
 from features.fused_attention import bias_gradient, library
 from features.fused_attention.attention import t5_fused_attention, t5_fused_mask
-from features.fused_attention.kernels import attention, use_attention_kernel
+from features.fused_attention.kernel_choice import attention, use_attention_kernel
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.attentions import attention_names
 
@@ -175,9 +175,9 @@ class OperatorTest(parameterized.TestCase):
 class ChoiceTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        features.fused_attention.kernels._choice.cache_clear()
-        features.fused_attention.kernels._say_once.cache_clear()
-        self.addCleanup(features.fused_attention.kernels._choice.cache_clear)
+        features.fused_attention.kernel_choice._choice.cache_clear()
+        features.fused_attention.kernel_choice._say_once.cache_clear()
+        self.addCleanup(features.fused_attention.kernel_choice._choice.cache_clear)
 
     def run_once(self) -> str:
         """What attention prints on one small problem."""
@@ -231,7 +231,7 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_a_missing_triton_is_named(self):
         refusal = self.assertRaisesRegex(ValueError, "the package triton is not installed")
-        with mock.patch.object(features.fused_attention.kernels, "triton_is_installed", lambda: False), refusal:
+        with mock.patch.object(features.fused_attention.kernel_choice, "triton_is_installed", lambda: False), refusal:
             use_attention_kernel(bias_gradient="triton").__enter__()
 
     @parameterized.parameters((64, 64), (192, 128), (128, 704))

@@ -17,7 +17,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from transformers import UMT5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-import features.fused_attention.kernels as kernels
+import features.fused_attention.kernel_choice as kernels
 from foundry.model_t5 import build_config
 from foundry.modeling.layers import diagonal_sums, sum_bias_by_diagonals
 

@@ -23,7 +23,7 @@ from warm_python import warm_python
 
 from features.fused_attention import library
 from features.fused_attention.bias_gradient import Inputs
-from features.fused_attention.kernels import attention, triton_is_installed, use_attention_kernel
+from features.fused_attention.kernel_choice import attention, triton_is_installed, use_attention_kernel
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have, CUDA guide table 16
