@@ -239,6 +239,8 @@ def load_tokenizer(
         files = _tokenizer_files(name_or_path)
         refuse_pointers(shown, files.values())
         tokenizer = _load(files, name_or_path, shown, (*asked, Path(name_or_path).resolve()))
+        if "input_ids" not in tokenizer.model_input_names:
+            raise UserError(f"{shown}: the model_input_names of its tokenizer_config.json lack input_ids")
         tokenizer(["a"])  # what its rules put around a text may name tokens that are not there
     except UserError:
         raise
@@ -259,8 +261,6 @@ def load_tokenizer(
                 f"{shown}: its files name no {role}, which T5 needs: give it with create_tokenizer.py --from_tokenizer "
                 f"{name_or_path} --{role} TOKEN"
             )
-    if "input_ids" not in tokenizer.model_input_names:
-        raise UserError(f"{shown}: the model_input_names of its tokenizer_config.json lack input_ids")
     if tokenizer.padding_side != "right":  # Gemma's pads on the left, between the start token and a target
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
     if tokenizer.clean_up_tokenization_spaces:  # saved by transformers 4: answers would lose the space of " ." and " ?"

@@ -335,14 +335,15 @@ class CommandsTest(BenchmarkTest):
         (self.folder / "sitecustomize.py").write_text(hiding)
         command = [
             sys.executable,
-            str(ROOT / "benchmarks/__main__.py"),
+            "-m",
+            "benchmarks",
             "collator",
             "--batch",
             "4",
             "--rounds",
             "2",
         ]
-        environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": f"{self.folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         self.assertIn("ratio", json.loads(done.stdout.splitlines()[-1]))

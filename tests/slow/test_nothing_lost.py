@@ -113,7 +113,8 @@ class DataWorkersTest(TestCase):
     # Its fourth step runs out of memory.
     FAILS = """
 import sys
-import pre_train_t5, trainer_t5
+import pre_train_t5
+from foundry import trainer_t5
 step, steps = trainer_t5.T5Trainer.training_step, []
 def fourth_fails(*args, **kwargs):
     steps.append(1)

@@ -17,6 +17,7 @@ from warm_python import warm_python
 import pre_train_t5
 from foundry.common.reports import read_metrics
 from foundry.common.whole_folders import checkpoints_of
+from foundry.features import NO_FEATURES
 from foundry.model_t5 import build_config, count_parameters, create_model, train_only
 from foundry.runs import memory
 from foundry.runs import run as runs
@@ -103,6 +104,7 @@ class CallbacksOfARunTest(parameterized.TestCase):
             fsdp=None,
             precompile=precompile,
             early_stopping_patience=None,
+            features=NO_FEATURES,
         )
         run = mock.Mock(args=args, tokens_per_step=None, sequences=8, output_dir=Path("out"))
         with mock.patch.dict(os.environ, RANK=rank), mock.patch.object(runs, "install_callbacks") as install:

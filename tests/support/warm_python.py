@@ -231,10 +231,11 @@ def run(words: list[str], environment: dict, folder: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    for number, name in ((1, "stdout"), (2, "stderr")):  # the server's own believe that they can seek, as its log can
-        setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: PTH123, SIM115
+    # The server's own believe that they can seek, as its log can.
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        setattr(sys, name, open(number, "w", buffering=1, errors=errors, closefd=False))  # noqa: PTH123, SIM115
     sys.path[1:1] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    while words[0] in ("-u", "-I", "-W"):
+    while words[0] in ("-u", "-I", "-P", "-W"):
         del words[: 2 if words[0] == "-W" else 1]
     if words[0] == "-c":
         sys.path[0], sys.argv = "", ["-c", *words[2:]]
