@@ -34,7 +34,7 @@ define install
 	@cat requirements.txt $(2) | cmp -s - $(VENV)/installed_$(notdir $(1)) || { \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")' && \
 	  { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
-	  echo "installing $(1) into $(VENV) (1.6 GB, with all extras 2.7 GB: a minute or two)" && \
+	  echo "installing $(1) into $(VENV) (1.7 GB, with all extras 2.7 GB: a minute or two)" && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $(1) && \
 	  $(BIN)/python -m tools.keep_flags && \
 	  cat requirements.txt $(2) > $(VENV)/installed_$(notdir $(1)); }
