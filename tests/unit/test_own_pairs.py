@@ -22,7 +22,7 @@ from foundry.arguments.task import TaskArguments, check_tasks
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
-from foundry.corpora.files import ROW_SUFFIXES, expand_files
+from foundry.corpora.files import ROW_SUFFIXES, expand_files, say_once
 from foundry.corpora.reading import read_documents
 from foundry.corpora.round_trip import described_losses
 from foundry.modeling.loss import STATISTICS
@@ -108,6 +108,7 @@ FILES = {
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
+        say_once.cache_clear()  # files of all tests have the same names
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(contextlib.chdir(self.folder))
         Path("a").mkdir()
