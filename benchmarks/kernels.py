@@ -18,7 +18,7 @@ from benchmarks.measure import benchmark_config, interleaved, product_rate, sett
 from benchmarks.scripts import run_script
 from data_collator_t5 import compute_input_and_target_lengths
 from foundry.common.reports import read_json
-from foundry.modeling.attentions import register_attention
+from foundry.modeling.attentions import lower_triangle, register_attention
 
 PARITY_SECONDS = 60.0  # after this time the comparison with float64 begins no further case
 
@@ -38,11 +38,6 @@ def parity_row(device: torch.device) -> dict:
 def ours(q, k, v, bias, causal: bool):
     """t5_fused."""
     return torch.ops.t5_foundry.biased_attention(q, k, v, bias, None, causal, 1.0)[0]
-
-
-def lower_triangle(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """[Q, K], True where a query may attend: to keys up to its own position."""
-    return torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
 
 
 def flex(q, k, v, bias, causal: bool):

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from foundry.modeling.attentions import lower_triangle
+
 # The score of a forbidden key. It is far below any other and still finite after the kernels' multiplication by log2(e):
 # a query that may attend to nothing gets finite, even weights, where -inf would give NaN.
 MASKED = -1e30
@@ -40,11 +42,6 @@ class Inputs(NamedTuple):
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def lower_triangle(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """bool [Q, K]: the keys at and before each query."""
-    return torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
 
 
 def rows_dense(x: torch.Tensor) -> torch.Tensor:

@@ -26,13 +26,12 @@ from features.fused_attention.bias_gradient import (
     Inputs,
     accumulation_dtype,
     bias_gradient_torch,
-    lower_triangle,
     rows_dense,
 )
 from features.fused_attention.library import ALIGNMENT, KERNELS, aligned
 from foundry.common.processes import print_once, triton_is_installed, triton_lacks
 from foundry.common.reports import first_line
-from foundry.modeling.attentions import Case
+from foundry.modeling.attentions import Case, lower_triangle
 
 PROBE_SHIFT = -120.0  # added to a probe's scores: exp(-lse) overflows below -88, where T5's unscaled scores can get
 PROBE_TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 5e-3, torch.float64: 1e-10}  # relative to the largest value

@@ -43,3 +43,8 @@ def register_attention(name: str | None) -> None:
     """Makes a feature's attention known to transformers, if `name` is one."""
     if load := offered("ATTENTIONS").get(name):
         load()
+
+
+def lower_triangle(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """bool [Q, K]: the keys at and before each query."""
+    return torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
