@@ -18,7 +18,6 @@ from accelerate.utils import broadcast_object_list, gather_object, send_to_devic
 from transformers import (
     PreTrainedModel,
     Seq2SeqTrainer,
-    TrainerCallback,
     TrainerState,
     TrainingArguments,
 )
@@ -33,6 +32,7 @@ from foundry.common.whole_folders import cached, difference
 from foundry.corpora.chunks import row_lengths
 from foundry.model_t5 import weights_digest
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
+from foundry.training.flow import SumsCallback
 from foundry.training.teacher_forcing import score_rows
 
 if TYPE_CHECKING:
@@ -95,20 +95,17 @@ def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collat
 
 
 # ---------------------------------------------------------------- the steps
-class PreferenceCallback(TrainerCallback):
+class PreferenceCallback(SumsCallback):
     """Counts the rows of each step, estimates kto's divergence, and adds preference metrics to the training logs.
 
-    sums: this rank's SUMS since the last log. Checkpoints hold them, so that a resumed run logs the same means.
+    sums: SUMS.
     """
 
-    def __init__(self, trainer: Seq2SeqTrainer, preference: Preference):
-        self.trainer, self.preference = trainer, preference
-        self.sums = torch.zeros(len(SUMS), device=trainer.args.device)
-        trainer.model.register_forward_hook(self._count)
+    saved_as = "preferences"
 
-    def _count(self, model: PreTrainedModel, _inputs: tuple, output: dict) -> None:
-        if model.training and output.get("sums") is not None:
-            self.sums += output["sums"]
+    def __init__(self, trainer: Seq2SeqTrainer, preference: Preference):
+        super().__init__(trainer, len(SUMS))
+        self.preference = preference
 
     def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
         """The number of rows in all micro-batches and ranks of this optimizer step, by which its loss is divided.
@@ -137,13 +134,6 @@ class PreferenceCallback(TrainerCallback):
             output = model(**sources, labels=answers)
         return output["log_probabilities"][:, 0] - batch["reference"][:, 1]
 
-    def state(self) -> dict:
-        return {"preferences": self.sums.tolist()}
-
-    def restore(self, state: dict) -> None:
-        self.sums = torch.tensor(state["preferences"], device=self.trainer.args.device)
-
     def on_log(self, _args: TrainingArguments, _state: TrainerState, *_, logs: dict, **__) -> None:
         if "loss" in logs:
-            logs |= preference_metrics(self.trainer.accelerator.reduce(self.sums, "sum"))
-            self.sums.zero_()
+            logs |= preference_metrics(self.of_all_ranks())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
 from constants import IGNORE_INDEX
 from features.rewards.methods import SUMS, Method
@@ -20,6 +20,7 @@ from foundry.corpora.round_trip import percent
 from foundry.model_t5 import is_adapted, weights_digest
 from foundry.runs.samples import SampleSections
 from foundry.training.drawn_answers import ROW, SOURCES, draw_answers
+from foundry.training.flow import SumsCallback
 from tasks.examples import decode_texts
 from tasks.registry import reference_texts, source_text
 
@@ -58,24 +59,22 @@ class Reference:
                 layer.enable_adapters(True)
 
 
-class RewardCallback(TrainerCallback):
+class RewardCallback(SumsCallback):
     """Draws and rewards the answers of each step, and adds what SUMS tell to the training logs.
 
-    sums: this rank's SUMS since the last log. Checkpoints hold them, and the answers that further updates will see.
+    sums: SUMS. Checkpoints hold the answers too that further updates will see.
     """
 
+    saved_as = "rewards"
+
     def __init__(self, trainer: Any, how: "Rewards"):
-        self.trainer, self.how, self.method = trainer, how, how.method
+        self.how, self.method = how, how.method
+        # Before the model gets a hook, which no copy could have.
         self.reference = Reference(trainer.model, trainer.args.device) if self.method.kl else None
-        self.sums = torch.zeros(len(SUMS), device=trainer.args.device)
+        super().__init__(trainer, len(SUMS))
         self.kept: list[dict] = []  # what was added to the micro-batches of the last step that drew answers
         self.shown: list[list] = []  # rows of samples.md
         self.steps, self.seconds, self.tokens = 0, np.zeros(2), np.zeros(2)  # of drawing answers, and of the rest
-        trainer.model.register_forward_hook(self._count)
-
-    def _count(self, model: PreTrainedModel, _inputs: tuple, output: dict) -> None:
-        if model.training and output.get("sums") is not None:
-            self.sums += output["sums"]
 
     # ------------------------------------------------------------ a step
     def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
@@ -160,18 +159,18 @@ class RewardCallback(TrainerCallback):
 
     def on_log(self, _args: TrainingArguments, _state: TrainerState, *_, logs: dict, **__) -> None:
         if "loss" in logs:
-            logs |= reward_metrics(self.method, self.trainer.accelerator.reduce(self.sums, "sum"))
-            self.sums.zero_()
+            logs |= reward_metrics(self.method, self.of_all_ranks())
 
     # ------------------------------------------------------------ checkpoints
     def state(self) -> dict:
         kept = [{name: values.tolist() for name, values in batch.items()} for batch in self.kept]
         answers = {"processes": self.trainer.args.world_size, "kept": kept, "shown": self.shown}
-        return {"rewards": self.sums.tolist(), "answers": answers}
+        return super().state() | {"answers": answers}
 
     def restore(self, state: dict) -> None:
         device, answers = self.trainer.args.device, state["answers"]
-        self.sums, self.shown = torch.tensor(state["rewards"], device=device), answers["shown"]
+        super().restore(state)
+        self.shown = answers["shown"]
         # Of another number of processes, the rows of a step are not divided as before: answers are drawn anew.
         kept = answers["kept"] if answers["processes"] == self.trainer.args.world_size else []
         self.kept = [{name: torch.tensor(v, device=device) for name, v in batch.items()} for batch in kept]

@@ -60,34 +60,61 @@ def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None
             print_once(f"--{name} {getattr(state, name):g} from here on, {steps:g} before")
 
 
-class LossTermsCallback(TrainerCallback):
-    """Adds to the training logs the mean of each named LossTerm's values over the target tokens since the last log.
+class SumsCallback(TrainerCallback):
+    """Sums what the model's forward passes return in training, for the log.
 
-    names: of each term, None: it is not logged. sums: of the steps' means, this rank's share, since the step `since`.
-    Checkpoints hold both, so that a resumed run logs the same means.
+    sums: this rank's, since the last log. output: their name in the model's output. saved_as: in a checkpoint,
+    which holds them so that a resumed run logs the same means.
     """
 
-    def __init__(self, trainer: Trainer, names: Sequence[str | None]):
-        self.trainer, self.names, self.since = trainer, names, 0
-        self.sums = torch.zeros(len(names), device=trainer.args.device)
+    output, saved_as = "sums", ""
+
+    def __init__(self, trainer: Trainer, count: int):
+        self.trainer = trainer
+        self.sums = torch.zeros(count, device=trainer.args.device)
         trainer.model.register_forward_hook(self._add)
 
     def _add(self, model: torch.nn.Module, _inputs: tuple, output: dict) -> None:
-        if model.training and output.get("terms") is not None:
-            self.sums += output["terms"]
+        if model.training and output.get(self.output) is not None:
+            self.sums += output[self.output]
 
     def state(self) -> dict:
-        return {"loss_terms": self.sums.tolist(), "loss_terms_since": self.since}
+        return {self.saved_as: self.sums.tolist()}
 
     def restore(self, state: dict) -> None:
-        self.sums = torch.tensor(state["loss_terms"], device=self.trainer.args.device)
+        self.sums = torch.tensor(state[self.saved_as], device=self.trainer.args.device)
+
+    def of_all_ranks(self) -> torch.Tensor:
+        """The sums over all ranks; they begin anew."""
+        sums = self.trainer.accelerator.reduce(self.sums, "sum").clone()
+        self.sums.zero_()
+        return sums
+
+
+class LossTermsCallback(SumsCallback):
+    """Adds to the training logs the mean of each named LossTerm's values over the target tokens since the last log.
+
+    names: of each term, None: it is not logged. sums: of the steps' means, since the step `since`.
+    """
+
+    output, saved_as = "terms", "loss_terms"
+
+    def __init__(self, trainer: Trainer, names: Sequence[str | None]):
+        super().__init__(trainer, len(names))
+        self.names, self.since = names, 0
+
+    def state(self) -> dict:
+        return super().state() | {"loss_terms_since": self.since}
+
+    def restore(self, state: dict) -> None:
+        super().restore(state)
         self.since = state["loss_terms_since"]
 
     def on_log(self, _args: T5TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
         if "loss" in logs:
-            means = self.trainer.accelerator.reduce(self.sums, "sum") / max(1, state.global_step - self.since)
+            means = self.of_all_ranks() / max(1, state.global_step - self.since)
             logs |= {name: value for name, value in zip(self.names, means.tolist(), strict=True) if name}
-            self.sums, self.since = torch.zeros_like(self.sums), state.global_step
+            self.since = state.global_step
 
 
 class FlowCallback(DefaultFlowCallback):
