@@ -59,7 +59,8 @@ class RunUploads:
         self._running.append(upload_to(published(checkpoint), message=message))
         whole = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}
         if into := whole.get(strategy):
-            self._running.append(upload_to(resumable(checkpoint), message=f"{message}, {into}", into=into))
+            files, message = resumable(checkpoint), f"{message}, {into}"
+            self._running.append(upload_to(files, message=message, into=into, after=self._running[-1]))
 
     def wait(self) -> None:
         """Waits for the uploads in the background and prints those that failed; the training continues without them."""
@@ -155,13 +156,25 @@ def upload(
 
 
 def start_upload(
-    files: Mapping[str, Path | bytes], name: str, message: str, token: str | None, into: str | None = None
+    files: Mapping[str, Path | bytes],
+    name: str,
+    message: str,
+    token: str | None,
+    into: str | None = None,
+    after: Future | None = None,
 ) -> Future:
     """Starts to upload files in the background; returns the Future of the commit. files: {name: file or content}. into:
-    the folder of the repository that gets them; None for its root."""
+    the folder of the repository that gets them; None for its root. after: an upload that ends before this commit
+    begins, well or not: the Hub refuses one of two commits at a time."""
     named = {f"{into}/{file}" if into else file: content for file, content in files.items()}
     operations = [CommitOperationAdd(file, content) for file, content in named.items()]
-    return in_background(partial(HfApi(token=token).create_commit, name, operations, commit_message=message))
+
+    def commit() -> object:
+        if after:
+            after.exception()
+        return HfApi(token=token).create_commit(name, operations, commit_message=message)
+
+    return in_background(commit)
 
 
 def reason(error: Exception) -> str:

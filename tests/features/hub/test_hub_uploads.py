@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -305,6 +306,31 @@ class CardTest(test_export_checkpoint.TestCase):
         command = [sys.executable, "-c", program, workspace() / "whole"]
         done = subprocess.run(command, cwd=Path(pre_train_t5.__file__).parent, timeout=20)
         self.assertEqual(done.returncode, 75)
+
+    @parameterized.parameters(None, OSError("no network"))
+    def test_one_commit_at_a_time(self, error):
+        """Both of a checkpoint's began at once: the Hub refuses one of them, or they arrive in another order."""
+        (self.folder / "config.json").write_text("{}")
+        running, most, second = [], [], threading.Event()
+
+        def create_commit(*_, commit_message):
+            running.append(commit_message)
+            most.append(len(running))
+            if commit_message == "first":
+                second.wait(0.5)
+            else:
+                second.set()
+            running.remove(commit_message)
+            if error:
+                raise error
+            return commit_message
+
+        with mock.patch.object(uploads.HfApi, "create_commit", create_commit):
+            files = uploads.published(self.folder)
+            first = uploads.start_upload(files, "me/run", "first", None)
+            last = uploads.start_upload(files, "me/run", "last", None, into="last-checkpoint", after=first)
+            self.assertIs(last.exception(), error)
+        self.assertEqual(most, [1, 1])
 
     def test_a_failed_upload_of_an_export_can_be_repeated(self):
         with FakeHub(refuse={"/commit/": 403}):
