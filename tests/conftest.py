@@ -19,6 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 LONGEST = "features launchers checkpoints zoo wandb_agent fuzz sweep_t5 tracking trainer_t5 step streams triton_kernel "
 LONGEST += "attention_t5 benchmark_t5"
 WHOLE = "samples scripts report_glue benchmark_t5 trainer_t5"  # see `quick`
+NEEDED = 8 * 2**30  # bytes of free memory disk
 AS_THEY_ARE = "callbacks first_contact"
 
 
@@ -29,13 +30,19 @@ def pytest_configure(config):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t5_tests_")
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t5_tests_", dir=in_memory())
     os.environ["XDG_CACHE_HOME"] = f"{tempfile.tempdir}/cache"  # not the user's, where scripts keep their flags
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     has_workers = getattr(config.option, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
     starts_processes = any("unit" not in word for word in config.args)
     if has_workers and starts_processes and SHARED not in os.environ:
         os.environ[SHARED] = start_server()
+
+
+def in_memory() -> str | None:
+    """A folder in memory, where there is room: hundreds of runs write checkpoints, and wait for a disk to have them."""
+    place = Path("/dev/shm")
+    return str(place) if place.is_dir() and shutil.disk_usage(place).free > NEEDED else None
 
 
 def pytest_collection_modifyitems(items):

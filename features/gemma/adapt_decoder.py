@@ -16,18 +16,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import set_seed
-
-from features.gemma.adaptation import WARM_UP_STEPS, adapt, load_decoder
 from foundry.common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, human_count, write_json
 from foundry.common.whole_folders import made_aside
-from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer
-from foundry.model_t5 import count_parameters
-from foundry.modeling.families import family_of, shape_of
-from foundry.modeling.new_vocabulary import same_vocabulary
 
 
 @dataclass
@@ -70,6 +63,15 @@ def main(argv: list[str] | None = None) -> dict[str, str | None]:
     """Runs the script; returns {tensor: the tensor it was copied from or None}."""
     (args,) = parse_arguments(FLAGS, argv, about=__doc__)
     check_flags(args)
+    # After the flags were read: --help and mistakes need no torch.
+    from transformers import set_seed
+
+    from features.gemma.adaptation import WARM_UP_STEPS, adapt, load_decoder
+    from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer
+    from foundry.model_t5 import count_parameters
+    from foundry.modeling.families import family_of, shape_of
+    from foundry.modeling.new_vocabulary import same_vocabulary
+
     tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
     if args.encoder and not same_vocabulary(tokenizer, load_tokenizer(args.encoder, "--encoder")):
         raise UserError(
