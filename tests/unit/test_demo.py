@@ -1,0 +1,73 @@
+"""tools/demo.py: what it starts and names are commands of the scripts; its numbers are those of the runs."""
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from absl.testing import absltest
+
+import evaluate_t5
+import fine_tune_t5
+import pre_train_t5
+import predict_t5
+from foundry.common.command_line import parse_arguments
+from tools import demo, plot_runs
+
+CLASSES = {"pre_train_t5": pre_train_t5.FLAGS, "fine_tune_t5": fine_tune_t5.FLAGS}
+CLASSES |= {"evaluate_t5": evaluate_t5.DATACLASSES, "predict_t5": predict_t5.DATACLASSES}
+
+
+class DemoTest(absltest.TestCase):
+    def run_demo(self, *argv: str) -> tuple[list[tuple], str, mock.Mock]:
+        """(script, flags, threads and log of each run, what is printed, the call of plot_runs). No run is made: the
+        pre-training has a loss of 3, a fine-tuning the accuracy that its seed says."""
+        started = []
+
+        def start(script, flags, threads=0, log=None):
+            words = flags.split()
+            out = Path(words[words.index("--output_dir") + 1])
+            out.mkdir(parents=True, exist_ok=True)
+            seed = int(words[words.index("--seed") + 1]) if "--seed" in words else 0
+            accuracy = seed / 10 - ("from_scratch" in out.name) * 0.05
+            (out / "all_results.json").write_text(json.dumps(dict(eval_loss=3.0, eval_accuracy=accuracy)))
+            started.append((script, words, threads, log))
+
+        pool = mock.MagicMock()
+        pool.return_value.__enter__.return_value.apply.return_value = 0.1
+        with (
+            mock.patch.object(demo, "start", start),
+            mock.patch.object(demo, "finish"),
+            mock.patch.object(demo, "FORK", SimpleNamespace(Pool=pool)),
+            mock.patch.object(plot_runs, "main") as plotted,
+            mock.patch("sys.argv", ["demo", "--output", str(self.folder), *argv]),
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+        ):
+            demo.main()
+        return started, printed.getvalue(), plotted
+
+    def test_commands_are_those_of_the_scripts(self):
+        started, printed, _ = self.run_demo()
+        commands = [(script, words) for script, words, *_ in started]
+        commands += [(name, text.split()) for name, text in re.findall(r"python\S* (\w+)\.py (.*)", printed)]
+        self.assertEqual(
+            [name for name, _ in commands],
+            ["pre_train_t5", *["fine_tune_t5"] * 2, "evaluate_t5", "fine_tune_t5", "predict_t5"],
+        )
+        for name, words in commands:
+            self.assertLen(parse_arguments(CLASSES[name], words), len(CLASSES[name]), (name, words))
+
+    def test_numbers_are_those_of_the_runs(self):
+        started, printed, plotted = self.run_demo("--seeds", "1", "2")
+        self.assertIn("1,400 steps of pre-training, takes about 2 min 20 s", printed)
+        self.assertIn("loss of the pre-training 3.00; accuracy after it 15.0 %, from scratch 10.0 %", printed)
+        self.assertEqual([words[words.index("--seed") + 1] for _, words, *_ in started[1:]], ["1", "1", "2", "2"])
+        folders = plotted.call_args.args[0]
+        self.assertEqual(folders[0], f"pre-trained={self.folder}/fine_tuned_1,{self.folder}/fine_tuned_2")
+
+
+if __name__ == "__main__":
+    absltest.main()
