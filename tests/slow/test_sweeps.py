@@ -8,13 +8,13 @@ import math
 import subprocess
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import yaml
 from absl.testing import parameterized
 from helpers import write_programs
 from transformers import EvalPrediction
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args, load_sweep_config
 
 import fine_tune_t5
 import pre_train_t5
@@ -46,8 +46,15 @@ METHODS = {"grid", "random", "bayes"}
 BOUNDED = {"uniform", "int_uniform", "log_uniform_values", "inv_log_uniform_values"}
 
 
+def of_wandb() -> ModuleType:
+    """W&B's own code for sweeps, whose import takes seconds: not for those who run other tests."""
+    from wandb.sdk.launch.sweeps import utils
+
+    return utils
+
+
 def load(path: Path) -> dict:
-    return load_sweep_config(str(path))
+    return of_wandb().load_sweep_config(str(path))
 
 
 def scalars(value):
@@ -88,10 +95,12 @@ class SweepsTest(parameterized.TestCase):
 
     def command_of_run(self, sweep: dict, setting: dict, run_id: str) -> list[str]:
         """The words that `python` gets from an agent's run, as W&B's agent fills them in and starts them."""
-        macros = create_sweep_command_args({"args": {name: {"value": value} for name, value in setting.items()}})
+        macros = of_wandb().create_sweep_command_args(
+            {"args": {name: {"value": value} for name, value in setting.items()}}
+        )
         macros |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
         words = []
-        for word in create_sweep_command(list(sweep["command"])):
+        for word in of_wandb().create_sweep_command(list(sweep["command"])):
             is_macro = word.startswith("${") and word.endswith("}")
             words += macros[word[2:-1]] if is_macro else [word]
         environment = self.environment | {"WANDB_RUN_ID": run_id}
