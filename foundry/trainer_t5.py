@@ -346,6 +346,11 @@ class T5Trainer(FiniteTrainer):
         chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
         return {name: value for name, value in chosen.items() if value is not None} | self._gen_kwargs
 
+    def _prepare_input(self, data):
+        """Overrides Trainer, which gives a batch's fractions the type of DeepSpeed's weights. None is read by a layer:
+        they are log-probabilities, rewards and counts, of which bfloat16 would keep three digits."""
+        return send_to_device(data, self.args.device)
+
     def prediction_step(
         self,
         model: nn.Module,
