@@ -223,9 +223,13 @@ class T5Trainer(FiniteTrainer):
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
+        return batches, self.begin_step(batches, num_items)
+
+    def begin_step(self, batches: list[dict], num_items: torch.Tensor | None) -> torch.Tensor | None:
+        """What features do to the micro-batches of a step before its loss. Returns by what that loss is divided."""
         for callback in self.feature_callbacks:
             num_items = callback.begin_step(batches) if hasattr(callback, "begin_step") else num_items
-        return batches, num_items
+        return num_items
 
     def _break_off(self, error: str | None, place: dict | None, was_killed: int) -> None:
         """Ends the run with a UserError when any rank's stream cannot be read any further, or with exit code 1 when a

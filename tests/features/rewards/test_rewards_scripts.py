@@ -112,6 +112,12 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(json.loads((out / "run.json").read_text())["arguments"]["reward_kl"], 0.1)
         self.assertEqual(len(json.loads((out / "run.json").read_text())["reference"]["weights"]), 24)
 
+    @parameterized.parameters(dict(reward_kl=0.1), dict(reward_method="scst"), _GRPO)
+    def test_a_dry_run_times_a_step_with_its_answers(self, **how):
+        _, printed, _ = self.run_script(0, dry_run="true", **how)
+        self.assertRegex(printed, r"time +.* here, timed in this dry run")
+        self.assertRegex(printed, r"reward +rougeL \+ 0.5 length")
+
     @parameterized.parameters({}, dict(supervised_share=0.2), dict(reward_method="grpo", reward_updates=2))
     def test_the_starting_weights_are_read_in_bfloat16_as_the_model_is(self, **how):
         out, _, _ = self.run_script(
