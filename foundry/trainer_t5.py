@@ -223,9 +223,13 @@ class T5Trainer(FiniteTrainer):
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
                 callback.count_batches(batches)
+        return batches, self.begin_step(batches, num_items)
+
+    def begin_step(self, batches: list[dict], num_items: torch.Tensor | None) -> torch.Tensor | None:
+        """What features do to the micro-batches of a step before its loss. Returns by what that loss is divided."""
         for callback in self.feature_callbacks:
             num_items = callback.begin_step(batches) if hasattr(callback, "begin_step") else num_items
-        return batches, num_items
+        return num_items
 
     def _break_off(self, error: str | None, place: dict | None, was_killed: int) -> None:
         """Ends the run with a UserError when any rank's stream cannot be read any further, or with exit code 1 when a
@@ -345,6 +349,11 @@ class T5Trainer(FiniteTrainer):
         chosen = {"max_length": self._max_length, "do_sample": False, "num_return_sequences": 1}
         chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
         return {name: value for name, value in chosen.items() if value is not None} | self._gen_kwargs
+
+    def _prepare_input(self, data):
+        """Overrides Trainer, which gives a batch's fractions the type of DeepSpeed's weights. None is read by a layer:
+        they are log-probabilities, rewards and counts, of which bfloat16 would keep three digits."""
+        return send_to_device(data, self.args.device)
 
     def prediction_step(
         self,

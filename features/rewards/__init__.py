@@ -149,10 +149,12 @@ class Rewards(Feature):
 
     def read(self, tasks: list, tokenizer: Any) -> None:
         from features.rewards.methods import Method
+        from features.rewards.scores import with_all_references
         from tasks.examples import answer_length, class_label_ids, references_of
 
         (task,) = tasks
-        self.entry, self.tokenizer, self.train_rows = task.entry, tokenizer, task.rows["train"]
+        self.entry, self.tokenizer = task.entry, tokenizer
+        self.train_rows = with_all_references(task.entry, task.rows["train"])
         longest = answer_length(task.entry, class_label_ids(task.entry, tokenizer))
         self.method = Method(
             self.reward_method,

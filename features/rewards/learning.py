@@ -37,7 +37,7 @@ class Reference:
     """The starting weights. With LoRA they are the model's own without the matrices, else a frozen copy."""
 
     def __init__(self, model: PreTrainedModel, device: torch.device):
-        self.contents, self.model = weights_digest(model), model
+        self.contents, self.model, self.trained = weights_digest(model), model, model
         self.shares_weights = is_adapted(model)
         if not self.shares_weights:
             self.model = copy.deepcopy(model).requires_grad_(False).to(device)
@@ -46,7 +46,9 @@ class Reference:
     def ready(self) -> Iterator[PreTrainedModel]:
         """The model, within the block."""
         layers = []
-        if self.shares_weights:
+        if not self.shares_weights:
+            self.model.to(self.trained.dtype)  # which DeepSpeed casts to bfloat16 after this copy was made
+        else:
             from peft.tuners.tuners_utils import BaseTunerLayer
 
             layers = [layer for layer in self.model.modules() if isinstance(layer, BaseTunerLayer)]
@@ -137,7 +139,7 @@ class RewardCallback(SumsCallback):
         """Log-probabilities [B, K, T] of a micro-batch's answers under a model, without dropout."""
         was_training, names = model.training, (*SOURCES, "labels", "answers")
         model.eval()
-        with self.trainer.compute_loss_context_manager():
+        with self.trainer.accelerator.autocast():  # accelerate wraps the trained model alone
             found = model(**{name: batch[name] for name in names})["log_probabilities"]
         model.train(was_training)
         return found

@@ -5,6 +5,7 @@ reward(["a b", "c"], [{"q": "1", "answer": "a b"}, {"q": "2", "answer": "d"}])  
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from foundry.common.errors import UserError
 from tasks.examples import references_of
 from tasks.metrics.general import mean_of_best
 from tasks.metrics.scoring import check_metrics, score_predictions
+from tasks.registry import reference_texts, source_text
 
 OF_ENTRY = "entry"  # the function `reward` of the task's entry
 # Metrics that are means over rows, and so score a single row.
@@ -46,6 +48,18 @@ def _sentence(name: str):
 
 _OWN = {"length": length, **{name: _sentence(name) for name in ("sentence_bleu", "sentence_chrf")}}
 _KNOWN = (*_OF_ROWS, *_OWN, OF_ENTRY)
+
+
+def with_all_references(entry: dict, rows: list[dict]) -> list[dict]:
+    """Training rows, each with the targets of all rows of its source, of which training has a row for each: "y" and "z"
+    become ["y", "z"] in both rows. Unchanged for classes and numbers."""
+    if entry["target_type"] != "text":
+        return rows
+    sources, texts = [hash(source_text(entry, row)) for row in rows], defaultdict(list)
+    for source, row in zip(sources, rows, strict=True):
+        texts[source] += reference_texts("", entry, row)
+    several = (texts[source] if len(texts[source]) > 1 else None for source in sources)
+    return [row | {entry["target"]: all_} if all_ else row for row, all_ in zip(rows, several, strict=True)]
 
 
 class Reward:

@@ -51,7 +51,7 @@ from foundry.common.whole_folders import SAVING, checkpoints_of, damage, newest_
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 preload(*OURS.split(), "wandb")  # its folders outlive a fork, which ends by os._exit
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
-SCRIPTS |= {"preferences": fine_tune_t5.main}
+SCRIPTS |= {"preferences": fine_tune_t5.main, "rewards": fine_tune_t5.main}
 # Figures of the machine, and of the time between two logs, which a resumed run starts again.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")
 TIMES += ("padding_share",)
@@ -75,6 +75,7 @@ _STOPS = (
 _STOPS += "--metric_for_best_model loss --early_stopping_patience 3 --save_total_limit 9"
 _TWO = "--per_device_train_batch_size 2"
 KINDS = {name: Kind(name) for name in ("pre_train", "fine_tune", "mixture", "fine_tune_stream", "preferences")}
+KINDS["rewards"] = Kind("rewards")
 KINDS |= {"early_stopping": Kind("pre_train", _STOPS), "stream_spans": Kind("pre_train_stream")}
 KINDS |= {f"stream_{name}": Kind("pre_train_stream", f"--objective {name}") for name in ("prefix_lm", "ul2")}
 KINDS |= {"stream_documents": Kind("pre_train_stream", "--packing documents")}
@@ -85,6 +86,7 @@ KINDS |= {
 }
 _TEACHER = "--teacher {folder}/prepared"
 KINDS |= {"taught_pre_train": Kind("pre_train_stream", _TEACHER), "taught_fine_tune": Kind("fine_tune", _TEACHER)}
+KINDS["taught_on_policy"] = Kind("fine_tune", f"{_TEACHER} --on_policy_share 0.5")
 KINDS["taught_once"] = Kind("fine_tune", f"{_TEACHER} --teacher_top_k 5")
 _BATCHES = "--per_device_eval_batch_size 8"
 KINDS |= {f"told_{name}": Kind(name, _BATCHES, is_told=True) for name in ("pre_train", "fine_tune", "mixture")}
@@ -131,11 +133,13 @@ def material(folder: Path) -> dict[str, list[str]]:
     preferences += f"--save_strategy steps --save_steps 2 --eval_strategy steps --eval_steps 2 {common}"
     preferences = preferences.replace("--config_name tiny ", "").replace(f"--config_overrides {shape} ", "")
     preferences = preferences.replace("--dropout_rate 0.1 ", "")
+    rewards = preferences.replace("--rejected_column bad --preference dpo", "--reward length,sentence_chrf")
+    rewards = rewards.replace("/prepared", "/start") + " --reward_method grpo --reward_updates 3 --reward_kl 0.1"
     streams = {"pre_train_stream": pre_train_stream, "fine_tune_stream": fine_tune_stream.split()}
     return (
         {"pre_train": pre_train.split(), "fine_tune": fine_tune.split(), "mixture": mixture.split()}
         | streams
-        | {"preferences": preferences.split()}
+        | {"preferences": preferences.split(), "rewards": rewards.split()}
     )
 
 
@@ -356,6 +360,8 @@ def material_of(folder: Path) -> dict[str, list[str]]:
         first = changed(commands["pre_train"], "--output_dir", str(folder / "prepared"), "--max_steps", "1")
         # Not a fork of this process: sentencepiece, once used in it, would crash there.
         subprocess.run([warm_python(), pre_train_t5.__file__, *first], check=True, capture_output=True)
+        left_out = shutil.ignore_patterns("run.json", "checkpoint-*")  # rewards refuse what our pre-training wrote
+        shutil.copytree(folder / "prepared", folder / "start", ignore=left_out)
         (folder / "tokenizer").mkdir()
         for path in (folder / "prepared").glob("*token*"):
             shutil.copy(path, folder / "tokenizer")

@@ -46,7 +46,7 @@ class TimedTest(parameterized.TestCase):
     def test_as_many_rows_as_cost_little(self, flops, clock, rows, seconds):
         seen, optimizer = [], mock.Mock()
         trainer = mock.Mock(args=SimpleNamespace(gradient_accumulation_steps=3))
-        trainer.create_optimizer.return_value = optimizer
+        trainer.create_optimizer.return_value, trainer.begin_step.side_effect = optimizer, lambda _, count: count
         trainer.training_step.side_effect = lambda _, part, count: seen.append((len(part["input_ids"]), int(count)))
         labels = torch.tensor([[5, 1, IGNORE_INDEX]]).repeat(8, 1)
         batch = {"input_ids": torch.ones(8, 4), "labels": labels}

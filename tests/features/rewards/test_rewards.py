@@ -18,7 +18,7 @@ from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
 from constants import DATASET_VALS, IGNORE_INDEX
-from features.rewards.learning import RewardCallback, reward_metrics
+from features.rewards.learning import Reference, RewardCallback, reward_metrics
 from features.rewards.methods import SUMS, Method, reward_loss
 from features.rewards.scores import Reward
 from foundry.arguments.model import ModelArguments
@@ -29,6 +29,7 @@ from foundry.common.errors import UserError
 from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loss import compute_loss_in_forward
+from foundry.trainer_t5 import T5Trainer
 from foundry.training.drawn_answers import uniform_numbers, write_answers
 from tasks.tasks import TaskData, Tasks
 
@@ -395,6 +396,27 @@ class StepTest(parameterized.TestCase):
         self.assertEmpty(other.kept)
 
 
+class ReferenceTest(absltest.TestCase):
+    def test_the_copy_has_the_type_to_which_the_model_was_cast_later(self):
+        model = tiny()
+        reference = Reference(model, torch.device("cpu"))
+        before = model.bfloat16().state_dict()
+        with reference.ready() as starting:
+            self.assertIsNot(starting, model)
+            torch.testing.assert_close(starting.state_dict(), before, rtol=0, atol=0)
+
+    def test_deepspeed_in_bfloat16_does_not_round_what_a_step_adds(self):
+        """Of -70.3 nats bfloat16 would keep -70.5."""
+        plugin = SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.bfloat16))
+        state = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
+        trainer = SimpleNamespace(
+            is_deepspeed_enabled=True, accelerator=state, args=SimpleNamespace(device=torch.device("cpu"))
+        )
+        trainer._prepare_input = partial(T5Trainer._prepare_input, trainer)
+        batch = dict(reference=torch.tensor([-70.3]), input_ids=torch.tensor([3]))
+        self.assertEqual(trainer._prepare_input(batch), batch)
+
+
 def sources_of(batch: dict) -> list[list[int]]:
     pairs = zip(batch["input_ids"], batch["attention_mask"], strict=True)
     return [ids[mask.bool()].tolist() for ids, mask in pairs]
@@ -450,9 +472,9 @@ class FlagsTest(parameterized.TestCase):
         super().setUp()
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
-    def parsed(self, flags: str):
-        file = self.folder / "rows.jsonl"
-        file.write_text("".join(json.dumps(dict(prompt=f"a {n}", answer=f"b {n}")) + "\n" for n in range(6)))
+    def parsed(self, flags: str, rows: list[dict] | None = None):
+        file, rows = self.folder / "rows.jsonl", rows or [dict(prompt=f"a {n}", answer=f"b {n}") for n in range(6)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         argv = [*f"--train_file {file} --validation_file {file} --data_cache_dir {self.folder}/cache".split()]
         argv += "--source_column prompt --target_column answer --use_cpu true".split()
         kinds = [TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
@@ -460,10 +482,7 @@ class FlagsTest(parameterized.TestCase):
         args = args.replaced(features=Features(groups))
         with contextlib.redirect_stdout(io.StringIO()):
             tasks = Tasks.of_flags(task, args.features)
-            args = args.replaced(**tasks.flags(args))
-            flags = SimpleNamespace(model_name_or_path="google/flan-t5-small", given=())
-            flags.__dict__.update({**vars(task), **vars(args)})
-            return tasks, args
+            return tasks, args.replaced(**tasks.flags(args))
 
     @parameterized.parameters(
         ("--reward bleu", "take sentence_bleu"),
@@ -517,6 +536,22 @@ class FlagsTest(parameterized.TestCase):
         self.assertEqual(feature.job(tasks.job(True)), "learning from rewards")
         with self.assertRaisesRegex(UserError, "begins with a model that does the task already"):
             feature.job(tasks.job(False))
+
+    @parameterized.parameters(
+        [[dict(prompt="p", answer=["x y", "z"]), dict(prompt="q", answer="v")]],
+        [[dict(prompt="p", answer="x y"), dict(prompt="q", answer="v"), dict(prompt="p", answer=["z"])]],
+    )
+    def test_the_best_of_all_references_of_a_source_counts(self, rows):
+        """As in evaluation, though training has one row for each reference."""
+        tasks, args = self.parsed("--reward exact_match", rows)
+        with contextlib.redirect_stdout(io.StringIO()):
+            data = TaskData(tasks, ByT5Tokenizer(), args)
+        (feature,) = (feature for feature in args.features if hasattr(feature, "scorer"))
+        self.assertLen(data.train, 3)
+        rewards = {}
+        for row in feature.train_rows:
+            rewards.setdefault(row["prompt"], []).append(feature.scorer(["x y", "z", "v"], [row] * 3).tolist())
+        self.assertEqual(rewards, {"p": [[1, 1, 0], [1, 1, 0]], "q": [[0, 0, 1]]})
 
     def test_a_function_of_an_entry_that_fails_shows_before_training(self):
         tasks, args = self.parsed("--reward rougeL")

@@ -69,10 +69,15 @@ class RunTest(parameterized.TestCase):
             self.assertEqual(found[what], expected[what], what)
         self.assertEqual((resumed / "samples.md").read_text(), (whole / "samples.md").read_text())
 
-    @parameterized.parameters(dict(reward_kl=0.1, supervised_share=0.2), _GRPO)
-    def test_two_processes_train_to_the_weights_of_one(self, **how):
+    @parameterized.parameters(
+        dict(reward_kl=0.1, supervised_share=0.2),
+        _GRPO,
+        dict(reward_kl=0.1, deepspeed=ROOT / "zero_stage2_config.json"),
+    )
+    def test_two_processes_train_to_the_weights_of_one(self, deepspeed=None, **how):
         out = [self.folder / f"out_{next(self.numbers)}" for _ in range(2)]
         self.run_script(output_dir=out[0], **how)
+        how |= {} if deepspeed is None else {"deepspeed": deepspeed}
         flags = argv_of(self.flags(output_dir=out[1], per_device_train_batch_size=4, use_cpu="true", **how))
         command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python()}
@@ -106,6 +111,21 @@ class RunTest(parameterized.TestCase):
         self.assertTrue((out / "loss.png").is_file())
         self.assertEqual(json.loads((out / "run.json").read_text())["arguments"]["reward_kl"], 0.1)
         self.assertEqual(len(json.loads((out / "run.json").read_text())["reference"]["weights"]), 24)
+
+    @parameterized.parameters(dict(reward_kl=0.1), dict(reward_method="scst"), _GRPO)
+    def test_a_dry_run_times_a_step_with_its_answers(self, **how):
+        _, printed, _ = self.run_script(0, dry_run="true", **how)
+        self.assertRegex(printed, r"time +.* here, timed in this dry run")
+        self.assertRegex(printed, r"reward +rougeL \+ 0.5 length")
+
+    @parameterized.parameters({}, dict(supervised_share=0.2), dict(reward_method="grpo", reward_updates=2))
+    def test_the_starting_weights_are_read_in_bfloat16_as_the_model_is(self, **how):
+        out, _, _ = self.run_script(
+            reward_kl=0.1, bf16="true", learning_rate=1e-2, max_steps=2, save_strategy="no", **how
+        )
+        first, second = (line for line in self.lines(out) if "reward" in line)
+        self.assertAlmostEqual(first["reward_kl_nats"], 0.0, places=6)
+        self.assertGreater(abs(second["reward_kl_nats"]), 1e-5)
 
     def test_the_reference_of_low_rank_matrices_is_their_base(self):
         out, printed, _ = self.run_script(
