@@ -253,6 +253,11 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         return other
 
     @property
+    def should_save(self) -> bool:
+        """Whether this process writes: none in a dry run, where Trainer would make the output folder."""
+        return not self.dry_run and super().should_save
+
+    @property
     def groups(self) -> tuple:
         """The dataclasses of flags that `refuse` looks at: these, and those of all features."""
         return self, *self.features.all

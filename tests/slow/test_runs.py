@@ -144,7 +144,7 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertRegex(out, r"memory +[0-9.]+ .* available")
         self.assertRegex(out, r"disk +[0-9.]+ .* free")
         self.assertIn("--dry_run: nothing was trained or written", out)
-        self.assertEmpty(self.files())
+        self.assertFalse(self.out.exists())
 
     @parameterized.parameters(
         ([], r"peak 0\.02 \(the default of pre-training from scratch: docs/defaults.md\)"),
