@@ -8,7 +8,6 @@ scores.py has the rewards, methods.py the losses, learning.py a step, its log an
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -150,12 +149,12 @@ class Rewards(Feature):
 
     def read(self, tasks: list, tokenizer: Any) -> None:
         from features.rewards.methods import Method
-        from features.rewards.scores import AllReferences
+        from features.rewards.scores import with_all_references
         from tasks.examples import answer_length, class_label_ids, references_of
 
         (task,) = tasks
         self.entry, self.tokenizer = task.entry, tokenizer
-        self.train_rows = AllReferences(task.entry, task.rows["train"])
+        self.train_rows = with_all_references(task.entry, task.rows["train"])
         longest = answer_length(task.entry, class_label_ids(task.entry, tokenizer))
         self.method = Method(
             self.reward_method,
@@ -168,7 +167,7 @@ class Rewards(Feature):
             self.reward_clip,
             self.supervised_share,
         )
-        rows = list(islice(self.train_rows, _TRIED))
+        rows = self.train_rows[:_TRIED]
         targets = [one if isinstance(one, str) else one[0] for one in references_of(self.entry, rows)[0]]
         try:
             self.scorer(targets, rows)

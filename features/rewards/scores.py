@@ -50,26 +50,17 @@ _OWN = {"length": length, **{name: _sentence(name) for name in ("sentence_bleu",
 _KNOWN = (*_OF_ROWS, *_OWN, OF_ENTRY)
 
 
-class AllReferences:
+def with_all_references(entry: dict, rows: list[dict]) -> list[dict]:
     """Training rows, each with the targets of all rows of its source, of which training has a row for each: "y" and "z"
-    become ["y", "z"] in both rows. Classes and numbers stay as they are. Rows are read when they are asked for."""
-
-    def __init__(self, entry: dict, rows: Sequence[dict]):
-        self.target, self.rows, self.texts = entry["target"], rows, {}
-        places: dict[int, list[int]] = defaultdict(list)
-        for place, row in enumerate(rows if entry["target_type"] == "text" else ()):
-            places[hash(source_text(entry, row))].append(place)
-        for alike in places.values():
-            if len(alike) > 1:
-                texts = [text for place in alike for text in reference_texts("", entry, rows[place])]
-                self.texts |= dict.fromkeys(alike, texts)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, place: int) -> dict:
-        row = self.rows[place]
-        return row | {self.target: self.texts[place]} if place in self.texts else row
+    become ["y", "z"] in both rows. Classes and numbers stay as they are."""
+    if entry["target_type"] != "text":
+        return rows
+    target, sources = entry["target"], [source_text(entry, row) for row in rows]
+    texts: dict[str, list[str]] = defaultdict(list)
+    for source, row in zip(sources, rows, strict=True):
+        texts[source] += reference_texts("", entry, row)
+    pairs = zip(rows, (texts[source] for source in sources), strict=True)
+    return [row | {target: several} if len(several) > 1 else row for row, several in pairs]
 
 
 class Reward:

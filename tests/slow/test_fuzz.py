@@ -15,6 +15,7 @@ import os
 import random
 import resource
 import subprocess
+import sys
 import time
 import typing
 from pathlib import Path
@@ -310,20 +311,22 @@ class FilesTest(FuzzCase):
 class ProcessTest(FuzzCase):
     """Whole scripts: what only a process shows."""
 
-    def run_script(self, *argv: str | bytes, **environment) -> subprocess.CompletedProcess:
+    def run_script(self, *argv: str | bytes, python: str | None = None, **environment) -> subprocess.CompletedProcess:
         small = (
             f"--config_name tiny --config_overrides {OVERRIDES} --vocab_size 300 --input_seq_length 32 --max_steps 2"
         )
         small += " --per_device_train_batch_size 2 --report_to none --eval_strategy no --data_cache_dir cache"
-        command = [warm_python(), ROOT / "pre_train_t5.py", *argv, *small.split()]
+        command = [python or warm_python(), ROOT / "pre_train_t5.py", *argv, *small.split()]
         return subprocess.run(
             command, env=os.environ | environment, capture_output=True, timeout=120, text=True, errors="replace"
         )
 
-    def test_a_folder_with_letters(self):
+    def test_a_folder_with_letters_and_the_locale_c(self):
         Path("ordner_ä").mkdir()
         Path("ordner_ä/text.txt").write_text("\n".join(sentences(400)))
-        done = self.run_script("--train_file", "ordner_ä/text.txt", "--output_dir", "ordner_ä/out")
+        done = self.run_script(
+            "--train_file", "ordner_ä/text.txt", "--output_dir", "ordner_ä/out", python=sys.executable, LC_ALL="C"
+        )
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_names_that_are_no_utf_8(self):
