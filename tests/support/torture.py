@@ -74,8 +74,7 @@ _STOPS = (
 )
 _STOPS += "--metric_for_best_model loss --early_stopping_patience 3 --save_total_limit 9"
 _TWO = "--per_device_train_batch_size 2"
-KINDS = {name: Kind(name) for name in ("pre_train", "fine_tune", "mixture", "fine_tune_stream", "preferences")}
-KINDS["rewards"] = Kind("rewards")
+KINDS = {name: Kind(name) for name in "pre_train fine_tune mixture fine_tune_stream preferences rewards".split()}
 KINDS |= {"early_stopping": Kind("pre_train", _STOPS), "stream_spans": Kind("pre_train_stream")}
 KINDS |= {f"stream_{name}": Kind("pre_train_stream", f"--objective {name}") for name in ("prefix_lm", "ul2")}
 KINDS |= {"stream_documents": Kind("pre_train_stream", "--packing documents")}
