@@ -74,7 +74,7 @@ class RepositoryTest(parameterized.TestCase):
         packages = {".".join(("t5_foundry", *folder.parts)) for folder in folders} | {"t5_foundry"}
         self.assertCountEqual(PROJECT["tool"]["setuptools"]["packages"], packages)
 
-    @parameterized.parameters(*((name,) for name in ("plot_runs", "adapt_decoder")))
+    @parameterized.parameters(*((name,) for name in ("evaluate_t5", "plot_runs", "adapt_decoder")))
     def test_a_command_is_the_script_of_its_name(self, name):
         started = mock.Mock(side_effect=SystemExit)
         argv = [f"/somewhere/bin/{name}", "--runs", "a b"]
