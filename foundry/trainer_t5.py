@@ -177,7 +177,6 @@ class T5Trainer(FiniteTrainer):
     def _finalize_training(self, *args, **kwargs):
         """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. Such a run prints no
         closing line, does not load the best model and does not delete the checkpoint just saved."""
-        self._stop_if_non_finite()
         self._make_owed_evaluation()
         if self.preemption.reason is not None:
             self._leave()
@@ -235,7 +234,6 @@ class T5Trainer(FiniteTrainer):
         """Ends the run with a UserError when any rank's stream cannot be read any further, or with exit code 1 when a
         data worker was killed. Saves the state from before the step, unless it is saved already or the run has made no
         step. place: where the step began in the stream; None without a stream."""
-        self._stop_if_non_finite()
         step = self.state.global_step
         is_new = step > 0 and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
         errors, are_new = zip(*gather_object([(error, is_new)]), strict=True)
@@ -264,8 +262,6 @@ class T5Trainer(FiniteTrainer):
         take longer than the job still has. The state from before the evaluation is saved, with a note
         (owed_evaluation) by which the run that resumes makes the evaluation."""
         control = self.control
-        if control.should_log or control.should_save or control.should_evaluate or control.should_training_stop:
-            self._stop_if_non_finite()
         if self.preemption.reason is not None and control.should_evaluate:
             control.should_evaluate = False
             self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}

@@ -28,12 +28,9 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     sliced: ZeRO-1 or 2 will replace each group's tensors by this rank's flat slice of them. Every tensor then gets a
     group of its own, and its RMS is taken from the model's tensor, which these stages keep whole.
 
-    found_inf (an attribute, as in torch's fused optimizers): a float32 number on the device. If it is 1, weights and
-    moments do not change. The host need not wait for it: once it learns of the 1, it calls `uncount_step`. ValueError
-    if lr, eps or betas are out of range.
+    ValueError if lr, eps or betas are out of range.
     """
 
-    _step_supports_amp_scaling = True  # torch's name for an optimizer that reads found_inf
     together = 2**25  # numbers updated at a time on a GPU, where one kernel per tensor would be too many
 
     def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3, sliced=False):
@@ -50,40 +47,31 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     def step(self, closure=None):
         """One update of all parameters that have a gradient; returns the closure's loss, if one is given."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        self._counted = []
         for group in self.param_groups:
             self._update_group(group)
         return loss
-
-    def uncount_step(self) -> None:
-        """Takes the last step back from the tensors' step counts, if `found_inf` turned out to be 1 in it."""
-        for state in self._counted:
-            state["step"] -= 1
 
     def _update_group(self, group: dict) -> None:
         params = [p for p in group["params"] if p.grad is not None]
         if not params:
             return
-        found_inf = getattr(self, "found_inf", None)
         rates = _sizes([self._whole[group["whole"]]] if self._whole else params, group["min_rms"])
         rates = [rate.to(p.device) for rate, p in zip(rates, params, strict=True)]
         torch._foreach_mul_(rates, group["lr"])
         if decay := group["lr"] * group["weight_decay"]:
-            kept = 1 - decay if found_inf is None else (1 - decay * (1 - found_inf.double())).float()  # 1 if found_inf
-            torch._foreach_mul_([_here(p) for p in params], kept)
+            torch._foreach_mul_([_here(p) for p in params], 1 - decay)
         by_steps = {}  # {steps taken: places of the tensors}, nearly always one entry
         for place, p in enumerate(params):
             state = self.state[p]
             if not state:
                 state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
             state["step"] += 1
-            self._counted.append(state)
             by_steps.setdefault(state["step"], []).append(place)
         (beta1, beta2), together = group["betas"], self.together * params[0].is_cuda
         for taken, places in by_steps.items():
             # torch's kernel adds eps to sqrt(v) after the bias correction, the class's rule before it.
             rule = dict(beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"] / math.sqrt(1 - beta2**taken))
-            rule |= dict(amsgrad=False, maximize=False, found_inf=found_inf)
+            rule |= dict(amsgrad=False, maximize=False)
             count = torch.full((), float(taken), device=params[0].device)
             for part in _parts([params[place].numel() for place in places], together):
                 chosen = [places[i] for i in part]
@@ -179,11 +167,9 @@ class MuonWithAdamW(AdamWRMSScaled):
     it is as large as AdamW's, whatever the matrix's shape. Like all steps here it is multiplied by
     max(1e-3, rms(tensor)), so that one learning rate fits all tensors. Without this factor T5's query projections,
     which begin eight times smaller than the others, outgrow them (results/LOG.md). T5's hundreds of matrices have two
-    shapes, so they are orthogonalised in stacks. Muon's rule does not read `found_inf`. Weight decay is decoupled.
-    (Jordan et al. 2024; Liu et al. 2025, "Muon is scalable for LLM training".)
+    shapes, so they are orthogonalised in stacks. Weight decay is decoupled. (Jordan et al. 2024; Liu et al. 2025, "Muon
+    is scalable for LLM training".)
     """
-
-    _step_supports_amp_scaling = False
 
     def __init__(self, params, matrices: set[int], lr=2e-2, momentum=0.95, **options):
         """matrices: id() of the tensors that Muon updates. Raises ValueError if none of `params` is among them."""
