@@ -208,7 +208,7 @@ class BenchmarkArguments:
     network: float | None = option(None, "GB/s between machines, for each GPU. Not set: the same.", above=0)
     disk: float = option(2.0, "GB/s at which a process writes a checkpoint, assumed.", above=0)
     accumulation: int = option(1, "Micro-batches of a step.", at_least=1)
-    attention: str = option(attention_names()[-1], "Of the plan.", choices=attention_names())
+    attention: str = option("sdpa", "Of the plan.", choices=attention_names())
     optim: str = option("adamw_torch", "Of the plan.", choices=OPTIMIZERS)
     mfu: float = option(MFU, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
 

@@ -80,7 +80,7 @@ LADDER = (
     Rung("compile", "dropout_0", "torch.compile", dict(compile=True)),
     Rung("eager", "compile", "eager attention", dict(attention="eager")),
     Rung("fused_attention", "eager", "t5_fused attention (CPU: as --speed)", _OURS),
-    Rung("ours", "fused_attention", "RMS-scaled AdamW: as --speed auto", dict(optimizer="adamw_rms_scaled")),
+    Rung("ours", "fused_attention", "RMS-scaled AdamW", dict(optimizer="adamw_rms_scaled")),
     Rung(TOP, "ours", "twice the batch", _TWICE),
     Rung("bf16_residual", "ours", "bfloat16 residual stream", dict(bf16_residual=True)),
     Rung("peer_batch_2x", "eager", "the peer above with twice the batch", _TWICE),

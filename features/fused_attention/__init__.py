@@ -8,4 +8,4 @@ triton_bias_gradient.py have the gradient. `--speed auto` chooses it on a GPU wh
 """
 
 FEATURE = {}  # --attn_implementation is the core's, with a value for each feature that offers one
-ATTENTIONS = {"t5_fused": "attention:OFFER"}
+ATTENTIONS = {"t5_fused": "attention:kernel_of"}

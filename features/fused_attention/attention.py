@@ -16,9 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from features.fused_attention.kernel_choice import PROBE_TOLERANCE, added_scores, attention, kernels_of, slow_part
+from features.fused_attention.kernel_choice import PROBE_TOLERANCE, added_scores, attention, kernels_of
 from foundry.common.processes import print_once
-from foundry.modeling.attentions import Attention
+from foundry.modeling.attentions import Case
 
 T5_FUSED = "t5_fused"
 
@@ -112,6 +112,10 @@ def _hand_over(reason: str) -> bool:
     return True
 
 
+def kernel_of(case: Case) -> str:
+    """The kernel that a case runs on."""
+    return kernels_of(case).kernel
+
+
 AttentionInterface.register(T5_FUSED, t5_fused_attention)
 AttentionMaskInterface.register(T5_FUSED, t5_fused_mask)
-OFFER = Attention(slow_part, lambda case: kernels_of(case).kernel)

@@ -111,16 +111,6 @@ def kernels_of(case: Case) -> Chosen:
     return _choice(case, torch.are_deterministic_algorithms_enabled(), **_wanted)
 
 
-def slow_part(cases: list[Case]) -> str | None:
-    """Why one of these cases would run on plain tensor algebra, which on a GPU is slower than any library kernel; None
-    if all have library kernels."""
-    for case in cases:
-        chosen = kernels_of(case)
-        if case.device.type == "cuda" and "torch" in (chosen.kernel, chosen.gradient):
-            return "; ".join(chosen.passed_over) or f"its Triton kernel needs {triton_lacks()}"
-    return None
-
-
 @functools.cache
 def _choice(case: Case, strict: bool, kernel: str | None = None, gradient: str | None = None) -> Chosen:  # noqa: ARG001
     queries, keys, heads, width = case.shape

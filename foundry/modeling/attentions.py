@@ -1,7 +1,6 @@
 """The attentions that --attn_implementation may name: transformers' own, and those that features offer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,20 +21,13 @@ class Case(NamedTuple):
     causal: bool
 
 
-@dataclass(frozen=True)
-class Attention:
-    """An attention that a feature offers: an entry of `ATTENTIONS` in its `__init__.py`. It has no dropout.
-
-    Importing it makes its name known to transformers. slow_part: why this machine would run one of the cases slowly, or
-    None. kernel: the kernel that a case runs on.
-    """
-
-    slow_part: Callable[[list[Case]], str | None]
-    kernel: Callable[[Case], str]
+# What a feature offers by an entry of `ATTENTIONS` in its `__init__.py`. Importing it makes its name known to
+# transformers, and it returns the kernel that a case runs on. It has no dropout.
+Attention = Callable[[Case], str]
 
 
 def attention_names() -> tuple[str, ...]:
-    """The values of --attn_implementation. The last is the fastest for training on a GPU."""
+    """The values of --attn_implementation: transformers' own, then those of features."""
     return (*ATTENTION_IMPLEMENTATIONS, *offered("ATTENTIONS"))
 
 

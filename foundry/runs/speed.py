@@ -224,7 +224,7 @@ def _form(gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict) -> 
     return next(filter(None, (feature.choose_form(*where) for feature in args.features)), None)
 
 
-def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dict) -> tuple[str, str]:
+def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: dict) -> tuple[str, str]:
     family = family_of(job.config)
     if family.attentions is not None:
         return job.attention, f"{family.names}'s own"
@@ -233,30 +233,14 @@ def _attention(gpu: Gpu | None, job: Job, args, _launcher: Launcher, chosen: dic
     if gpu is None:
         most = "at most" if job.source <= EAGER_ON_A_CPU else "more than"
         return attention_on_a_cpu(job.source), f"a CPU, and sources of {most} {EAGER_ON_A_CPU} tokens"
-    reason = "transformers' fastest"
-    for name, load in offered("ATTENTIONS").items():
-        if not gpu.is_recent:
-            reason = f"{name}'s Triton kernel needs compute capability 8"
-        elif job.dropout:
-            reason = f"{name} needs dropout 0, not {job.dropout:g}"
-        elif slow := not args.assume_gpu and load().slow_part(_cases(job, args.device, chosen["bf16"].value)):
-            reason = f"{name} cannot be used: {slow}"
-        else:
-            return name, "dropout is 0"
-    return "sdpa", reason
+    return "sdpa", "transformers' fastest"
 
 
-def _cases(job: Job, device: torch.device, bf16: bool) -> list[Case]:
-    """The cases that the attention kernels must support: encoder, decoder and cross-attention, over whole rows."""
-    padded, packed = job.shapes != 1 or job.packed is not None, job.packed is not None
-    s, t, size = job.source, job.target, (job.config.num_heads, job.config.d_kv)
-    kinds = (
-        (s, s, (padded, True), False),
-        (t, t, (packed, True), not packed),
-        (t, s, (True, False) if padded else None, False),
-    )
+def _encoder_case(job: Job, device: torch.device, bf16: bool) -> Case:
+    """What the attention kernel of the encoder must support, over whole rows."""
+    padded = job.shapes != 1 or job.packed is not None
     dtype = torch.bfloat16 if bf16 else torch.float32
-    return [Case(device, dtype, (queries, keys, *size), own, causal) for queries, keys, own, causal in kinds]
+    return Case(device, dtype, (job.source, job.source, job.config.num_heads, job.config.d_kv), (padded, True), False)
 
 
 def attention_on_a_cpu(source: int) -> str:
@@ -402,7 +386,7 @@ def _decided(gpu: Gpu | None, launcher: Launcher, job: Job, args) -> Speed:
     values = {choice.name: choice.value for choice in choices}
     name = values["attn_implementation"]
     if (load := offered("ATTENTIONS").get(name)) and not (job.dropout or args.assume_gpu):
-        kernel = load().kernel(_cases(job, args.device, values["bf16"])[0])
+        kernel = load()(_encoder_case(job, args.device, values["bf16"]))
         choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == name else c for c in choices]
     batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))
     chosen = {name: values[name] for name in ("bf16", "torch_compile", *_OF_FLAGS) if name in values}

@@ -19,13 +19,11 @@ from foundry.arguments.training import GPUS, FineTuningArguments, PreTrainingArg
 from foundry.common import processes
 from foundry.common.reports import read_json
 from foundry.model_t5 import build_config, create_model, set_attention
-from foundry.modeling.attentions import Attention, attention_names
 from foundry.runs import memory, speed
 from foundry.runs.memory import Gpu, Launcher, find_gpu, peaks_of
 from foundry.runs.speed import Batches, Choice, Job, choose, decide_speed, use_speed
 
 BASE = build_config("t5-v1_1-base", None)
-FASTEST = attention_names()[-1]  # t5_fused, where its folder is there
 LONGT5 = LongT5Config()
 JOB = dict(config=BASE, source=512, target=114, shapes=1, steps=65_536, weights=parameter_shapes(BASE))
 
@@ -45,18 +43,18 @@ def chosen(gpu: str | None, given: dict | None = None, launcher: Launcher | None
 
 class ChoiceTest(parameterized.TestCase):
     @parameterized.parameters(
-        # GPU -> bf16, attention, compiled, micro-batch of 128 sequences, TF32
-        ("h200", True, FASTEST, True, (128, 1), True),
-        ("h100", True, FASTEST, True, (128, 1), True),
-        ("a100", True, FASTEST, True, (128, 1), True),
-        ("rtx4090", True, FASTEST, True, (32, 4), True),
-        ("l4", True, FASTEST, True, (32, 4), True),
-        ("t4", False, "sdpa", False, (16, 8), False),
+        # GPU -> bf16, compiled, micro-batch of 128 sequences, TF32
+        ("h200", True, True, (128, 1), True),
+        ("h100", True, True, (128, 1), True),
+        ("a100", True, True, (128, 1), True),
+        ("rtx4090", True, True, (32, 4), True),
+        ("l4", True, True, (32, 4), True),
+        ("t4", False, False, (16, 8), False),
     )
-    def test_pre_training_base(self, gpu, bf16, attention, compiled, micro_batch, tf32):
+    def test_pre_training_base(self, gpu, bf16, compiled, micro_batch, tf32):
         found = chosen(gpu)
         self.assertEqual(found["bf16"].value, bf16)
-        self.assertEqual(found["attn_implementation"].value, attention)
+        self.assertEqual(found["attn_implementation"].value, "sdpa")
         self.assertEqual(found["torch_compile"].value, compiled)
         self.assertEqual(found["micro-batch"].value, micro_batch)
         self.assertEqual("float32 products" in found, tf32)
@@ -70,7 +68,6 @@ class ChoiceTest(parameterized.TestCase):
 
     @parameterized.parameters(
         # what is so, flag -> value, part of the reason
-        (dict(job=dict(dropout=0.1)), "attn_implementation", "sdpa", "needs dropout 0, not 0.1"),
         (dict(job=dict(shapes=0)), "torch_compile", False, "--length_buckets 4"),
         (dict(job=dict(shapes=4, steps=-1)), "torch_compile", True, "4 shapes"),
         (dict(job=dict(steps=300)), "torch_compile", False, "cost more than it saves"),
@@ -142,34 +139,6 @@ class ChoiceTest(parameterized.TestCase):
                 check_training(args, "pre-training from scratch")
         self.assertFalse(found.value)
         self.assertRegex(found.reason, f"compiling needs {lacks[0 if gpu else -1]}")
-
-    @parameterized.parameters(
-        # kind of run -> the cases asked for: (queries, keys), (own of examples, of heads), causal
-        ({}, [((512, 512), (False, True), False), ((114, 114), (False, True), True), ((114, 512), None, False)]),
-        (
-            dict(shapes=0),
-            [((512, 512), (True, True), False), ((114, 114), (False, True), True), ((114, 512), (True, False), False)],
-        ),
-        (
-            dict(packed="--packing true"),
-            [((512, 512), (True, True), False), ((114, 114), (True, True), False), ((114, 512), (True, False), False)],
-        ),
-    )
-    def test_a_kernel_that_is_wrong_or_missing_means_sdpa(self, job, cases):
-        seen = []
-
-        def slow(asked):
-            seen.extend((case.shape[:2], case.own, case.causal) for case in asked)
-            self.assertEqual({(case.dtype, case.shape[2:]) for case in asked}, {(torch.bfloat16, (12, 64))})
-            return "triton: its d(bias) at 512 x 512 is off by 0.5"
-
-        gpu = Gpu("NVIDIA H100", 80e9, (9, 0))
-        fused = Attention(slow, mock.Mock())
-        with mock.patch.object(speed, "offered", lambda _: {"t5_fused": lambda: fused}):
-            found = choose(gpu, Job(**JOB | job), arguments(), Launcher(cores=16))
-        wanted = "t5_fused cannot be used: triton: its d(bias) at 512 x 512 is off by 0.5"
-        self.assertIn(Choice("attn_implementation", "sdpa", wanted), found)
-        self.assertEqual(seen, cases)
 
     def test_a_given_attention_wins(self):
         args = arguments(assume_gpu="h200")
@@ -387,7 +356,7 @@ class AppliedTest(parameterized.TestCase):
         line = next(line for line in out.splitlines() if line.startswith("speed"))
         for part in (
             "bf16 on (the H200 computes in it)",
-            f"attn_implementation {FASTEST} (",
+            "attn_implementation sdpa (",
             "torch_compile on (all batches have one shape)",
             "micro-batch 128 x 1 (",
             "float32 products high",
@@ -420,7 +389,7 @@ class AppliedTest(parameterized.TestCase):
             self.assertEqual(vars(args), before, "deciding changes nothing")
             use_speed(decided, model, args)
         args = args.replaced(**decided.flags(args))
-        model.set_attn_implementation.assert_called_once_with(FASTEST)
+        model.set_attn_implementation.assert_called_once_with("sdpa")
         self.assertTrue(args.torch_compile)
         self.assertEqual(args.torch_compile_backend, "inductor")
         self.assertEqual((args.per_device_train_batch_size, args.gradient_accumulation_steps), (128, 1))
