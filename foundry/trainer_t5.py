@@ -40,7 +40,7 @@ from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.training.batching import BucketCollator, PackingCollator
-from foundry.training.flow import FlowCallback, LossTermsCallback, PrecompileCallback, ResumeCallback
+from foundry.training.flow import FlowCallback, LossTermsCallback, ResumeCallback
 from foundry.training.non_finite import FiniteTrainer
 from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from foundry.training.preemption import EvaluationStopped, PreemptionCallback, worker_has_ended
@@ -143,8 +143,6 @@ class T5Trainer(FiniteTrainer):
             self.feature_callbacks.append(LossTermsCallback(self, names))
         for callback in self.feature_callbacks:
             self.add_callback(callback)
-        if args.precompile:
-            self.add_callback(PrecompileCallback())
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """Overrides Trainer to make the schedule as training/optimizers.py defines it."""

@@ -134,7 +134,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
     check_folder("--output_dir", args.output_dir)
     groups = [ModelArguments, TaskArguments, FineTuningArguments]
     _, task_args, training_args = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
-    for name in ("dry_run", "precompile", "assume_gpu"):
+    for name in ("dry_run", "assume_gpu"):
         if getattr(training_args, name):
             hint = "; give --dry_run before the --" if name == "dry_run" else ""
             raise UserError(f"-- --{name}: such a run trains no model, and the report has no numbers of it{hint}")

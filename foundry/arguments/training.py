@@ -89,7 +89,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "dataloader_num_workers packing length_buckets train_sampling_strategy",
         "optimizer and schedule": "optim learning_rate learning_rate_batch lr_scheduler_type warmup_steps "
         "warmup_start_factor final_learning_rate_factor weight_decay max_grad_norm z_loss",
-        "speed and memory": "speed assume_gpu bf16 torch_compile precompile activation_checkpointing deepspeed "
+        "speed and memory": "speed assume_gpu bf16 torch_compile activation_checkpointing deepspeed "
         "loss_chunk_size bf16_residual generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
@@ -182,7 +182,6 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     )
     _VALID_DICT_FIELDS = [*Seq2SeqTrainingArguments._VALID_DICT_FIELDS, "activation_checkpointing_kwargs"]
     generation_cache: str = option("dynamic", "Cache of generate; static: compiled.", choices=("dynamic", "static"))
-    precompile: bool = option(False, "Only run two steps, to fill the cache of --torch_compile.")
     speed: str = option("auto", "Choose attention, compilation and more for the machine.", choices=SPEEDS)
     assume_gpu: str | None = option(None, "With --dry_run: plan for this GPU.", choices=tuple(GPUS))
 
@@ -381,7 +380,6 @@ _RULES = (
         "its CUDA graphs overwrite the gradients of the forward pass before, which accumulation needs; give "
         "--gradient_accumulation_steps 1 instead of {gradient_accumulation_steps}, or leave the mode out",
     ),
-    ("precompile", lambda args: not args.torch_compile, "fills the cache of --torch_compile: give both"),
     # The rules from here on read the schedule, which check_training chooses before it checks them.
     (
         "warmup_start_factor final_learning_rate_factor",
@@ -439,8 +437,7 @@ def decide_features(args: T5TrainingArguments, *groups: Any) -> None:
 
 
 def check_training(args: T5TrainingArguments, job: str) -> None:
-    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS, and those that --precompile needs.
-    UserError for contradictions."""
+    """Sets flags that are not given to the defaults of `job` in TRAINING_DEFAULTS. UserError for contradictions."""
     for name in args.report_to:
         if name in INTEGRATION_TO_CALLBACK and name not in get_available_reporting_integrations():
             raise UserError(f"--report_to {name}: its package is not installed: install it, or give --report_to none")
@@ -463,10 +460,6 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         check_warmup(args, args.max_steps)
     if args.torch_compile:
         _check_compiler(args)
-    if args.precompile:
-        args.save_strategy, args.eval_strategy, args.report_to = SaveStrategy.NO, IntervalStrategy.NO, []
-        args.load_best_model_at_end, args.early_stopping_patience = False, None
-        args.max_steps = args.max_steps if args.max_steps < 1 else max(2, args.max_steps)
 
 
 def _choose_schedule(args: T5TrainingArguments, defaults: dict) -> None:

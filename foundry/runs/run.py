@@ -115,8 +115,8 @@ class TrainingRun(Run):
         """Installs our callbacks, prints the plan, checks memory and disk, tells the features and writes run.json.
 
         Unless the run resumes, the files of an earlier one are deleted once all checks have passed. `--dry_run` ends
-        the process after the plan; under `--precompile` the two steps that follow write no file. UserError for too
-        little disk or memory, too many unknown tokens, other features than before, or a schedule that does not fit.
+        the process after the plan. UserError for too little disk or memory, too many unknown tokens, other features
+        than before, or a schedule that does not fit.
         """
         args, data = self.args, self.data
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
@@ -167,8 +167,6 @@ class TrainingRun(Run):
             print_once("--dry_run: nothing was trained or written")
             finish_process_group()
             raise SystemExit(0)
-        if args.precompile:  # two steps follow, which write nothing but the compiler's cache
-            return
         if is_first_process():
             self.output_dir.mkdir(parents=True, exist_ok=True)
         lock_output_dir(args)
@@ -192,10 +190,9 @@ class TrainingRun(Run):
         peak = device_peak_flops(args.device, args.bf16)
         peak = peak and peak * ranks
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, self._flops(), peak, ranks)]
-        if is_first_process() and not args.precompile:
+        if is_first_process():
             further = [name for feature in args.features for name in feature.curves]
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir, further)]
-        if is_first_process():
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:
             callbacks.append(PatienceCallback(args.early_stopping_patience))

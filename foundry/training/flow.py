@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch._inductor.codecache import cache_dir
 from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
-from foundry.common.processes import finish_process_group, print_once
+from foundry.common.processes import print_once
 from foundry.modeling.layers import checkpoint_blocks_only
 
 
@@ -139,13 +138,3 @@ class FlowCallback(DefaultFlowCallback):
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if not self.has_ended and self.trainer.preemption.reason is None:  # left early, such as by early stopping
             super().on_epoch_end(args, state, control, **kwargs)
-
-
-class PrecompileCallback(TrainerCallback):
-    """Ends a run with `--precompile` after two steps, when the compiler's cache is filled."""
-
-    def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
-        if state.global_step >= 2:
-            print_once(f"--precompile: compiled in two steps and kept in {cache_dir()}; nothing else was written")
-            finish_process_group()
-            raise SystemExit(0)

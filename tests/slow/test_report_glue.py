@@ -343,7 +343,6 @@ class FlagsTest(TestCase):
         ("unknown", [], ("--num_epochs", "3"), "cola", "--num_epochs: no such flag; did you mean --num_train_epochs"),
         ("value", [], ("--weight_decay", "much"), "cola", "weight_decay"),
         ("dry", [], ("--dry-run",), "cola", "-- --dry_run: such a run trains no model.*; give --dry_run before the --"),
-        ("precompile", [], ("--precompile", "--torch_compile"), "cola", "-- --precompile: such a run trains no model"),
         ("no_evaluation", [], ["--eval_strategy=no", "--no_load_best_model_at_end"], "cola", "-- --eval_strategy no: "),
         ("no_data", [], (), "rte", "no file RTE/train.tsv"),
         ("missing_recipe", [], (), "cola", None),

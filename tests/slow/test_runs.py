@@ -92,17 +92,15 @@ class LastEvaluationTest(parameterized.TestCase):
 
 class CallbacksOfARunTest(parameterized.TestCase):
     @parameterized.parameters(
-        ("0", False, ["Throughput", "MetricsFile", "LossCurve", "T5Progress", "Tie"]),
-        ("0", True, ["Throughput", "T5Progress", "Tie"]),  # two steps of --precompile leave no file
-        ("1", False, ["Throughput", "Tie"]),
+        ("0", ["Throughput", "MetricsFile", "LossCurve", "T5Progress", "Tie"]),
+        ("1", ["Throughput", "Tie"]),
     )
-    def test_files_and_bars_are_rank_0_s(self, rank, precompile, expected):
+    def test_files_and_bars_are_rank_0_s(self, rank, expected):
         args = SimpleNamespace(
             world_size=2,
             device=torch.device("cpu"),
             bf16=False,
             fsdp=None,
-            precompile=precompile,
             early_stopping_patience=None,
             features=NO_FEATURES,
         )

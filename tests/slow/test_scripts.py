@@ -256,13 +256,6 @@ class PreTrainTest(ScriptTest):
         with mock.patch.object(pre_train_t5.T5Trainer, "train", side_effect=error):
             self.assert_refused(message, pre_train_t5.main, **flags)
 
-    def test_precompile_leaves_nothing_but_the_compilers_cache(self):
-        flags = pre_training_flags(self.folder / "run", max_steps=1, save_steps=1, precompile=True)
-        words = argv_of(flags | dict(torch_compile_backend="aot_eager"))
-        self.assertIn("--precompile: compiled in two steps and kept in", run_main(pre_train_t5.main, *words, code=0)[1])
-        self.assertEmpty(list((self.folder / "run").glob("*")))
-        self.assert_refused("--precompile True: fills the cache of --torch_compile", pre_train_t5.main, **flags)
-
 
 # ---------------------------------------------------------------- fine-tuning
 def topic_rows(count: int, seed: int) -> list[dict]:

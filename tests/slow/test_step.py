@@ -402,7 +402,6 @@ class RunTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("--bf16_residual True: needs --bf16", dict(bf16_residual=True)),
-        ("--precompile True: fills the cache of --torch_compile", dict(precompile=True)),
         ("--z_loss -1.0: must be at least 0", dict(z_loss=-1.0)),
         ("--loss_chunk_size -1: must be at least 0", dict(loss_chunk_size=-1)),
         ("--generation_cache quantized: must be one of dynamic, static", dict(generation_cache="quantized")),
