@@ -115,8 +115,8 @@ class TrainingRun(Run):
         """Installs our callbacks, prints the plan, checks memory and disk, tells the features and writes run.json.
 
         Unless the run resumes, the files of an earlier one are deleted once all checks have passed. `--dry_run` ends
-        the process after the plan. UserError for too little disk or memory, too many unknown tokens, other features
-        than before, or a schedule that does not fit.
+        the process after the plan. UserError for too little disk or memory, too many unknown tokens, other
+        features than before, or a schedule that does not fit.
         """
         args, data = self.args, self.data
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
