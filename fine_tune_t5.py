@@ -96,7 +96,7 @@ def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
     model, data, args, tasks = parse_flags(argv)
     packed = "--packing true" if args.packing else None
     tokenizer = named_tokenizer(model)
-    batches = Batches(*tasks.most_tokens(tokenizer), args.length_buckets, packed, packable=tasks.packable)
+    batches = Batches(*tasks.most_tokens(tokenizer), 0, packed, packable=tasks.packable)
     title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
     return settle(title, model, data, args, tokenizer, batches, args.features.dropout), tasks
 

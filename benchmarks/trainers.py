@@ -39,11 +39,11 @@ from foundry.modeling.generation_settings import set_generation_length
 from foundry.modeling.segment_masks import enable_packing
 from foundry.runs.speed import MOST_WORKERS, PREFETCHED, Batches, decide_speed, job_of, use_speed
 from foundry.trainer_t5 import T5Trainer
-from foundry.training.batching import BucketCollator, PackingCollator, bucket_lengths
+from foundry.training.batching import OneShapeCollator, PackingCollator, round_up
 
 CHUNKS = 4096  # chunks of random tokens, on which all ways to pre-train train
 LONG_RUN = 65_536  # --speed chooses as for a run of this many steps
-BUCKETS, CLASSES = 4, 4  # length buckets and classes of the classifier
+CLASSES = 4  # of the classifier
 LABEL_LENGTHS = (2, 3)  # tokens of its class labels, EOS included
 
 
@@ -52,7 +52,7 @@ class Way:
     """A way to train, with T5Trainer (ours) or Seq2SeqTrainer.
 
     pads: how fine-tuning pads its rows: "all" to --source_length, those of a "batch" to its longest; with T5Trainer
-    also "buckets" (to one of four lengths) and "packs" (several examples into a row). flags: training arguments.
+    also "packs" (several examples into a row). flags: training arguments.
     compiled: whether the model is compiled; such a way is only measured with --compile.
     """
 
@@ -80,18 +80,17 @@ PRE_TRAINING = {
 }
 _SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
-_FAST = dict(pads="buckets", ours=True, attention=attention_names()[-1])
+_FAST = dict(ours=True, attention=attention_names()[-1])
 _LEAN = dict(bf16_residual=True, torch_compile=True)
-_COMPILED = "the same, --torch_compile, bf16 residual stream"
+_COMPILED = "the same, padded to one length, --torch_compile, bf16 residual stream"
 _GRAPHS = _LEAN | dict(torch_compile_mode="reduce-overhead")
 FINE_TUNING = {
     "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all", dropout=0.1),
     "by_length": Way(_SORTED, "batch", _BY_LENGTH, dropout=0.1),
-    "buckets": Way(f"T5Trainer, --length_buckets {BUCKETS}", "buckets", dropout=0.1, ours=True),
     "packing": Way("T5Trainer, --packing true", "packs", dropout=0.1, ours=True),
-    "t5_fused": Way("T5Trainer with buckets, --dropout_rate 0 --attn_implementation t5_fused", **_FAST),
-    "compiled": Way(_COMPILED, flags=_LEAN, compiled=True, **_FAST),
-    "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", flags=_GRAPHS, compiled=True, **_FAST),
+    "t5_fused": Way("the same, --dropout_rate 0 --attn_implementation t5_fused", "packs", **_FAST),
+    "compiled": Way(_COMPILED, "all", flags=_LEAN, compiled=True, **_FAST),
+    "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", "all", flags=_GRAPHS, compiled=True, **_FAST),
 }
 
 
@@ -262,8 +261,8 @@ def measure_classifier(args: Namespace) -> dict:
             enable_packing(model)
             collator = PackingCollator(*tokens, cost=partial(flops_per_sequence, config))
         else:
-            buckets = bucket_lengths([len(row["input_ids"]) for row in dataset], BUCKETS)
-            collator = BucketCollator(*tokens, buckets, bucket_lengths(LABEL_LENGTHS, 1)[0], batch)
+            longest = args.source_length, round_up(max(LABEL_LENGTHS))
+            collator = OneShapeCollator(*tokens, *longest, batch)
         options = dict(data_collator=padded, train_collator=collator)
         return T5Trainer(model=model, args=arguments, train_dataset=dataset, **options)
 

@@ -39,7 +39,7 @@ from foundry.modeling.families import family_of
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
-from foundry.training.batching import BucketCollator, PackingCollator
+from foundry.training.batching import OneShapeCollator, PackingCollator
 from foundry.training.flow import FlowCallback, LossTermsCallback, ResumeCallback
 from foundry.training.non_finite import FiniteTrainer
 from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
@@ -63,9 +63,8 @@ def set_up_step(
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
-    shapes = 8 + getattr(args, "length_buckets", 0)
     loss_options = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
-    compute_loss_in_forward(model, *loss_options, options, shapes, terms, whole)
+    compute_loss_in_forward(model, *loss_options, options, terms, whole)
 
 
 @contextlib.contextmanager
@@ -91,9 +90,8 @@ class T5Trainer(FiniteTrainer):
     None: loss and token accuracy. class_label_ids: [C, T] token ids of the class labels (EOS included, padded with
     -100), which are scored unless `--predict_with_generate` asks for texts. evaluation_tasks: {name in `eval_dataset`:
     EvaluationTask}, if the data sets are scored in different ways. summarise: function from the metrics of a whole
-    evaluation to further ones, all with the prefix "eval_". train_collator: a collator for training alone; with a
-    BucketCollator every batch has rows of one bucket. task_record: the content of task.json, which is saved with every
-    model.
+    evaluation to further ones, all with the prefix "eval_". train_collator: a collator for training alone.
+    task_record: the content of task.json, which is saved with every model.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class T5Trainer(FiniteTrainer):
         class_label_ids: torch.Tensor | None = None,
         evaluation_tasks: "dict[str, EvaluationTask] | None" = None,
         summarise: Callable[[dict], dict] | None = None,
-        train_collator: BucketCollator | PackingCollator | None = None,
+        train_collator: OneShapeCollator | PackingCollator | None = None,
         task_record: dict | None = None,
         **kwargs,
     ):

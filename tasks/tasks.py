@@ -292,7 +292,7 @@ class Tasks:
         better, and whether to generate. UserError for flags that do not go with these tasks, and for a metric whose
         direction is unknown."""
         if len(self) > 1 or self.args.span_corruption_file:
-            refuse(args, "train_sampling_strategy length_buckets", "the rows of a mixture come in random order")
+            refuse(args, "train_sampling_strategy", "the rows of a mixture come in random order")
         for feature in args.features.all:
             feature.of_tasks(self, args)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric

@@ -139,9 +139,9 @@ class TaskDistillation(Distillation):
         ),
         (
             "on_policy_share",
-            lambda flags: flags.get("streaming") or flags.span_corruption_file or flags.packing or flags.length_buckets,
+            lambda flags: flags.get("streaming") or flags.span_corruption_file or flags.packing or flags.torch_compile,
             "draws an answer of any length to each row of a task: leave out --streaming, --span_corruption_file, "
-            "--packing and --length_buckets",
+            "--packing and --torch_compile",
         ),
     )
 

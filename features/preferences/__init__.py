@@ -240,7 +240,7 @@ class Preferences(Feature):
         if len(tasks) > 1 or tasks.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
         alone = f"not with {name}, whose loss needs two whole answers of each row: leave it out"
-        refuse(args, "packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
+        refuse(args, "packing torch_compile label_smoothing_factor z_loss", alone)
         if self.how.has_reference:
             known = "needs the reference's log-probabilities of all rows before training"
             if args.features.flags().get("streaming"):

@@ -122,7 +122,7 @@ class Rewards(Feature):
             raise UserError(f"--preference and {name} exclude each other: each is a loss of its own")
         self.scorer = Reward(self.reward, task.entry)
         alone = f"not with {name}, whose answers are of any length: leave it out"
-        refuse(args, "packing length_buckets torch_compile label_smoothing_factor z_loss", alone)
+        refuse(args, "packing torch_compile label_smoothing_factor z_loss", alone)
         if args.features.flags().get("streaming"):
             raise UserError(f"--streaming True: {name} compares with the rows' own texts, and a stream keeps none")
         if zero_stage(args) == 3 or wants_fsdp(args):

@@ -94,7 +94,7 @@ class TaskStreams(Streams):
     _refused: ClassVar[Rules] = (
         *Streams._refused,
         (
-            "length_buckets packing",
+            "packing",
             lambda _: True,
             "a stream's batches are cut on the fly, all of one size: leave out this flag or --streaming",
         ),

@@ -86,7 +86,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed "
         "report_to project push_to_hub hub_model_id",
         "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
-        "dataloader_num_workers packing length_buckets train_sampling_strategy",
+        "dataloader_num_workers packing train_sampling_strategy",
         "optimizer and schedule": "optim learning_rate learning_rate_batch lr_scheduler_type warmup_steps "
         "warmup_start_factor final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "speed and memory": "speed assume_gpu bf16 torch_compile activation_checkpointing deepspeed "
@@ -321,7 +321,6 @@ class FineTuningArguments(T5TrainingArguments):
     save_total_limit: int | None = option(1, "Checkpoints to keep in addition to the best one.")
     load_best_model_at_end: bool = option(True, "End with the checkpoint that has the best main metric.")
     train_sampling_strategy: str = option("random", "Order of the rows.")
-    length_buckets: int = option(0, "Pad sources to one of N lengths. 0: to the longest.", at_least=0, at_most=1000)
     packing: bool = option(False, "Put several examples into a row, masked apart.", auto=True)
 
 
@@ -365,12 +364,7 @@ _RULES = (
         "--gradient_accumulation_steps keeps the global batch",
     ),
     (
-        "train_sampling_strategy",
-        lambda args: getattr(args, "length_buckets", 0),
-        "--length_buckets orders the rows itself, in batches of a fixed number of rows: leave one of them out",
-    ),
-    (
-        "length_buckets torch_compile",
+        "torch_compile",
         lambda args: getattr(args, "packing", False),
         "not with --packing true, which gives every batch a shape of its own: leave one of them out",
     ),

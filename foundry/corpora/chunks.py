@@ -155,7 +155,6 @@ class EpochSampler(torch.utils.data.Sampler):
 
     group: size of a global batch. An epoch has only whole ones, and leaves out a rest, other examples in each epoch.
     count_epochs: yield epoch * N + example (as `ChunkDataset` takes it) instead of the example.
-    buckets: [N] bucket of each example; each batch of `batch` examples then comes from one bucket.
     in_order: the examples in their own order in every epoch.
     """
 
@@ -165,25 +164,10 @@ class EpochSampler(torch.utils.data.Sampler):
         seed: int,
         group: int = 1,
         count_epochs: bool = False,
-        buckets: np.ndarray | None = None,
-        batch: int = 1,
         in_order: bool = False,
     ):
         self.num_examples, self.seed, self.group, self.count_epochs = num_examples, seed, group, count_epochs
-        self.buckets, self.batch, self.in_order, self.epoch = buckets, batch, in_order, 0
-
-    def _in_batches_of_one_bucket(self, order: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """The same examples in random batches of one bucket each, then batches of what remains, a shorter one last."""
-        whole, remainders = [], []
-        for bucket in np.unique(self.buckets):
-            members = order[self.buckets[order] == bucket]
-            full = len(members) // self.batch * self.batch
-            whole.append(members[:full].reshape(-1, self.batch))
-            remainders.append(members[full:])
-        rest = np.concatenate(remainders)
-        full = len(rest) // self.batch * self.batch
-        batches = np.concatenate([*whole, rest[:full].reshape(-1, self.batch)])
-        return np.concatenate([generator.permutation(batches).ravel(), rest[full:]])
+        self.in_order, self.epoch = in_order, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -195,8 +179,6 @@ class EpochSampler(torch.utils.data.Sampler):
         generator = np.random.default_rng([self.seed, self.epoch])
         order = np.arange(self.num_examples) if self.in_order else generator.permutation(self.num_examples)
         order = order[: len(self)]
-        if self.buckets is not None:
-            order = self._in_batches_of_one_bucket(order, generator)
         return numbers_of(order, first=self.epoch * self.num_examples if self.count_epochs else 0)
 
 

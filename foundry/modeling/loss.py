@@ -239,7 +239,6 @@ def compute_loss_in_forward(
     z_loss: float = 0.0,
     chunk: int = 0,
     compile_options: dict | None = None,
-    shapes: int = 8,
     terms: Sequence[LossTerm] = (),
     whole: Callable | None = None,
 ) -> None:
@@ -247,8 +246,8 @@ def compute_loss_in_forward(
 
     num_items_in_batch: target tokens of all micro-batches and ranks of the optimizer step, None for this batch alone;
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
-    compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. shapes: how many shapes
-    of batches may be compiled; one more is an error. terms: are mixed in, for a chunk of target tokens at a time.
+    compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. One shape more
+    than torch's `recompile_limit` is an error. terms: are mixed in, for a chunk of target tokens at a time.
     whole: function(model, labels, num_items_in_batch, inputs, chunk) -> LossOutput, which replaces the loss of tokens.
     A second call replaces the options. The model's weights, names and class name do not change.
     """
@@ -287,7 +286,6 @@ def compute_loss_in_forward(
         # torch counts compiled graphs per code object: with its own copy, a model starts counting at 0.
         code = compute.__code__.replace()
         own = types.FunctionType(code, compute.__globals__, compute.__name__, None, compute.__closure__)
-        torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, shapes)
         # Whole and static: a graph break or a batch of another shape must raise an error, not silently slow the run.
         model.compute_loss = torch.compile(own, fullgraph=True, dynamic=False, **compile_options)
     if readers:

@@ -263,7 +263,7 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
     if lacks:
         return False, f"compiling needs {lacks}"
     if not job.shapes:
-        return False, "batches have many lengths; --length_buckets 4 gives them four"
+        return False, "batches have many lengths; --torch_compile true pads them to one"
     if job.earlier:
         return bool(job.earlier.get("torch_compile")), RESUMED
     seconds = _uncompiled_seconds(gpu, job, args, launcher)

@@ -1,7 +1,6 @@
-"""Batches of task rows: in few shapes, for `torch.compile`, or with several examples in a row and so little padding.
+"""Batches of task rows: in one shape, for `torch.compile`, or with several examples in a row and so little padding.
 
-    lengths = bucket_lengths(row_lengths(rows), 4)                              # [24, 48, 72, 128]
-    collator = BucketCollator(0, 0, source_lengths=lengths, target_length=8, rows=32)
+    collator = OneShapeCollator(0, 0, source_length=128, target_length=8, rows=32)
     collator = PackingCollator(0, 0, cost=partial(flops_per_sequence, config))
 
 Legend of shapes: B rows of a batch, S and T their source and target length.
@@ -32,23 +31,6 @@ MULTIPLE = 8  # lengths are multiples of this, which suits a GPU's matrix units
 def round_up(lengths: int | np.ndarray) -> int | np.ndarray:
     """The next multiples of MULTIPLE: 33 -> 40."""
     return -(-lengths // MULTIPLE) * MULTIPLE
-
-
-def bucket_lengths(lengths: Sequence[int], count: int) -> list[int]:
-    """At most `count` bucket lengths, multiples of 8, for which padding these rows to buckets takes the fewest tokens.
-
-    The optimum, by dynamic programming over the multiples of 8 that occur: [3, 5, 30, 31, 33], 2 -> [8, 40].
-    """
-    sizes, rows = np.unique(round_up(np.asarray(lengths)), return_counts=True)
-    total = np.concatenate([[0], np.cumsum(rows)])
-    # cost[j]: fewest padded tokens of the rows with the j smallest sizes; chosen[j]: the buckets that reach it.
-    cost = [0.0] + [float("inf")] * len(sizes)
-    chosen = [[] for _ in cost]
-    for _ in range(min(count, len(sizes))):
-        step = [min((cost[i] + sizes[j - 1] * (total[j] - total[i]), i) for i in range(j)) for j in range(1, len(cost))]
-        chosen = [[]] + [chosen[i] + [int(sizes[j])] for j, (_, i) in enumerate(step)]
-        cost = [0.0] + [tokens for tokens, _ in step]
-    return chosen[-1]
 
 
 class FilledRows(torch.utils.data.ConcatDataset):
@@ -84,8 +66,8 @@ class FilledSampler(torch.utils.data.Sampler):
 
 
 @dataclass
-class BucketCollator:
-    """Pads rows {"input_ids", "labels"} to the next of `source_lengths` and to `target_length`, and batches to `rows`.
+class OneShapeCollator:
+    """Pads rows {"input_ids", "labels"} to `source_length` and `target_length`, and batches to `rows`.
 
     The rows that fill up a last batch have no label, and so count neither in loss nor gradient; they attend to one
     padding token, since a softmax over nothing is NaN. Returns {"input_ids" [B, S], "attention_mask" [B, S],
@@ -94,14 +76,12 @@ class BucketCollator:
 
     pad_token_id: int
     decoder_start_token_id: int
-    source_lengths: list[int]
+    source_length: int
     target_length: int
     rows: int
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        longest = max(len(row["input_ids"]) for row in rows)
-        source_length = next(length for length in self.source_lengths if length >= longest)
-        input_ids = torch.full((self.rows, source_length), self.pad_token_id)
+        input_ids = torch.full((self.rows, self.source_length), self.pad_token_id)
         attention_mask = torch.zeros_like(input_ids)
         attention_mask[:, 0] = 1
         labels = torch.full((self.rows, self.target_length), IGNORE_INDEX)
@@ -185,15 +165,15 @@ def padding_collator(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel 
 
 def train_collator(
     rows: torch.utils.data.Dataset, args: FineTuningArguments, model: PreTrainedModel
-) -> BucketCollator | PackingCollator | None:
-    """The collator for training alone, or None to pad to the longest row. `--packing true`: several examples in a row,
-    for which the model is prepared. `--length_buckets N`: batches of `args.train_batch_size` rows in N shapes."""
+) -> OneShapeCollator | PackingCollator | None:
+    """The collator for training alone, or None to pad to the longest row of a batch. `--packing true`: several examples
+    in a row, for which the model is prepared. `--torch_compile`: batches of `args.train_batch_size` rows in one shape,
+    that of the longest row, where the rows are a table."""
     padding = model.config.pad_token_id, model.config.decoder_start_token_id
     if args.packing:
         enable_packing(model)
         return PackingCollator(*padding, cost=partial(flops_per_sequence, model.config))
-    if not args.length_buckets:
+    if not args.torch_compile or not hasattr(rows, "column_names"):
         return None
-    lengths = bucket_lengths(row_lengths(rows), args.length_buckets)
-    (longest,) = bucket_lengths(row_lengths(rows, "labels"), 1)
-    return BucketCollator(*padding, lengths, longest, args.train_batch_size)
+    source, target = (int(round_up(row_lengths(rows, column).max())) for column in ("input_ids", "labels"))
+    return OneShapeCollator(*padding, source, target, args.train_batch_size)

@@ -296,7 +296,6 @@ _DECISIVE = (
     "mixing_cap",
     "mixing_temperature",
     "train_sampling_strategy",
-    "length_buckets",
 )
 # Flags that decide which part of a text is trained on. (A text's fingerprint covers all of it, but a task's covers only
 # its training rows.)
@@ -352,8 +351,6 @@ def check_resumed(
         decisive += _DECIDES_PART
     for group in groups:
         decisive += tuple(getattr(group, "decisive", ()))
-    if now.get("length_buckets"):  # each micro-batch has rows of one bucket only
-        decisive += ("per_device_train_batch_size",)
     keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]
     compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
     if saved:

@@ -13,14 +13,14 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from foundry.arguments.training import global_batch_size
 from foundry.corpora.chunks import EpochSampler, row_lengths
-from foundry.training.batching import BucketCollator, FilledRows, PackingCollator
+from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator
 from foundry.training.preemption import with_own_workers
 
 
 class RowOrderTrainer(Seq2SeqTrainer):
     """The part of T5Trainer that decides the order of the rows."""
 
-    train_collator: BucketCollator | PackingCollator | None = None  # the collator of training; None: as in evaluation
+    train_collator: OneShapeCollator | PackingCollator | None = None  # the collator of training; None: as in evaluation
     batches_in_use: Iterator = iter(())  # Trainer's iterator over the epoch's batches, or with data workers row numbers
     made_batches: Iterator = iter(())  # the batches made of it
     workers: DataLoader | None = None  # the loader that has the data workers, while a training lasts
@@ -118,9 +118,6 @@ class RowOrderTrainer(Seq2SeqTrainer):
             return SequentialSampler(dataset)
         if has_sampler:
             return dataset.sampler(seed, global_batch_size(self.args))
-        if isinstance(self.train_collator, BucketCollator):
-            buckets = np.searchsorted(self.train_collator.source_lengths, row_lengths(dataset))
-            return EpochSampler(len(dataset), seed, buckets=buckets, batch=self.args.train_batch_size)
         return EpochSampler(len(dataset), seed)
 
     def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:

@@ -1,10 +1,10 @@
-"""Tests of batches in few shapes: buckets, their collator, the order of the rows, and the runs they are for.
+"""Tests of batches in one shape and of packed ones: their collators, and the runs they are for.
 
 Hermetic; a T5 of a few thousand weights on made-up rows. A few seconds.
 """
 
-import itertools
 import tempfile
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from foundry.corpora.chunks import EpochSampler, row_lengths
 from foundry.model_t5 import set_attention
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.modeling.segment_masks import enable_packing
-from foundry.training.batching import BucketCollator, FilledRows, PackingCollator, bucket_lengths, share_out
+from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator, share_out, train_collator
 
 
 class FilledRowsTest(parameterized.TestCase):
@@ -39,31 +39,7 @@ class FilledRowsTest(parameterized.TestCase):
         self.assertNotEqual(numbers[:5], list(EpochSampler(5, seed=1)), "the epoch reaches the order")
 
 
-class BucketLengthsTest(parameterized.TestCase):
-    @parameterized.parameters(range(6))
-    def test_no_choice_pads_less(self, seed):
-        generator = np.random.default_rng(seed)
-        lengths = generator.integers(1, 70, size=40)
-        sizes = sorted({-(-int(length) // 8) * 8 for length in lengths})
-        for count in (1, 2, 3, 20):
-            found = bucket_lengths(lengths, count)
-            self.assertEqual(found, sorted(set(found)))
-            self.assertLessEqual(len(found), count)
-            self.assertEqual(found[-1], sizes[-1])
-            fewest = min(
-                self.padded_tokens(lengths, [*chosen, sizes[-1]])
-                for chosen in itertools.combinations(sizes[:-1], min(count, len(sizes)) - 1)
-            )
-            self.assertEqual(self.padded_tokens(lengths, found), fewest)
-
-    @staticmethod
-    def padded_tokens(lengths, buckets) -> int:
-        return sum(min(bucket for bucket in buckets if bucket >= length) for length in lengths)
-
-    def test_examples(self):
-        self.assertEqual(bucket_lengths([3, 5, 30, 31, 33], 2), [8, 40])
-        self.assertEqual(bucket_lengths([7], 4), [8])
-
+class RowLengthsTest(parameterized.TestCase):
     def test_lengths_of_rows_in_a_list_and_in_a_table_whatever_its_order(self):
         rows = [{"input_ids": [1] * n, "labels": [1] * (n % 3 + 1)} for n in (4, 9, 1, 6)]
         table = Dataset.from_list(rows)
@@ -72,33 +48,43 @@ class BucketLengthsTest(parameterized.TestCase):
         self.assertEqual(row_lengths(table.select(range(1, 3)), "labels").tolist(), [1, 2])
 
 
-def bucket_collator(rows: int = 8) -> BucketCollator:
-    return BucketCollator(0, 0, source_lengths=[8, 16], target_length=8, rows=rows)
+def one_shape_collator(rows: int = 8) -> OneShapeCollator:
+    return OneShapeCollator(0, 0, source_length=16, target_length=8, rows=rows)
 
 
 class CollatorTest(parameterized.TestCase):
-    def test_shapes_are_static_and_rows_whole(self):
-        rows = ragged_rows(8, seed=0)
-        short = [row for row in rows if len(row["input_ids"]) <= 8][:3]
-        for chosen, source in ((short, 8), (rows, 16)):
-            batch = bucket_collator()(chosen)
-            self.assertEqual(
-                {name: tuple(t.shape) for name, t in batch.items()},
-                dict(input_ids=(8, source), attention_mask=(8, source), labels=(8, 8), decoder_input_ids=(8, 8)),
-            )
-            for number, row in enumerate(chosen):
-                length = len(row["input_ids"])
-                self.assertEqual(batch["input_ids"][number].tolist(), row["input_ids"] + [0] * (source - length))
-                self.assertEqual(batch["attention_mask"][number].tolist(), [1] * length + [0] * (source - length))
-                labels = row["labels"] + [IGNORE_INDEX] * (8 - len(row["labels"]))
-                self.assertEqual(batch["labels"][number].tolist(), labels)
-            self.assertTrue((batch["labels"][len(chosen) :] == IGNORE_INDEX).all())
+    @parameterized.parameters(3, 8)
+    def test_shapes_are_static_and_rows_whole(self, count):
+        rows = ragged_rows(8, seed=0)[:count]
+        batch = one_shape_collator()(rows)
+        self.assertEqual(
+            {name: tuple(t.shape) for name, t in batch.items()},
+            dict(input_ids=(8, 16), attention_mask=(8, 16), labels=(8, 8), decoder_input_ids=(8, 8)),
+        )
+        for number, row in enumerate(rows):
+            length = len(row["input_ids"])
+            self.assertEqual(batch["input_ids"][number].tolist(), row["input_ids"] + [0] * (16 - length))
+            self.assertEqual(batch["attention_mask"][number].tolist(), [1] * length + [0] * (16 - length))
+            labels = row["labels"] + [IGNORE_INDEX] * (8 - len(row["labels"]))
+            self.assertEqual(batch["labels"][number].tolist(), labels)
+        self.assertTrue((batch["labels"][count:] == IGNORE_INDEX).all())
+
+    @parameterized.parameters(
+        # rows, flags -> shape of the collator for training
+        (Dataset.from_list, dict(torch_compile=True, packing=False), (16, 8, 4)),
+        (Dataset.from_list, dict(torch_compile=False, packing=False), None),
+        (list, dict(torch_compile=True, packing=False), None),  # a mixture, a stream: no table
+    )
+    def test_compiled_batches_are_as_long_as_the_longest_row(self, made, flags, shape):
+        rows = [{"input_ids": [5] * n, "labels": [5] * (n % 5 + 1)} for n in (3, 9, 14)]
+        found = train_collator(made(rows), SimpleNamespace(train_batch_size=4, **flags), make_model())
+        self.assertEqual(found and (found.source_length, found.target_length, found.rows), shape)
 
     @parameterized.parameters("eager", "sdpa", "t5_fused")
     def test_rows_without_an_example_change_nothing(self, attention):
         """Each sees one token: a softmax over none is nan, and a nan in one row reaches all weights."""
-        rows = [row for row in ragged_rows(8, seed=0) if len(row["input_ids"]) <= 8][:3]
-        filled, alone = (bucket_collator(rows=count)(rows) for count in (8, 3))
+        rows = ragged_rows(3, seed=0)
+        filled, alone = (one_shape_collator(rows=count)(rows) for count in (8, 3))
         lengths = [len(row["input_ids"]) for row in rows]
         self.assertEqual(filled["attention_mask"].sum(1).tolist(), lengths + [1] * 5)
         model = make_model().double().train()
@@ -120,7 +106,7 @@ class CollatorTest(parameterized.TestCase):
         set_attention(model, attention)
         compute_loss_in_forward(model)
         found = []
-        for batch in (pad_rows(rows), bucket_collator()(rows)):
+        for batch in (pad_rows(rows), one_shape_collator()(rows)):
             model.zero_grad()
             loss = model(**batch).loss
             loss.backward()
@@ -129,33 +115,15 @@ class CollatorTest(parameterized.TestCase):
             torch.testing.assert_close(padded, tight, rtol=1e-10, atol=1e-12)
 
 
-class SamplerTest(parameterized.TestCase):
-    def test_batches_hold_one_bucket_each_and_every_row_comes_once(self):
-        buckets = np.random.default_rng(0).integers(0, 3, size=1003)
-        sampler = EpochSampler(1003, seed=1, buckets=buckets, batch=16)
-        orders = []
-        for epoch in (0, 1, 0):
-            sampler.set_epoch(epoch)
-            orders.append(list(sampler))
-            self.assertCountEqual(orders[-1], range(1003))
-            batches = [orders[-1][start : start + 16] for start in range(0, 1003, 16)]
-            mixed = [batch for batch in batches if len(set(buckets[batch])) > 1]
-            self.assertLessEqual(len(mixed), 3)  # what remained of three buckets
-            in_order_of_buckets = [buckets[batch[0]] for batch in batches if batch not in mixed]
-            self.assertNotEqual(in_order_of_buckets, sorted(in_order_of_buckets))
-        self.assertEqual(orders[0], orders[2])
-        self.assertNotEqual(orders[0], orders[1])
-
-
 class RunTest(parameterized.TestCase):
     def trainer(self, rows, **flags):
         args = dict(max_steps=-1, num_train_epochs=2, per_device_train_batch_size=8) | flags
         trainer = make_trainer(tempfile.mkdtemp(), rows=rows, **args)
-        trainer.train_collator = bucket_collator()
+        trainer.train_collator = one_shape_collator()
         return trainer
 
-    def test_compiled_training_meets_few_shapes(self):
-        """Two source lengths are two graphs, the last batch's missing rows included; the losses are the uncompiled."""
+    def test_compiled_training_meets_one_shape(self):
+        """One graph, the last batch's missing rows included; the losses are the uncompiled."""
         torch._dynamo.reset()
         counters.clear()
         rows = ragged_rows(43, seed=0)
@@ -163,7 +131,7 @@ class RunTest(parameterized.TestCase):
         plain.train()
         self.assertEqual(counters["stats"]["unique_graphs"], 0)
         compiled.train()
-        self.assertEqual(counters["stats"]["unique_graphs"], 2)
+        self.assertEqual(counters["stats"]["unique_graphs"], 1)
         self.assertEmpty(counters["graph_break"])
         np.testing.assert_allclose(curve(plain), curve(compiled), rtol=1e-4)
         self.assertEqual(compiled.state.global_step, 2 * 6)

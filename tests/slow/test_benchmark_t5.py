@@ -209,7 +209,7 @@ class CommandsTest(BenchmarkTest):
         flags = ["--examples", "24", "--batch", "8", "--source_length", "32", "--rounds", "1"]
         found, printed = self.run_main("classifier", *flags)
         rows = {row["name"]: row for row in found["rows"]}
-        trained = ["run_glue_like", "by_length", "buckets", "packing", "t5_fused"]
+        trained = ["run_glue_like", "by_length", "packing", "t5_fused"]
         self.assertEqual(list(rows), [*trained, "generated_padded", "generated", "scored"])
         rates = {name: row["sequences_per_second"] for name, row in rows.items()}
         groups = {"training": (trained[:2], trained[2:]), "evaluation": (["generated_padded", "generated"], ["scored"])}
@@ -222,12 +222,12 @@ class CommandsTest(BenchmarkTest):
         self.assertRegex(printed, r"strongest peer: training \w+, evaluation \w+")
 
     def test_a_way_to_fine_tune_that_fails_leaves_the_others(self):
-        broken = dataclasses.replace(trainers.FINE_TUNING["buckets"], attention="none")
-        with mock.patch.dict(trainers.FINE_TUNING, buckets=broken):
+        broken = dataclasses.replace(trainers.FINE_TUNING["by_length"], attention="none")
+        with mock.patch.dict(trainers.FINE_TUNING, by_length=broken):
             flags = ["--examples", "8", "--batch", "4", "--source_length", "16", "--rounds", "1"]
             found = trainers.measure_classifier(arguments("classifier", *flags))
         rows = {row["name"]: row for row in found["rows"]}
-        self.assertIn("none", rows["buckets"]["error"])
+        self.assertIn("none", rows["by_length"]["error"])
         self.assertGreater(rows["t5_fused"]["sequences_per_second"], 0)
         strongest = rows[found["strongest_peer"]["training"]]["sequences_per_second"]
         self.assertAlmostEqual(rows["packing"]["ratio"], rows["packing"]["sequences_per_second"] / strongest)

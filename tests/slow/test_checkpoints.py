@@ -544,13 +544,6 @@ class RunTest(TestCase):
             said = (self.folder / "log").read_text()
             self.assertRegex(said, rf"--{flag}: {before} in its run, {now} now: resume with the flags and files")
 
-    def test_batches_of_one_bucket_are_resumed_in_their_size_alone(self):
-        self.run_to_end("--num_train_epochs", "1", "--length_buckets", "3", script="fine_tune")
-        size = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"]
-        self.run_to_end("--resume_from_checkpoint", "--length_buckets", "3", *size, code=2, script="fine_tune")
-        said = "--per_device_train_batch_size: 16 in its run, 8 now"
-        self.assertIn(said, (self.folder / "log").read_text())
-
     def test_the_held_out_part_of_the_text_is_not_trained_on_after_a_resume(self):
         self.run_to_end("--max_steps", "6")
         text = self.commands["pre_train"][self.commands["pre_train"].index("--train_file") + 1]

@@ -1,14 +1,10 @@
 """How many shapes and models --torch_compile takes. Hermetic; about 10 s."""
 
-from types import SimpleNamespace
-
 import torch
 from absl.testing import absltest, parameterized
 from test_step import batch, tiny
 
-from benchmarks.step import STEP_OPTIONS
 from foundry.modeling.loss import compute_loss_in_forward
-from foundry.trainer_t5 import set_up_step
 
 SMALL = dict(num_layers=1, num_decoder_layers=1)
 
@@ -21,25 +17,12 @@ class ShapesTest(parameterized.TestCase):
         config.__enter__()
         self.addCleanup(config.__exit__, None, None, None)
 
-    def test_as_many_length_buckets_as_are_asked_for(self):
-        """Two more than torch's own limit, which is 8 where nobody lowers it."""
-        self.assertEqual(torch._dynamo.config.recompile_limit, 8)
-        model = tiny(**SMALL)
-        flags = dict(torch_compile=True, torch_compile_backend="eager", torch_compile_mode=None, length_buckets=2)
-        set_up_step(model, SimpleNamespace(label_smoothing_factor=0.0, **flags, **STEP_OPTIONS))
-        self.assertEqual(torch._dynamo.config.recompile_limit, 10)
-        torch._dynamo.config.recompile_limit = 1
-        compute_loss_in_forward(model, compile_options={"backend": "eager"}, shapes=2)
-        with torch.no_grad():
-            for source in range(4, 4 + 2):
-                self.assertTrue(model(**batch(source=source)).loss.isfinite())
-
     def test_more_models_in_a_process_than_one_may_have_shapes(self):
         """As the rungs of python -m benchmarks step, all of which are timed in turn."""
         torch._dynamo.config.recompile_limit = 1
         models = [tiny(**SMALL) for _ in range(2)]
         for model in models:
-            compute_loss_in_forward(model, compile_options={"backend": "eager"}, shapes=1)
+            compute_loss_in_forward(model, compile_options={"backend": "eager"})
         with torch.no_grad():
             for _ in range(2):
                 self.assertLen({model(**batch()).loss.item() for model in models}, 1)
@@ -48,7 +31,7 @@ class ShapesTest(parameterized.TestCase):
     def test_lengths_without_end_are_still_noticed(self):
         torch._dynamo.config.recompile_limit = 1
         model = tiny(**SMALL)
-        compute_loss_in_forward(model, compile_options={"backend": "eager"}, shapes=1)
+        compute_loss_in_forward(model, compile_options={"backend": "eager"})
         with torch.no_grad(), self.assertRaises(torch._dynamo.exc.FailOnRecompileLimitHit):
             for source in range(4, 8):
                 model(**batch(source=source))

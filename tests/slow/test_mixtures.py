@@ -357,7 +357,6 @@ class RunTest(parameterized.TestCase):
         ),
         ("one_task", "size", [], "--mixing temperature: needs several tasks, and --dataset_name names one"),
         ("order", "size,echo", ["--train_sampling_strategy", "sequential"], "rows of a mixture come in random order"),
-        ("buckets", "size,echo", ["--length_buckets", "2"], "--length_buckets 2: the rows of a mixture come in random"),
         ("metric", "size,echo", ["--metric_for_best_model", "pearson"], "no metric of this run.*echo_rouge1.*average"),
         ("all", "all", [], "no file nothing_train.jsonl, which task wrong_file reads as train"),
     )

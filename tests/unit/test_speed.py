@@ -68,7 +68,7 @@ class ChoiceTest(parameterized.TestCase):
 
     @parameterized.parameters(
         # what is so, flag -> value, part of the reason
-        (dict(job=dict(shapes=0)), "torch_compile", False, "--length_buckets 4"),
+        (dict(job=dict(shapes=0)), "torch_compile", False, "--torch_compile true"),
         (dict(job=dict(shapes=4, steps=-1)), "torch_compile", True, "4 shapes"),
         (dict(job=dict(steps=300)), "torch_compile", False, "cost more than it saves"),
         (dict(launcher=Launcher(8, 16, "fsdp2")), "torch_compile", False, "FSDP2"),

@@ -22,7 +22,7 @@ from foundry.model_t5 import create_model, load_model
 from foundry.modeling.families import output_head
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.modeling.segment_masks import enable_packing
-from foundry.training.batching import BucketCollator, PackingCollator
+from foundry.training.batching import OneShapeCollator, PackingCollator
 
 WORDS = 300
 EXACT = dict(rtol=1e-9, atol=1e-11)
@@ -215,7 +215,7 @@ class CacheTest(parameterized.TestCase):
             for source, target in self.ROWS
         ]
 
-    @parameterized.parameters("padded", "buckets", "packed")
+    @parameterized.parameters("padded", "one shape", "packed")
     def test_the_loss_is_that_of_the_running_teacher(self, kind):
         """All tokens but one are kept, so that nothing is lost; each collator puts the labels elsewhere."""
         zoo.write_checkpoint(self.folder / "model", "t5_v1_1")
@@ -225,7 +225,7 @@ class CacheTest(parameterized.TestCase):
             enable_packing(model)
         collator = {
             "padded": DataCollatorForSeq2Seq(tokenizer, model=student, pad_to_multiple_of=8),
-            "buckets": BucketCollator(0, 0, [8, 16], 8, rows=6),
+            "one shape": OneShapeCollator(0, 0, 16, 8, rows=6),
             "packed": PackingCollator(0, 0, cost=lambda source, target: source * target),
         }[kind]
         compute_loss_in_forward(teacher, chunk=1)
@@ -252,6 +252,6 @@ class CacheTest(parameterized.TestCase):
         blank = dict(
             input_ids=[5], attention_mask=[1], labels=[IGNORE_INDEX], teacher_ids=[7], teacher_log_probs=[-1.0]
         )
-        batch = TaughtCollator(BucketCollator(0, 0, [8], 8, rows=2), 3)([blank, dict(blank)])
+        batch = TaughtCollator(OneShapeCollator(0, 0, 8, 8, rows=2), 3)([blank, dict(blank)])
         self.assertEqual(batch["teacher_ids"].shape, (2, 8, 3))
         self.assertEqual(batch["teacher_log_probs"].shape, (2, 8, 4))

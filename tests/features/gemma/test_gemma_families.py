@@ -33,7 +33,7 @@ from foundry.modeling.loss import compute_loss_in_forward, nats_of
 from foundry.modeling.new_vocabulary import change_vocabulary
 from foundry.modeling.segment_masks import enable_packing
 from foundry.objectives.objective_types import objective_type
-from foundry.training.batching import BucketCollator, PackingCollator
+from foundry.training.batching import OneShapeCollator, PackingCollator
 from foundry.training.checkpoints import check_resumed
 from tasks.examples import non_canonical_outputs
 
@@ -218,7 +218,7 @@ class OfficialTest(parameterized.TestCase):
             enable_packing(model)
             batch = PackingCollator(0, 2, cost=lambda source, target: source + target)(rows)
         else:
-            batch = BucketCollator(0, 2, source_lengths=[16], target_length=16, rows=3)(rows)
+            batch = OneShapeCollator(0, 2, source_length=16, target_length=16, rows=3)(rows)
         labels = batch.pop("labels")
         self.assertLen(labels, 2 if kind == "packed" else 3)
         with torch.no_grad():

@@ -437,7 +437,6 @@ class RecordsTest(parameterized.TestCase):
         ("--preference dop", "must be one of dpo, ipo, simpo, kto .did you mean dpo"),
         ("--preference dpo --packing true", "--packing True: not with --preference dpo"),
         ("--preference dpo --z_loss 0.1", "--z_loss 0.1: not with --preference dpo"),
-        ("--preference dpo --length_buckets 2", "--length_buckets 2: not with --preference dpo"),
         ("--preference dpo --task glue/rte", "--preference dpo: needs one task"),
         (
             "--preference dpo --metric_for_best_model rejected_log_probability",

@@ -488,7 +488,6 @@ class FlagsTest(parameterized.TestCase):
         ("--reward bleu", "take sentence_bleu"),
         ("--reward rougeL --packing true", "--packing True: not with --reward rougeL"),
         ("--reward rougeL --z_loss 0.1", "--z_loss 0.1: not with --reward rougeL"),
-        ("--reward rougeL --length_buckets 2", "--length_buckets 2: not with --reward rougeL"),
         ("--reward rougeL --task glue/rte", "--reward rougeL: needs one task"),
         ("--reward rougeL --reward_method ppo", "must be one of scst, rloo, grpo"),
         ("--reward rougeL --supervised_share 1", "--supervised_share 1.0: must be"),

@@ -713,7 +713,6 @@ class ScriptTest(parameterized.TestCase):
         ("limit", "fine_tune", "--max_train_samples 5", "--max_train_samples 5: which rows of a stream come first"),
         ("order", "fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
         ("not", "fine_tune", "--streaming false", "--shuffle_buffer_size 64: needs --streaming"),
-        ("buckets", "fine_tune", "--length_buckets 3", "--length_buckets 3: a stream's batches"),
         ("files", "fine_tune", "--train_file no/such", "--train_file no/such: no such file"),
         ("piece", "fine_tune", "--max_piece_length 0", "--max_piece_length 0: must be at least 1 character"),
         (
