@@ -23,7 +23,7 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
                         tokenising the texts; they end in EOS if the function writes one
     max_source_length, max_target_length   in tokens, EOS included
     hub                 (data set, configuration or None) on the Hugging Face Hub
-    builtin             folder of the built-in English corpus (foundry/corpora/installed_docs.py) instead of `hub`
+    builtin             folder of the built-in English corpus (tools/installed_docs.py) instead of `hub`
     files               {split: file below --data_dir, or a path}: .tsv .csv .json .jsonl .parquet, also compressed, a
                         folder, a pattern or a list; or {split: {column: text file}}, parallel files
     file_columns        {column: header name, or index where a file has no header line}, where a file's names differ;
@@ -184,7 +184,7 @@ PREEMPTED_EXIT_CODE = 75  # a signal or its time limit stopped the run: the same
 TASK_RECORD = "task.json"  # in the folder of a fine-tuned model: what repeats its evaluation (tasks/task_records.py)
 
 # ---------------------------------------------------------------- the built-in corpus
-BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by foundry/corpora/installed_docs.py
+BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, made by tools/installed_docs.py
 
 # Labels of its task builtin/package_topic: the packages that requirements.txt brings in with the most prose.
 PACKAGE_TOPIC_LABELS = ("matplotlib", "networkx", "nltk", "numpy", "pandas", "scipy", "sklearn", "sympy", "torch")

@@ -158,7 +158,7 @@ def builtin_sources(cache: Path) -> dict[str, Source]:
 
 def builtin_corpus(cache: Path) -> Path:
     """Folder of the built-in English corpus below `cache`, made from the installed packages if it is not there yet."""
-    corpus = importlib.import_module(f"foundry.corpora.{BUILTIN_CORPUS}")
+    corpus = importlib.import_module(f"tools.{BUILTIN_CORPUS}")
 
     def build(folder: Path) -> None:
         print_once(f"collecting the documentation of the installed packages into {cache}")

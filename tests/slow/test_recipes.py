@@ -117,7 +117,7 @@ def write_data(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    for split, part in (("train", lines), ("validation", lines[:80])):  # foundry/corpora/installed_docs.py's layout
+    for split, part in (("train", lines), ("validation", lines[:80])):  # tools/installed_docs.py's layout
         write_rows(folder / "docs" / f"{split}.jsonl", [{"text": line} for line in part])
         topics = [{"text": text, "label": PACKAGE_TOPIC_LABELS[i % 10]} for i, text in enumerate(part)]
         write_rows(folder / "docs" / "package_topic" / f"{split}.jsonl", topics)

@@ -40,7 +40,7 @@ from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_
 from foundry.common import digests
 from foundry.common.errors import UserError
 from foundry.common.whole_folders import cached, write_manifest
-from foundry.corpora import hub, installed_docs, token_files
+from foundry.corpora import hub, token_files
 from foundry.corpora.chunks import ChunkDataset, EpochSampler, SomeExamples
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, expand_files, say_once
 from foundry.corpora.hub import do_not_wait_for_the_hub, load_dataset_splits
@@ -56,6 +56,7 @@ from foundry.corpora.tokenizers import (
 )
 from foundry.model_t5 import load_model
 from foundry.training.row_order import RowOrderTrainer
+from tools import installed_docs
 
 VOCAB_SIZE = 900
 COMPRESS = {

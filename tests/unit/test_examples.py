@@ -19,7 +19,6 @@ from transformers import ByT5Tokenizer
 from constants import DATASET_VALS
 from foundry.arguments.task import TaskArguments, check_task
 from foundry.common.errors import UserError
-from foundry.corpora import installed_docs
 from foundry.corpora.preview import UNCUT
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loss import STATISTICS
@@ -29,6 +28,7 @@ from tasks.metrics.scoring import METRICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, nested_rows
 from tasks.tasks import LoadedTask, Task
+from tools import installed_docs
 
 GLUE = DATASET_VALS["glue"]
 

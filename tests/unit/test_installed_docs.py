@@ -1,4 +1,4 @@
-"""Tests of foundry.corpora.installed_docs: reading by example, and whole builds of a site-packages made here."""
+"""Tests of tools.installed_docs: reading by example, and whole builds of a site-packages made here."""
 
 import json
 import random
@@ -11,8 +11,8 @@ from unittest import mock
 from absl.testing import parameterized
 
 from constants import PACKAGE_TOPIC_LABELS
-from foundry.corpora import installed_docs
-from foundry.corpora.installed_docs import build, fingerprint, paragraphs
+from tools import installed_docs
+from tools.installed_docs import build, fingerprint, paragraphs
 
 NOUNS = "matrix graph token series figure tree kernel window signal vertex corpus buffer column layer stream".split()
 VERBS = "describes replaces follows updates reads stores splits merges orders counts removes accepts".split()
