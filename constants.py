@@ -210,6 +210,8 @@ GREATER_IS_BETTER = {
     "spearman",
     "exact_match",
     "bleu",
+    "chrf",
+    "chrf++",
     "rouge1",
     "rouge2",
     "rougeL",
@@ -224,7 +226,6 @@ GREATER_IS_BETTER = {
     # of `evaluate`
     "bertscore",
     "bleurt",
-    "chrf",
     "comet",
     "competition_math",
     "frugalscore",
@@ -250,6 +251,7 @@ SMALLER_IS_BETTER = {
     "non_canonical_outputs",
     "loss",
     "preference_loss",
+    "ter",
     "perplexity",
     "bits_per_byte",
     "nats_per_id",
@@ -264,13 +266,12 @@ SMALLER_IS_BETTER = {
     "mse",
     "rmse",
     "smape",
-    "ter",
     "wer",
 }
 # What an evaluation of preferences measures besides the task's metrics; the training logs have all but the loss.
 PREFERENCE_METRICS = ("preference_accuracy", "reward_margin", "chosen_log_probability", "rejected_log_probability")
 PREFERENCE_METRICS += ("preference_loss",)
-PERCENT_METRICS = ("bleu", "sacrebleu", "chrf", "ter", "sari")  # 0..100, all others 0..1
+PERCENT_METRICS = ("bleu", "sacrebleu", "chrf", "chrf++", "ter", "sari")  # 0..100, all others 0..1
 
 
 # ---------------------------------------------------------------- tasks

@@ -138,10 +138,26 @@ def rouge(rouge_type: str) -> Callable:
     return mean_of_best(score)
 
 
-def bleu(predictions: Sequence[str], references: list[list[str]]) -> float:
-    """sacrebleu's corpus BLEU, 0..100, with its default tokenizer "13a" (T5: "intl"). Examples may differ in their
-    number of references."""
-    from sacrebleu import corpus_bleu
+# {metric: (class of sacrebleu, its options)}. force: BLEU prints no warning that texts look tokenised.
+_SACREBLEU: dict[str, tuple[str, dict]] = {
+    "bleu": ("BLEU", dict(force=True)),
+    "chrf": ("CHRF", {}),
+    "chrf++": ("CHRF", dict(word_order=2)),
+    "ter": ("TER", {}),
+}
 
-    streams = itertools.zip_longest(*references)  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
-    return float(corpus_bleu(list(predictions), list(streams), force=True).score)  # force: no warning "tokenized?"
+
+def sacrebleu(name: str) -> Callable:
+    """The corpus metric bleu, chrf, chrf++ or ter with sacrebleu's defaults, 0..100; BLEU's tokenizer is "13a" (T5:
+    "intl"). Examples may differ in their number of references."""
+
+    def metric(predictions: Sequence[str], references: list[list[str]]) -> float:
+        import sacrebleu.metrics
+
+        of_class, options = _SACREBLEU[name]
+        streams = itertools.zip_longest(*references)  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
+        scorer = getattr(sacrebleu.metrics, of_class)(**options)
+        return float(scorer.corpus_score(list(predictions), list(streams)).score)
+
+    metric.__name__ = name
+    return metric

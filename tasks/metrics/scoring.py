@@ -35,7 +35,7 @@ _CLASS_METRICS = _by_name(
 _NUMBER_METRICS = _by_name(general.pearson, general.spearman)
 _TEXT_METRICS = _by_name(
     general.exact_match,
-    general.bleu,
+    *map(general.sacrebleu, ("bleu", "chrf", "chrf++", "ter")),
     *map(general.rouge, ("rouge1", "rouge2", "rougeL", "rougeLsum")),
     answers.squad_exact_match,
     answers.squad_f1,

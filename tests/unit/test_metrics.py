@@ -4,8 +4,10 @@ Hermetic: the tokenizers, the data and the `evaluate` module are made here; no t
 """
 
 import itertools
+import json
 import math
 import os
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -13,7 +15,6 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import sacrebleu
 import scipy.stats
 import sklearn.metrics
 from absl.testing import parameterized
@@ -192,23 +193,22 @@ class TextMetricsTest(parameterized.TestCase):
     def test_rouge_by_hand(self, name, prediction, reference, expected):
         self.assertAlmostEqual(METRICS[name]([prediction], [[reference]]), expected, places=12)
 
-    def test_bleu_equals_sacrebleu(self):
-        predictions, references, others = (random_texts(seed) for seed in (10, 11, 12))
-        predictions = [
-            p[:12] + r[12:] for p, r in zip(predictions, references, strict=True)
-        ]  # else there is no overlap
-        one = sacrebleu.metrics.BLEU().corpus_score(predictions, [references]).score
-        self.assertGreater(one, 10)
-        self.assertAlmostEqual(METRICS["bleu"](predictions, [[r] for r in references]), one, places=9)
-        two = sacrebleu.metrics.BLEU().corpus_score(predictions, [references, others]).score
-        pairs = [list(pair) for pair in zip(references, others, strict=True)]
-        self.assertAlmostEqual(METRICS["bleu"](predictions, pairs), two, places=9)
-        self.assertNotAlmostEqual(one, two)
-        streams = [references, others, random_texts(13), random_texts(14)]
-        four = sacrebleu.metrics.BLEU().corpus_score(predictions, streams).score
-        found = METRICS["bleu"](predictions, [list(texts) for texts in zip(*streams, strict=True)])
-        self.assertAlmostEqual(found, four, places=9)
-        self.assertNotAlmostEqual(two, four)
+    @parameterized.parameters(1, 2, 4)
+    def test_corpus_metrics_equal_the_sacrebleu_command(self, count):
+        """Of the same files; chrF++ is its chrF with --chrf-word-order 2."""
+        references = [[f"{text} ." for text in random_texts(11 + stream)] for stream in range(count)]
+        predictions = [p[:12] + r[12:] for p, r in zip(random_texts(10), references[0], strict=True)]
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        for name, texts in [("answers", predictions), *((f"ref{n}", texts) for n, texts in enumerate(references))]:
+            (folder / name).write_text("".join(f"{text}\n" for text in texts))
+        command = [sys.executable, "-m", "sacrebleu", *(folder / f"ref{n}" for n in range(count)), "-i"]
+        command += [folder / "answers", "-b", "-w", "9", "-m"]
+        rows = [list(texts) for texts in zip(*references, strict=True)]
+        for named, metrics in (("bleu chrf ter", ("bleu", "chrf", "ter")), ("chrf --chrf-word-order 2", ("chrf++",))):
+            done = subprocess.run([*command, *named.split()], capture_output=True, text=True, check=True)
+            wanted = json.loads(done.stdout)
+            found = [METRICS[name](predictions, rows) for name in metrics]
+            np.testing.assert_allclose(found, wanted, atol=1e-8)
 
     def test_bleu_by_hand_and_with_unequally_many_references(self):
         texts = ["the cat sat on a mat", "hello there my good friend"]
@@ -545,7 +545,7 @@ class CheckMetricsTest(parameterized.TestCase):
         module.compute.assert_called_once_with(predictions=["a"], references=["b"])
 
     @parameterized.named_parameters(
-        ("class_metric", text_task("f1"), "'f1': not for target_type 'text'. Possible are exact_match, bleu, rouge1"),
+        ("class_metric", text_task("f1"), "'f1': not for target_type 'text'. Possible are exact_match, bleu, chrf"),
         ("number_metric", class_task(["a", "b"], "pearson"), "not for target_type 'class'. Possible are accuracy, f1"),
         ("f1_of_three", class_task(["a", "b", "c"], "f1"), r"needs two labels, not \['a', 'b', 'c'\]. 'f1_macro'"),
     )
