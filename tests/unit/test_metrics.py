@@ -196,8 +196,10 @@ class TextMetricsTest(parameterized.TestCase):
     @parameterized.parameters(1, 2, 4)
     def test_corpus_metrics_equal_the_sacrebleu_command(self, count):
         """Of the same files; chrF++ is its chrF with --chrf-word-order 2."""
-        references = [[f"{text} ." for text in random_texts(11 + stream)] for stream in range(count)]
-        predictions = [p[:12] + r[12:] for p, r in zip(random_texts(10), references[0], strict=True)]
+        texts, *references = [
+            [text.replace("\n", " ") for text in random_texts(10 + stream)] for stream in range(count + 1)
+        ]
+        predictions = [p[:12] + r[12:] for p, r in zip(texts, references[0], strict=True)]  # else nothing overlaps
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         for name, texts in [("answers", predictions), *((f"ref{n}", texts) for n, texts in enumerate(references))]:
             (folder / name).write_text("".join(f"{text}\n" for text in texts))
