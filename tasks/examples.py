@@ -20,7 +20,7 @@ from data_collator_t5 import find_bos_id
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.corpora.round_trip import Losses, round_trip, sampled
-from foundry.corpora.tokenizers import encode_targets
+from foundry.corpora.tokenizers import decoded, encode_targets
 from foundry.features import features_of_tasks
 from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics.scoring import METRICS, score_predictions
@@ -206,7 +206,7 @@ def answer_length(task: dict, labels: torch.Tensor | None) -> int:
 def decode_texts(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
     """The texts [N] of token ids [N, T] padded with -100, without white space at their ends; class labels as the entry
     spells them."""
-    texts = tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+    texts = decoded(tokenizer, ids)
     names = _labels_as_read_back(task, tokenizer)
     return [names.get(text.strip(), text.rstrip()) for text in texts]
 
@@ -216,7 +216,7 @@ def _labels_as_read_back(task: dict, tokenizer: PreTrainedTokenizerBase) -> dict
     "not_entailment" to "notentailment"."""
     if task["target_type"] != "class":
         return {}
-    texts = tokenizer.batch_decode(encode_targets(tokenizer, task["labels"]), skip_special_tokens=True)
+    texts = decoded(tokenizer, encode_targets(tokenizer, task["labels"]))
     return dict(zip((text.strip() for text in texts), task["labels"], strict=True))
 
 

@@ -60,6 +60,7 @@ CONFIGS = (
 )
 T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 ROLES = tuple(T5_NAMES)
+TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's begin and end of what one side of a dialogue says
 
 
 def train_tokenizer(
@@ -277,6 +278,21 @@ def named_tokenizer(args: Any) -> PreTrainedTokenizerBase | None:
     if not name:
         name, flag = args.model_name_or_path, "--model_name_or_path"
     return load_tokenizer(name, flag) if name else None
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
+    """The texts [N] of N rows of token ids, as answers show them: without padding (negative ids too), begin, end, <unk>
+    and sentinels. Special tokens that were added for targets stay: [5, 300, 6, 1, 0] -> "a <sep> b". Unigram tokenizers
+    drop the space before such a token; it is written again."""
+    gone = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
+    special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    gone |= {number for number, name in special.items() if SENTINEL_NAME.fullmatch(name) or name in TURNS}
+    kept = [[number for number in map(int, row) if number >= 0 and number not in gone] for row in rows]
+    texts = tokenizer.batch_decode(kept, skip_special_tokens=False)
+    for name in (special[number] for number in {*special} - gone if any(number in row for row in kept)):
+        if tokenizer(f"a {name}")["input_ids"] == tokenizer(f"a{name}")["input_ids"]:
+            texts = [re.sub(rf"(?<=\S){re.escape(name)}", f" {name}", text) for text in texts]
+    return texts
 
 
 def described_tokenizer(tokenizer: PreTrainedTokenizerBase, origin: str, joins_documents: bool = False) -> str:

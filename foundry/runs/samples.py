@@ -26,7 +26,7 @@ from constants import DENOISERS
 from data_collator_t5 import find_bos_id, find_sentinel_ids, is_byte_level
 from foundry.common.processes import visible
 from foundry.common.reports import markdown_table, side_file, was_evaluated, write_aside
-from foundry.corpora.tokenizers import plain_backend, plain_encoder
+from foundry.corpora.tokenizers import decoded, plain_backend, plain_encoder
 from foundry.objectives.objective import Objective
 
 SAMPLES_FILE = "samples.md"
@@ -181,10 +181,10 @@ def answers_to(
             show(tokenizer.decode(ids))
         (written,) = fill(model, torch.tensor([ids], device=model.device), new_tokens, num_beams)
         if not has_gaps:
-            yield tokenizer.decode(written, skip_special_tokens=True).strip()
+            yield decoded(tokenizer, [written])[0].strip()
             continue
         filled = spans(written, sentinels, tokenizer.eos_token_id)
-        texts = {number: tokenizer.decode(span, skip_special_tokens=True).strip() for number, span in filled.items()}
+        texts = {number: text.strip() for number, text in zip(filled, decoded(tokenizer, filled.values()), strict=True)}
         # a gap that the model left out stays visible
         yield _SENTINEL.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
 

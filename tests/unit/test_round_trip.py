@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from zoo import CONFIGS, TOKENIZERS, _write_t5_tokenizer, lines
 
 import create_tokenizer
+from data_collator_t5 import find_sentinel_ids
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.round_trip import CHANGED, MOST_TEXTS, UNKNOWN, Losses, Sample, described_losses, round_trip
 from foundry.corpora.sources import find_sources
@@ -232,6 +233,17 @@ class RowsTest(TestCase):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         self.assertEqual(decode_texts(self.entry, tokenizer, np.array([ids])), [body.rstrip()])
         self.assertEqual(losses_of("own", self.entry, tokenizer, [row])["targets"].answerable, 1)
+
+    @parameterized.product(kind=("unigram", "byt5", "t5gemma", "fred_t5"), role=(None, "sep_token"))
+    def test_a_special_token_that_was_added_for_targets_is_text(self, kind, role):
+        tokenizer = self.trained() if kind == "unigram" else self.of_family(kind)
+        text = "ba <sep> <sep> bada"
+        tokenizer.add_special_tokens({role: "<sep>"} if role else {"extra_special_tokens": ["<sep>"]})
+        sentinel = find_sentinel_ids(tokenizer).tolist()[0] if kind == "unigram" else tokenizer.pad_token_id
+        written = [tokenizer.pad_token_id, *tokenizer(text)["input_ids"], sentinel, -100]
+        self.assertEqual(decode_texts(self.entry, tokenizer, np.array([written])), [text])
+        found = losses_of("own", self.entry, tokenizer, self.rows([text]))
+        self.assertEqual((found["targets"].answerable, found["targets"].kinds), (1, {}))
 
 
 class NewTokenizerTest(TestCase):
