@@ -42,10 +42,11 @@ from foundry.common.processes import check_alike, finish_process_group, has_acce
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.files import check_file
-from foundry.corpora.preview import UNCUT, Shown, described_spread, print_preview, spread
+from foundry.corpora.preview import UNCUT, Shown, print_preview
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import Features, features_of
 from foundry.modeling.attentions import attention_names
+from foundry.modeling.generation_settings import own_limit
 from tasks.answering import Engine, Plan, answer_window, summary, tokenised, with_transformers
 from tasks.examples import answer_length, class_label_ids
 from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
@@ -94,7 +95,11 @@ class SearchArguments:
     _argument_group_name = "search (transformers' GenerationConfig)"
     _usual = "max_new_tokens num_beams num_return_sequences do_sample"
 
-    max_new_tokens: int | None = option(None, "Most tokens of an answer. Not set: as in evaluation.", at_least=1)
+    max_new_tokens: int | None = option(
+        None,
+        "Most tokens of an answer. Not set: as in evaluation, else generation_config.json's, else 128.",
+        at_least=1,
+    )
     min_new_tokens: int | None = option(None, "Fewest tokens of an answer.", at_least=1)
     num_beams: int | None = option(None, "Beams. Not set: as in evaluation, else generation_config.json's.", at_least=1)
     num_return_sequences: int | None = option(None, "Answers per input, written with their scores.", at_least=1)
@@ -130,9 +135,10 @@ def parse_flags(argv: list[str] | None) -> Plan:
         entry = entry | {"max_source_length": args.max_source_length}
     tokenizer = load_tokenizer(args.tokenizer_name or str(folder), "--model_name_or_path")
     longest = answer_length(entry, class_label_ids(entry, tokenizer))
-    search = search_of(search_args, record, longest, str(folder))
+    limit, limit_from = limit_of(search_args.max_new_tokens, record, longest, str(folder))
+    search = search_of(search_args, record, limit, str(folder))
     reader = InputReader(entry, args.source_column, record.get("tsv_header"))
-    plan = Plan(args, folder, entry, reader, tokenizer, search, features)
+    plan = Plan(args, folder, entry, reader, tokenizer, search, limit_from, features)
     if plan.count > 1 and entry.get("max_piece_length"):
         raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
@@ -150,14 +156,25 @@ def check_files(args: PredictionArguments, features: Features) -> None:
     check_folder("--output_file", str(Path(args.output_file).parent))
 
 
-def search_of(flags: SearchArguments, record: dict, longest: int, folder: str) -> dict:
-    """The settings of `generate` that the flags give, completed by those of the task's evaluation. longest: tokens of
-    an answer if neither says how many there may be. folder: the checkpoint, whose own beams flags may be about."""
+def limit_of(given: int | None, record: dict, longest: int, folder: str) -> tuple[int, str]:
+    """(the most tokens of an answer, what says so): the flag's value `given`, those of the task's evaluation, of a
+    published folder's own generation_config.json, or `longest`, those of the task's targets."""
+    if given:
+        return given, "--max_new_tokens"
+    if evaluated := record.get("generation_max_length"):  # it counts the start token too
+        return max(1, evaluated - 1), f"{TASK_RECORD}'s generation_max_length {evaluated:,}"
+    if record:
+        return longest, f"the targets of its {TASK_RECORD}"
+    return own_limit(folder) or (longest, "no file of the model says how many: --max_new_tokens does")
+
+
+def search_of(flags: SearchArguments, record: dict, limit: int, folder: str) -> dict:
+    """The settings of `generate` that the flags give, completed by those of the task's evaluation. limit: the most
+    tokens of an answer. folder: the checkpoint, whose own beams flags may be about."""
     search = {name: value for name, value in vars(flags).items() if value is not None}
     if "num_beams" not in search and not search.get("do_sample") and record.get("generation_num_beams"):
         search["num_beams"] = record["generation_num_beams"]
-    evaluated = record.get("generation_max_length")  # it counts the start token too
-    search.setdefault("max_new_tokens", max(1, evaluated - 1) if evaluated else longest)
+    search["max_new_tokens"] = limit
     if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
         raise UserError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
     beams = {}
@@ -249,13 +266,7 @@ def main(argv: list[str] | None = None) -> dict:
             done = begin = begin + len(window)
             progress.n = sum(sizes[:done])
     answered = len(sizes) - answered_before
-    rows = {"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"}
-    if plan.lengths:
-        rows["read"] = f"texts of {described_spread(spread(plan.lengths))}"
-    most = plan.entry["max_source_length"]
-    if cut := sum(count for length, count in plan.lengths.items() if length >= most):
-        rows["cut"] = f"{cut:,} texts at {most:,} tokens (--max_source_length)"
-    end_summary(rows)
+    end_summary({"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"} | plan.counted())
     finish_process_group()
     return {"inputs": len(sizes), "answered": answered}
 

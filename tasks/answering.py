@@ -15,6 +15,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import IGNORE_INDEX
+from foundry.common.command_line import listed
+from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
 from foundry.modeling.generation_settings import deciding_settings
@@ -22,30 +24,34 @@ from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
-from tasks.registry import as_list, source_text
+from tasks.registry import as_list, source_text, value_of_text
 
-Candidates = list[tuple[str, float | None]]  # (text, log-probability in nats) of one input, the best first
+# (text, log-probability in nats, whether it has an end) of one input, the best first
+Candidates = list[tuple[str, float | None, bool]]
 
 
 class Engine(NamedTuple):
     """A loaded model of one --backend, as functions.
 
-    write: tokenised sources, a list of B -> (token ids [B * count, T], the best answer to a source first; their
-    log-probabilities, None if count is 1). score: (a tokenised source, the class labels [C, T] of `class_label_ids`) ->
-    C log-probabilities. All are in nats. settings: the search settings that decide the answers.
+    write: tokenised sources, a list of B -> (token ids [B * count, T] without a start token, the best answer to a
+    source first; their log-probabilities, None if count is 1). score: (a tokenised source, the class labels [C, T] of
+    `class_label_ids`) -> C log-probabilities. All are in nats. settings: the search settings that decide the answers.
+    ends: the tokens with which an answer ends, unless it is cut.
     """
 
     write: Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
     score: Callable[[list[int], torch.Tensor], list[float]]
     settings: dict
+    ends: list[int]
 
 
 @dataclass
 class Plan:
     """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
 
-    folder: has the tokenizer and task.json. lengths: {tokens of a text, cut at --max_source_length: how many had as
-    many so far}.
+    folder: has the tokenizer and task.json. limit_from: what says how many tokens an answer may have. lengths: {tokens
+    of a text, cut at --max_source_length: how many had as many so far}. endless, no_value: how many answers so far end
+    at the limit, and are no label or number, where the task is to write one.
     """
 
     args: Any  # the flags of predict_t5.py
@@ -54,13 +60,40 @@ class Plan:
     reader: InputReader
     tokenizer: PreTrainedTokenizerBase
     search: dict
+    limit_from: str
     features: Features = NO_FEATURES
     lengths: Counter = field(default_factory=Counter)
+    endless: int = 0
+    no_value: int = 0
 
     @property
     def count(self) -> int:
         """Texts for each input."""
         return self.search.get("num_return_sequences", 1)
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of an answer, EOS included."""
+        return self.search["max_new_tokens"]
+
+    def counted(self) -> dict[str, str]:
+        """Rows of the end summary: what was read, and `odd`."""
+        rows, most = {}, self.entry["max_source_length"]
+        if self.lengths:
+            rows["read"] = f"texts of {described_spread(spread(self.lengths))}"
+        if cut := sum(count for length, count in self.lengths.items() if length >= most):
+            rows["cut"] = f"{cut:,} texts at {most:,} tokens (--max_source_length)"
+        return rows | self.odd()
+
+    def odd(self) -> dict[str, str]:
+        """What is wrong with the answers so far, without zeros: {"limit": "3 answers without an end ...", "labels": "1
+        answer not among yes, no"}."""
+        values = f"not among {listed(self.entry['labels'])}" if "labels" in self.entry else "not a number"
+        found = {
+            "limit": (self.endless, f"without an end within {self.limit:,} tokens (--max_new_tokens)"),
+            "labels" if "labels" in self.entry else "numbers": (self.no_value, values),
+        }
+        return {row: f"{n:,} answer{'s' * (n > 1)} {what}" for row, (n, what) in found.items() if n}
 
 
 # ---------------------------------------------------------------- what generates
@@ -83,7 +116,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
         batch = padded(sources)
         written = model.generate(**batch, **search)
         scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else None
-        return written.cpu().numpy(), scores
+        return written[:, 1:].cpu().numpy(), scores
 
     @torch.no_grad()
     @mixed
@@ -94,7 +127,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
 
     followed = copy.deepcopy(model.generation_config)
     followed.update(**search)
-    return Engine(write, score, deciding_settings(followed))
+    return Engine(write, score, deciding_settings(followed), as_list(model.generation_config.eos_token_id))
 
 
 def log_probabilities(
@@ -133,14 +166,20 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
         tokens, scores = engine.write([ids[text] for text in batches[number]])
         texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
-        written = list(zip(texts_written, scores or [None] * len(tokens), strict=True))
+        has_end = np.isin(tokens, engine.ends).any(axis=1).tolist()
+        written = list(zip(texts_written, scores or [None] * len(tokens), has_end, strict=True))
         candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
         if plan.count > 1 and plan.search.get("do_sample"):  # beams are sorted already
             candidates = [sorted(drawn, key=lambda one: -one[1]) for drawn in candidates]
         found += zip(batches[number], candidates, strict=True)
         progress.update(sum(map(len, batches[number : number + state.num_processes])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
-    in_order = iter([by_text[number] for number in range(len(texts))])
+    answers = [by_text[number] for number in range(len(texts))]
+    best = [found[0] for found in answers]
+    plan.endless += sum(not has_end for _, _, has_end in best)
+    if plan.entry["target_type"] != "text":
+        plan.no_value += sum(value_of_text(plan.entry, text) is None for text, *_ in best)
+    in_order = iter(answers)
     return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
 
 
@@ -155,7 +194,7 @@ def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
     record = item.row | {"prediction": item.answer([found[0][0] for found in candidates])}
     if plan.count > 1:
         best = candidates[0] if candidates else []
-        record["n_best"] = [{"prediction": text, "log_probability": round(score, 4)} for text, score in best]
+        record["n_best"] = [{"prediction": text, "log_probability": round(score, 4)} for text, score, _ in best]
     return record
 
 
@@ -170,4 +209,5 @@ def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
         "inputs": inputs,
         "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
         "search": search,
+        "limit": f"{plan.limit:,} tokens of an answer ({plan.limit_from})",
     }

@@ -187,4 +187,4 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
     def score(source: list[int], texts: torch.Tensor) -> list[float]:
         return scored([source] * len(texts), [text[text.ne(IGNORE_INDEX)].tolist() for text in texts])
 
-    return Engine(write, score, deciding_settings(config))
+    return Engine(write, score, deciding_settings(config), [plan.tokenizer.eos_token_id])

@@ -63,7 +63,8 @@ def open_page(
     environment variable GRADIO_SERVER_NAME says otherwise; then whoever reaches this machine can.
 
     reads: what the model reads, shown at the top, with <input> in place of each input. answer: function {input: text}
-    -> {"prediction": the answer, "read": the text that the model has read, and what `more` names}. more: {name: its
+    -> {"prediction": the answer, "read": the text that the model has read, "notes": what is odd about the answer, and
+    what `more` names}. more: {name: its
     heading} of "n_best", whose value is a list of records with HEADERS, and "labels", whose value is {class: its
     probability}.
     """
@@ -81,6 +82,8 @@ def open_page(
         begin = time.perf_counter()
         found = answer(dict(zip(inputs, texts, strict=True)))
         milliseconds = f"{1000 * (time.perf_counter() - begin):.0f}"
+        for note in found["notes"]:
+            gradio.Warning(note)
         n_best = [[one[name] for name in HEADERS] for one in found.get("n_best", [])]
         shown = {"n_best": n_best, "labels": found.get("labels")}
         return [found["prediction"], *(shown[name] for name in more), found["read"], milliseconds]

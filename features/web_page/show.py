@@ -18,10 +18,11 @@ def show_page(plan: Plan, engine: Engine) -> None:
     start_summary(rows, title="a page to try the model")
 
     def answer(row: dict[str, str]) -> dict:
-        item = plan.reader.made({}, row)
+        item, plan.endless, plan.no_value = plan.reader.made({}, row), 0, 0
         (record,) = answer_window([item], engine, plan, tqdm(disable=True), first=0)
         sources = tokenised(item.texts, plan)
         record["read"] = "\n".join(map(as_read, item.texts, sources))
+        record["notes"] = list(plan.odd().values())
         if labels is not None and item.texts:
             (source,) = sources
             chances = torch.tensor(engine.score(source, labels)).softmax(dim=0).tolist()

@@ -1,5 +1,6 @@
 """The settings of `generate` that a checkpoint brings (generation_config.json): which apply, and which are removed."""
 
+import contextlib
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -97,6 +98,20 @@ def deciding_settings(own: GenerationConfig) -> dict:
     names = [*NEUTRAL, *TOKEN_RULES, *(_SAMPLING if own.do_sample else ())]
     values = {name: getattr(own, name, None) for name in names}
     return {name: value for name, value in values.items() if value not in (None, [], NEUTRAL.get(name))}
+
+
+def own_limit(folder: str) -> tuple[int, str] | None:
+    """(tokens of an answer, the setting that says so) of the generation_config.json in a folder or under a Hub name;
+    None if it says nothing. UserError for a value that is no such number."""
+    own = GenerationConfig()
+    with contextlib.suppress(OSError):  # there is none
+        own = GenerationConfig.from_pretrained(folder)
+    for name, start in (("max_new_tokens", 0), ("max_length", 1)):  # max_length counts the decoder's start token too
+        if (value := getattr(own, name)) is not None:
+            if not (isinstance(value, int) and value > start):
+                raise UserError(f"generation_config.json: {name} {value!r:.80}: must be a whole number above {start}")
+            return value - start, f"generation_config.json's {name} {value:,}"
+    return None
 
 
 def set_generation_length(model: PreTrainedModel, tokens: int) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -319,6 +320,73 @@ class PredictTest(TestCase):
             path, "--model_name_or_path", export, "--do_sample", "--num_beams", "1", "--overwrite_output_file", "true"
         )[-1]
         self.assertRegex(printed, "search +no_repeat_ngram_size 2, top_k 5, .*do_sample True")
+
+
+class CountsTest(TestCase):
+    """How long an answer may be, what says so, and how many answers end there or are no label."""
+
+    def ids(self, folder: Path, texts: list[str], **search) -> list[list[int]]:
+        """What plain transformers writes to each text alone, without start token, as the folder's settings say."""
+        tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+        return [model.generate(**tokenizer(text, return_tensors="pt"), **search)[0, 1:].tolist() for text in texts]
+
+    @parameterized.parameters(
+        (dict(max_length=40), 39, "generation_config.json's max_length 40"),
+        (dict(max_new_tokens=30, max_length=40), 30, "generation_config.json's max_new_tokens 30"),
+        (dict(), 128, "no file of the model says how many: --max_new_tokens does"),
+        (dict(max_length="40"), None, "generation_config.json: max_length '40': must be a whole number above 1"),
+    )
+    def test_a_published_folder_is_asked_for_as_many_tokens_as_it_says(self, rules, limit, where):
+        folder, path, out = self.with_settings(**rules), self.write("in.txt", "\n".join(LINES[:4])), self.folder / "out"
+        flags = ["--model_name_or_path", folder, "--input_file", path, "--output_file", out, "--use_cpu", "true"]
+        code = None if limit else 2
+        for backend in ("transformers", *predict_t5.BACKENDS) if limit else ("transformers",):
+            more = ["--backend", backend, "--overwrite_output_file", "true"]
+            _, printed, error = run_main(predict_t5.main, *flags, *more, code=code)
+            if not limit:
+                self.assertIn(where, error)
+                continue
+            self.assertRegex(" ".join(printed.split()), f"limit {limit} tokens of an answer \\({where}")
+            answers = [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
+            wanted = self.ids(folder, LINES[:4], **({} if rules else dict(max_new_tokens=limit)))
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            self.assertEqual(answers, [text.strip() for text in tokenizer.batch_decode(wanted, True)])
+
+    @parameterized.parameters("transformers", *predict_t5.BACKENDS)
+    def test_answers_that_end_at_the_limit_or_are_no_label_are_counted(self, backend):
+        folder = self.with_settings()
+        tokenizer, model = AutoTokenizer.from_pretrained(folder), load_model(str(folder))
+        often = Counter(token for one in self.ids(folder, LINES, max_new_tokens=6) for token in one).most_common(5)[-1]
+        with torch.no_grad():  # so that some answers end
+            model.lm_head.weight[tokenizer.eos_token_id] = 1.01 * model.lm_head.weight[often[0]]
+        model.save_pretrained(folder)
+        for feature in (kind() for kind in features_of("export_checkpoint")):
+            if backend in feature.formats:
+                shutil.rmtree(folder / backend)
+                feature.export(
+                    backend, Original(model, load_tokenizer(str(folder)), [], Answers([], [])), folder / backend
+                )
+        ids = self.ids(folder, LINES, max_new_tokens=6)
+        texts = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+        labels = [text for text, _ in Counter(filter(None, texts)).most_common(2)]
+        record = dict(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"], labels=labels)
+        (folder / "task.json").write_text(json.dumps(record | dict(target_type="class")))
+        flags = ["--model_name_or_path", folder, "--backend", backend]
+        printed = " ".join(self.predict(self.write("in.txt", "\n".join([*LINES, ""])), *flags)[-1].split())
+        endless, wrong = sum(1 not in one for one in ids), sum(text not in labels for text in texts)
+        self.assertBetween(endless, 1, len(LINES) - 1)
+        self.assertIn(f"limit {endless} answers without an end within 6 tokens (--max_new_tokens)", printed)
+        self.assertIn(f"labels {wrong} answers not among {', '.join(labels)}", printed)
+
+    def test_an_answer_keeps_a_token_that_was_added_for_targets(self):
+        self.with_record(benchmark="glue", dataset_name="cola")
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        tokenizer.add_special_tokens({"extra_special_tokens": ["<sep>"]})
+        tokenizer.save_pretrained(self.model)
+        first = dict(forced_bos_token_id=tokenizer.convert_tokens_to_ids("<sep>"))
+        GenerationConfig(decoder_start_token_id=0, eos_token_id=1, **first).save_pretrained(self.model)
+        for row in self.predict(self.write("in.csv", "sentence\n" + "\n".join(LINES[:3])))[1]:
+            self.assertStartsWith(row["prediction"], "<sep>")
 
 
 class TaskTest(TestCase):

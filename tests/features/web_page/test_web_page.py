@@ -19,6 +19,7 @@ from pathlib import Path
 from unittest import mock
 from urllib.parse import urlsplit
 
+import gradio
 import torch
 from absl.testing import parameterized
 from gradio_client import Client
@@ -39,8 +40,6 @@ WITHOUT_WINDOW = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "
 @contextlib.contextmanager
 def opened(*argv: object) -> Iterator[str]:
     """The address of the page that the script opens; it is served until the `with` block ends."""
-    import gradio
-
     pages = []
     blocked = mock.patch.object(gradio.Blocks, "block_thread", lambda page: pages.append(page))
     # stderr stays: the server's start closes the handlers of logs, and absl's closes a stream that is not stderr.
@@ -121,7 +120,9 @@ class WebPageTest(parameterized.TestCase):
         flags += ["--num_beams", beams, "--num_return_sequences", beams]
         wanted = self.of_file(*flags)
         self.assertNotEmpty(wanted[0]["prediction"])
-        with opened(*flags) as url:
+        notes = ["1 answer without an end within 6 tokens (--max_new_tokens)"]
+        notes.append("1 answer not among entailment, not_entailment")
+        with mock.patch.object(gradio, "Warning") as shown, opened(*flags) as url:
             client = client_of(url)
             for pair, line in zip(PAIRS, wanted, strict=True):
                 answer, *n_best, labels, read, milliseconds = client.predict(*pair, api_name="/answer")
@@ -133,6 +134,8 @@ class WebPageTest(parameterized.TestCase):
                 self.assertEqual(read, tokens.decode(tokens(source)["input_ids"][:-1]) if source else "")
                 self.assertRegex(milliseconds, r"^\d+$")
                 self.assertEqual(bool(labels), bool(source))
+                self.assertEqual([call.args[0] for call in shown.call_args_list], notes if source else [])
+                shown.reset_mock()
 
     def test_what_the_model_read_is_decoded_from_its_ids(self):
         """A question behind the cut is not shown as read."""
