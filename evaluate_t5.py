@@ -64,7 +64,7 @@ from foundry.common.processes import (
 )
 from foundry.common.reports import end_summary, plain_json, read_json
 from foundry.corpora.round_trip import described_losses
-from foundry.corpora.tokenizers import load_tokenizer, named_tokenizer
+from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of, features_of_tasks, recorded_types
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.attentions import attention_names
@@ -284,7 +284,7 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Lo
     """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if a task lacks its data or its model
     and --allow_missing is not given, or if all do."""
     loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
-    load = functools.cache(lambda model: load_tokenizer(evaluation.tokenizer_name or model, "--model_name_or_path"))
+    load = functools.cache(lambda model: answering_tokenizer(model, evaluation.tokenizer_name))
     if not several_models:
         load(jobs[0].model)  # without it no task can be evaluated
     for job in jobs:
@@ -484,11 +484,11 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     args.per_device_train_batch_size = 1  # the training text may be short: it is not used
     check_output_dir(args.output_dir, args.overwrite_output_dir, [evaluation.model_name_or_path])
     with args.main_process_first(desc="finding the text"):
-        named = dict(model_name_or_path=evaluation.model_name_or_path, tokenizer_name=evaluation.tokenizer_name)
-        model_args = ModelArguments(**named)
-        found = args.features.replacement(FoundText)(text_args, model_args, named_tokenizer(model_args))
+        named, tokenizer_name = evaluation.model_name_or_path, evaluation.tokenizer_name
+        model_args = ModelArguments(model_name_or_path=named, tokenizer_name=tokenizer_name)
+        tokenizer = answering_tokenizer(named, tokenizer_name)
+        found = args.features.replacement(FoundText)(text_args, model_args, tokenizer)
     model = load(evaluation, evaluation.model_name_or_path, args)
-    tokenizer = found.tokenizer
     fit_vocabulary(model, len(tokenizer))
     objective = get_objective(text_args, tokenizer, model)
     text = args.features.replacement(Text)(found, objective, args)
@@ -518,7 +518,7 @@ def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args
     """{"lines": how many were answered}, from a prompt or a pipe. Writes no file."""
     from foundry.runs.samples import prompt
 
-    tokenizer = load_tokenizer(evaluation.tokenizer_name or evaluation.model_name_or_path, "--model_name_or_path")
+    tokenizer = answering_tokenizer(evaluation.model_name_or_path, evaluation.tokenizer_name)
     model = load(evaluation, evaluation.model_name_or_path, run_args).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))
     cut = task_args.max_source_length

@@ -54,7 +54,7 @@ from foundry.common.whole_folders import made_aside, newest_whole_checkpoint
 from foundry.corpora.files import check_file, is_plain_text
 from foundry.corpora.preview import KEPT_TOKENS, Shown
 from foundry.corpora.reading import read_rows, read_text_documents
-from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
+from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features, adapters, features_of
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from foundry.modeling.families import refuse_lacking
@@ -131,14 +131,13 @@ def find_checkpoint(name: str) -> str:
 
 
 def find_tokenizer(args: ExportArguments, checkpoint: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that was named, or the one in the checkpoint's folder or the folder above."""
-    if args.tokenizer_name:
-        return load_tokenizer(args.tokenizer_name)
+    """The one in the checkpoint's folder or the folder above, or else the one that was named. UserError if they have
+    other pieces."""
     folder = Path(checkpoint)
     places = [place for place in (folder, folder.parent) if has_tokenizer(place)]
-    if folder.is_dir() and not places:
+    if folder.is_dir() and not places and not args.tokenizer_name:
         raise UserError(f"no tokenizer in {folder} or above it: name one with --tokenizer_name")
-    return load_tokenizer(str(places[0]) if places else checkpoint, "--model_name_or_path")
+    return answering_tokenizer(str(places[0]) if places else checkpoint, args.tokenizer_name)
 
 
 def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], str]:

@@ -43,7 +43,7 @@ from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.files import check_file
 from foundry.corpora.preview import UNCUT, Shown, print_preview
-from foundry.corpora.tokenizers import load_tokenizer
+from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of
 from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import own_limit
@@ -133,7 +133,7 @@ def parse_flags(argv: list[str] | None) -> Plan:
         entry = entry | {"inputs": {"" if len(args.source_column) == 1 else name: name for name in args.source_column}}
     if args.max_source_length:
         entry = entry | {"max_source_length": args.max_source_length}
-    tokenizer = load_tokenizer(args.tokenizer_name or str(folder), "--model_name_or_path")
+    tokenizer = answering_tokenizer(str(folder), args.tokenizer_name)
     longest = answer_length(entry, class_label_ids(entry, tokenizer))
     limit, limit_from = limit_of(search_args.max_new_tokens, record, longest, str(folder))
     search = search_of(search_args, record, limit, str(folder))

@@ -280,6 +280,28 @@ def named_tokenizer(args: Any) -> PreTrainedTokenizerBase | None:
     return load_tokenizer(name, flag) if name else None
 
 
+def answering_tokenizer(model: str, named: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer with which the model of a folder or Hub name answers: its own, or the one `named` by
+    --tokenizer_name. UserError if the model has its own and that one has other pieces: only training gives a model the
+    embeddings of others."""
+    if not named:
+        return load_tokenizer(model, "--model_name_or_path")
+    given = load_tokenizer(named)
+    try:
+        own = load_tokenizer(model, "--model_name_or_path")
+    except UserError:  # it has none
+        return given
+    pieces = given.get_vocab()
+    if others := sorted(pieces.items() ^ own.get_vocab().items(), key=lambda pair: pair[::-1]):
+        piece, number = others[0]
+        there = "is" if pieces.get(piece) == number else "is not"
+        raise UserError(
+            f"--tokenizer_name {named}: is not the tokenizer of {model}: {len(others):,} pieces differ, such as "
+            f"{piece!r}, which {there} its {number:,}. Leave the flag out; fine_tune_t5.py moves a model to another"
+        )
+    return given
+
+
 def decoded(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
     """The texts [N] of N rows of token ids, as answers show them: without padding (negative ids too), begin, end, <unk>
     and sentinels. Special tokens that were added for targets stay: [5, 300, 6, 1, 0] -> "a <sep> b". Unigram tokenizers

@@ -154,7 +154,7 @@ class HuggingFaceTest(TestCase):
     @parameterized.parameters(400, 10_000)  # before the weights, or within them
     def test_a_full_disk_is_named_and_leaves_nothing(self, largest):
         source = workspace() / "whole"
-        loaded = mock.patch.object(export_checkpoint, "load_tokenizer", return_value=load_tokenizer(str(source)))
+        loaded = mock.patch.object(export_checkpoint, "answering_tokenizer", return_value=load_tokenizer(str(source)))
         with loaded, small_disk(largest):
             _, _, error = self.export(source, code=2)
         self.assertRegex(error.splitlines()[-1], "error: --output_dir .*out: no room on the disk .*Free some space, or")

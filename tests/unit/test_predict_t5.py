@@ -210,7 +210,7 @@ class PredictTest(TestCase):
         path = self.write("in.txt", "\n".join(LINES))
         self.enterContext(mock.patch.object(predict_t5, "WINDOW", 1))
         flags = ["--model_name_or_path", self.model, "--output_file", self.folder / "answers.jsonl", *FLAGS]
-        loaded = mock.patch.object(predict_t5, "load_tokenizer", return_value=load_tokenizer(str(self.model)))
+        loaded = mock.patch.object(predict_t5, "answering_tokenizer", return_value=load_tokenizer(str(self.model)))
         with loaded, small_disk(largest):
             _, _, error = run_main(predict_t5.main, *flags, "--input_file", path, code=2)
         self.assertRegex(
