@@ -63,8 +63,9 @@ from foundry.common.processes import (
     run_script,
 )
 from foundry.common.reports import end_summary, plain_json, read_json
+from foundry.corpora.preview import print_preview
 from foundry.corpora.round_trip import described_losses
-from foundry.corpora.tokenizers import answering_tokenizer
+from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
 from foundry.features import Features, features_of, features_of_tasks, recorded_types
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.attentions import attention_names
@@ -75,8 +76,9 @@ from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
-from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths
-from tasks.tasks import LoadedTask, Task, Tasks
+from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths, recorded_rows
+from tasks.tasks import LoadedTask, Task, TaskRows, Tasks
+from tasks.trained_rows import TrainedRows
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 # Flags of a pre-training that decide the numbers of its evaluation, besides the text itself.
@@ -93,6 +95,7 @@ PRE_TRAINING_FLAGS = (
 )
 INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
+SHOWN_ROWS = 3  # of the preview, whose parts have room in it
 TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
 GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
 
@@ -151,11 +154,13 @@ DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *FEAT
 
 @dataclass
 class Job:
-    """One task, the checkpoint that answers it, and the splits to be answered."""
+    """One task, the checkpoint that answers it, the splits to be answered, and the rows on which the checkpoint was
+    trained, if its task.json knows them."""
 
     task: Task
     model: str
     splits: list[str]
+    trained: TrainedRows | None
 
     def prefix(self, split: str) -> str:
         """What the names of a split's metrics begin with: eval, eval_cola, eval_mnli_validation_matched ..."""
@@ -277,7 +282,7 @@ def build_job(
     if evaluation.split not in (None, *known):
         raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
     splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
-    return Job(task, model, [evaluation.split] if evaluation.split else splits)
+    return Job(task, model, [evaluation.split] if evaluation.split else splits, recorded_rows(model, trained))
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
@@ -291,8 +296,8 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Lo
         try:
             if several_models and not is_local_model(job.model):
                 raise UserError(f"--model_name_or_path {job.model}: no checkpoint there")
-            task = LoadedTask(job.task, job.task.read(job.splits), load(job.model))
-            loaded.append(LoadedJob(task, job.model, job.splits))
+            task = LoadedTask(job.task, job.task.read(job.splits), load(job.model), job.trained)
+            loaded.append(LoadedJob(task, job.model, job.splits, job.trained))
         except UserError as error:
             if len(jobs) == 1:
                 raise
@@ -304,6 +309,19 @@ def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[Lo
             f"server wants all){reasons}"
         )
     return loaded, missing
+
+
+def announce(run: Run, tasks: list[LoadedTask], model: str, missing: dict[str, str]) -> None:
+    """Prints the plan: of the rows what fine-tuning says of them; and the first rows as the model reads them."""
+    rows = TaskRows(tasks)
+    lost = described_losses(rows.losses)
+    left_out = ", ".join(missing) or None
+    run.announce({"checkpoint": model} | rows.described() | {"lost by the tokenizer": lost, "left out": left_out})
+    alike: dict[str, list[LoadedTask]] = {}
+    for task in tasks:
+        alike.setdefault(tokenizer_fingerprint(task.tokenizer), []).append(task)
+    for some in alike.values():
+        print_preview(some[0].tokenizer, rows.shown(False, some)[:SHOWN_ROWS])
 
 
 def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
@@ -545,14 +563,7 @@ def main(argv: list[str] | None = None) -> dict:
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
     tasks = [job.task for job in jobs]
     summarise = Tasks(tasks).summarise
-    losses = {f"{task.name} {split}": lost for task in tasks for split, lost in task.losses().items()}
-    plan = {
-        "checkpoint": evaluation.model_name_or_path,
-        "rows": ", ".join(f"{len(rows):,} {task.name} {s}" for task in tasks for s, rows in task.data.items()),
-        "lost by the tokenizer": described_losses(losses),
-        "left out": ", ".join(missing) or None,
-    }
-    run.announce(plan)
+    announce(run, tasks, evaluation.model_name_or_path, missing)
     results, trainer = {}, None
     for number, job in enumerate(jobs):
         loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None

@@ -33,6 +33,7 @@ from tasks.registry import (
     source_text,
     target_text,
 )
+from tasks.trained_rows import TrainedRows
 
 _EXACT = ("exact_match", "squad_exact_match")  # metrics that are 1 for the right text alone
 
@@ -108,27 +109,19 @@ def without_end_tokens(
     return kept
 
 
-def known_sources(task: dict, rows: dict[str, list[dict]]) -> dict[str, str]:
+def known_sources(task: dict, rows: dict[str, list[dict]], trained: TrainedRows) -> dict[str, str]:
     """{split: "3 of 8 dev sources are trained on, 1 of them with source and target swapped"} of the splits with such
     rows. rows: {split: its rows}.
 
     A row counts if its source is also that of a training row, or, in tasks of texts, if a training row has its source
     as target and its target as source.
     """
-    plain, is_text = task | {"prefix": ""}, task["target_type"] == "text"
-
-    def pairs(row: dict) -> list[tuple[str, str]]:
-        texts = reference_texts("", task, row) if is_text and task["target"] in row else []
-        return [(source_text(plain, row), text) for text in texts]
-
-    train, known = rows.get("train", []), {}
-    trained = {hash(source_text(task, row)) for row in train}
-    mirrored = {hash((target, source)) for row in train for source, target in pairs(row)}
+    known = {}
     for split, of_split in rows.items():
-        others = [row for row in of_split if hash(source_text(task, row)) not in trained]
-        swapped = sum(any(hash(pair) in mirrored for pair in pairs(row)) for row in others)
-        if split != "train" and (count := len(of_split) - len(others) + swapped):
-            known[split] = f"{count:,} of {len(of_split):,} {split} sources are trained on"
+        same, swapped, is_estimate = trained.count(task, of_split) if split != "train" else (0, 0, False)
+        if same + swapped:
+            about = "about " if is_estimate else ""
+            known[split] = f"{about}{same + swapped:,} of {len(of_split):,} {split} sources are trained on"
             known[split] += f", {swapped:,} of them with source and target swapped" if swapped else ""
     return known
 

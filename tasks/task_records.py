@@ -21,6 +21,7 @@ from foundry.corpora.files import compressed
 from foundry.features import features_of_tasks, recorded_types
 from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list
+from tasks.trained_rows import TrainedRows
 
 # The flags that say where the rows are: taken from the record all together or not at all.
 _TRAINING = ("train_file", "source_file", "target_file")
@@ -37,6 +38,7 @@ _RUN_FLAGS |= _GENERATION
 _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS, "max_eval_samples", *LENGTHS, *_RUN_FLAGS)
 NUMBERS = "numbers"  # {task: step and range of its training rows}, a field of its entry
 FUNCTIONS = "functions"  # {task: {field of its entry: name of its function}}
+TRAINED = "trained_rows"  # {task: hashes of its training rows}, as `TrainedRows.recorded` writes them
 
 
 def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
@@ -74,11 +76,12 @@ def read_record(folder: str) -> dict:
         "dataset_name": str,
         NUMBERS: dict[str, dict[str, float]],
         FUNCTIONS: dict[str, dict[str, str]],
+        TRAINED: dict[str, str],
     }
     types = typing.get_type_hints(TaskArguments) | _OF_FEATURES | _RUN_FLAGS | own
     if not isinstance(record, dict) or not {"benchmark", "dataset_name"} <= record.keys():
         raise UserError(f"{path}: no record of a task, which has at least benchmark and dataset_name. {advice}")
-    record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS) if name in record}
+    record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS, TRAINED) if name in record}
     for name, value in record.items():
         if not is_of(value, types[name]):
             raise UserError(
@@ -109,6 +112,15 @@ def recorded_fields(folder: str, name: str) -> dict:
     """The fields that task.json adds to a task's entry: {"numbers": {"step": 0.01, "least": 0, "most": 1}}, or {}."""
     numbers = read_record(folder).get(NUMBERS, {}).get(name.replace("/", "_"))
     return {"numbers": numbers} if numbers else {}
+
+
+def recorded_rows(folder: str, name: str) -> TrainedRows | None:
+    """The training rows of a task, as far as task.json knows them; None if it knows none."""
+    text = read_record(folder).get(TRAINED, {}).get(name.replace("/", "_"))
+    try:
+        return TrainedRows.of_record(text) if text else None
+    except ValueError as error:
+        raise UserError(f"{Path(folder) / TASK_RECORD}: {TRAINED}: {error}. Take the entry out") from None
 
 
 def check_functions(folder: str, name: str, now: dict[str, str]) -> None:

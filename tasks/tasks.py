@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -40,7 +40,8 @@ from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, tr
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_entry import as_source, completed, name_of, translated
 from tasks.rows import load_rows
-from tasks.task_records import FUNCTIONS, NUMBERS, task_record
+from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, task_record
+from tasks.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -104,10 +105,16 @@ class LoadedTask(Task):
     rows: {split: its rows}, of which at most --max_train_samples or --max_eval_samples are kept; data: {split: their
     tokens}; shown: {split: some of them for the preview}; examples: {split: number of rows before this limit}. The
     entry of a task of numbers gets step and range from the training rows, or else from the first split that has
-    targets.
+    targets. trained: what the model was trained on before; None: on the rows of train.
     """
 
-    def __init__(self, task: Task, rows: dict[str, list[dict]], tokenizer: PreTrainedTokenizerBase):
+    def __init__(
+        self,
+        task: Task,
+        rows: dict[str, list[dict]],
+        tokenizer: PreTrainedTokenizerBase,
+        trained: TrainedRows | None = None,
+    ):
         self.name, self.args, self.is_one_of_several = task.name, task.args, task.is_one_of_several
         self.functions, self.tokenizer, self.files = task.functions, tokenizer, task.files
         self.entry, self.numbers_from = task.entry, "as its entry says"
@@ -138,6 +145,7 @@ class LoadedTask(Task):
                     first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
                     print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
             self._warn_about_rouge(split)
+        self.trained = trained or TrainedRows.of_rows(self.entry, self.rows.get("train", []))
 
     def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Shown]]:
         """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
@@ -358,12 +366,124 @@ class Tasks:
         return average if self.averages else None
 
 
-class TaskData:
+class TaskRows:
+    """The tokenised rows of tasks, and what the plan of a training or an evaluation says of them.
+
+    losses: what the tokenizer loses of each split. train: see TaskData.
+    """
+
+    train: Any = None
+
+    def __init__(self, tasks: list[LoadedTask]):
+        self.tasks, self.args = tasks, tasks[0].args
+        self.losses = self._by_name(LoadedTask.losses)
+        self.empty = self._by_name(
+            lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
+        )
+        self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows, task.trained))
+        self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
+
+    def _name(self, task: Task, split: str) -> str:
+        return f"{task.name}/{split}" if len(self.tasks) > 1 else split
+
+    def _by_name(self, values: Callable[[LoadedTask], dict]) -> dict:
+        return {self._name(task, split): value for task in self.tasks for split, value in values(task).items()}
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """{split, or task/split if there are several tasks: number of rows before any limit}."""
+        return self._by_name(lambda task: task.examples)
+
+    @property
+    def read(self) -> dict[str, dict]:
+        """What was read, in numbers: {"files": as `files_read`, "rows": {name as in `documents`: {"read": rows,
+        "lengths": {side: the shortest, median and longest in tokens, cut as the model gets them}}}}."""
+        files = files_read(self._by_name(lambda task: task.files))
+        if self.args.span_corruption_file:
+            files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
+        rows, sides = {}, {"input_ids": "sources", "labels": "targets"}
+        sides |= {field: field for task in self.tasks for field in registry.sides_of(task.entry)}
+        for name, data in self._by_name(lambda task: task.data).items():
+            lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
+            rows[name] = {"read": self.documents[name], "lengths": lengths}
+        return {"files": files, "rows": rows}
+
+    def shown(self, whole: bool, tasks: list[LoadedTask] | None = None) -> list[list[Shown]]:
+        """Rows for the preview: the first training row of each task and of corrupted text, then the first row of each
+        evaluated split. whole: more rows of each. tasks: some of them, None: all."""
+        tasks = self.tasks if tasks is None else tasks
+        train = [task.shown["train"] for task in tasks if "train" in task.shown]
+        if self.args.span_corruption_file:
+            text = self.train.datasets[-1]
+            row, sentinels = text[0], text.collator.sentinel_ids
+            sides = {"input_ids": "source", "labels": "target"}
+            train.append([[Shown(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()]])
+        others = [rows for task in tasks for split, rows in task.shown.items() if split != "train"]
+        return [row for rows in [*train, *others] for row in rows[: None if whole else 1]]
+
+    def described(self) -> dict[str, str | None]:
+        """The rows of the plan on what is read."""
+        data = self._by_name(lambda task: task.data)
+        empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
+        read = self.read
+        return {
+            "files": described_files(read["files"]),
+            "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
+            "lengths": "; ".join(itertools.starmap(_described_lengths, read["rows"].items())),
+            "known": "; ".join(f"{text}{f' ({name})' * (len(self.tasks) > 1)}" for name, text in self.known.items())
+            or None,
+            "empty": ", ".join(empty) or None,
+            "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
+            **self._rows_of_features(),
+            "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
+        }
+
+    def _cut(self, task: LoadedTask) -> dict[str, str]:
+        """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
+        0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too."""
+        cut = {}
+        for split, rows in task.data.items():
+            longest, of_targets = examples.max_lengths(task.entry, split)
+            sides = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
+            sides |= {others: (field, of_targets) for field, others in registry.sides_of(task.entry).items()}
+            sides = {name: side for name, side in sides.items() if side[0] in rows.column_names}
+            for name, (column, most) in sides.items():
+                are_cut = row_lengths(rows, column) >= (most or math.inf)
+                if (share := float(are_cut.mean())) >= 0.005:
+                    cut.setdefault(split, []).append(f"{percent(share)} of the {name} at {most} tokens")
+                    if name == "sources" and "tokenize" not in task.entry:
+                        numbers = np.flatnonzero(are_cut)
+                        some = [task.rows[split][n] for n in numbers[:: -(-len(numbers) // MEASURED)]]
+                        lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
+                        cut[split] += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
+        return {split: ", ".join(texts) for split, texts in cut.items()}
+
+    @staticmethod
+    def _counted(task: LoadedTask) -> dict[str, dict[str, str]]:
+        """{split: {row of the plan: what features say of the split}}."""
+        return {
+            split: {
+                row: text
+                for feature in features_of_tasks()
+                for row, text in feature.counted(task.entry, rows, task.data[split]).items()
+            }
+            for split, rows in task.rows.items()
+        }
+
+    def _rows_of_features(self) -> dict[str, str]:
+        """The rows of the plan that features make of what they counted."""
+        plan: dict[str, list[str]] = {}
+        for name, counted in self.counted.items():
+            for row, text in counted.items():
+                plan.setdefault(row, []).append(f"{text} ({name})")
+        return {row: "; ".join(texts) for row, texts in plan.items()}
+
+
+class TaskData(TaskRows):
     """The rows of the tasks, read and tokenised.
 
     train: a table of tokenised rows or a Mixture. validation: a data set, or {name: data set} if there are
-    several. judged: {name: EvaluationTask}, in the same order. unknown: {split: share of <unk> in its rows}. losses:
-    what the tokenizer loses of each split.
+    several. judged: {name: EvaluationTask}, in the same order. unknown: {split: share of <unk> in its rows}.
     """
 
     tokens_per_example = None  # rows have different lengths
@@ -377,14 +497,8 @@ class TaskData:
                 entry = as_source(name_of(self.args), task.entry | {"max_target_length": length})
                 print_once(f"your pairs as an entry of constants.py, which may replace the flags:\n{entry}\n")
             read.append((task, self.read_rows(task)))
-        self.tasks = [LoadedTask(task, rows, tokenizer) for task, rows in read]
+        super().__init__([LoadedTask(task, rows, tokenizer) for task, rows in read])
         self.unknown = self._by_name(lambda task: unknown_in_rows(tokenizer, task.data))
-        self.losses = self._by_name(LoadedTask.losses)
-        self.empty = self._by_name(
-            lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
-        )
-        self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows))
-        self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
         for feature in args.features:
             feature.read(self.tasks, tokenizer)
         for task in self.tasks:
@@ -433,43 +547,6 @@ class TaskData:
         return max(task.max_length for task in self.judged.values()) - 1
 
     # ------------------------------------------------------------ for the plan and run.json
-    def _name(self, task: Task, split: str) -> str:
-        return f"{task.name}/{split}" if len(self.tasks) > 1 else split
-
-    def _by_name(self, values: Callable[[LoadedTask], dict]) -> dict:
-        return {self._name(task, split): value for task in self.tasks for split, value in values(task).items()}
-
-    @property
-    def documents(self) -> dict[str, int]:
-        """{split, or task/split if there are several tasks: number of rows before any limit}."""
-        return self._by_name(lambda task: task.examples)
-
-    @property
-    def read(self) -> dict[str, dict]:
-        """What was read, in numbers: {"files": as `files_read`, "rows": {name as in `documents`: {"read": rows,
-        "lengths": {side: the shortest, median and longest in tokens, cut as the model gets them}}}}."""
-        files = files_read(self._by_name(lambda task: task.files))
-        if self.args.span_corruption_file:
-            files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
-        rows, sides = {}, {"input_ids": "sources", "labels": "targets"}
-        sides |= {field: field for task in self.tasks for field in registry.sides_of(task.entry)}
-        for name, data in self._by_name(lambda task: task.data).items():
-            lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
-            rows[name] = {"read": self.documents[name], "lengths": lengths}
-        return {"files": files, "rows": rows}
-
-    def shown(self, whole: bool) -> list[list[Shown]]:
-        """Rows for the preview: the first training row of each task and of corrupted text, then the first row of each
-        evaluated split. whole: more rows of each."""
-        train = [task.shown["train"] for task in self.tasks if "train" in task.shown]
-        if self.args.span_corruption_file:
-            text = self.train.datasets[-1]
-            row, sentinels = text[0], text.collator.sentinel_ids
-            sides = {"input_ids": "source", "labels": "target"}
-            train.append([[Shown(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()]])
-        others = [rows for task in self.tasks for split, rows in task.shown.items() if split != "train"]
-        return [row for rows in [*train, *others] for row in rows[: None if whole else 1]]
-
     @property
     def steps_per_epoch(self) -> int | None:
         """Optimizer steps in a pass over the training rows; None if their number is unknown."""
@@ -493,20 +570,8 @@ class TaskData:
 
     def plan(self, steps: int) -> dict[str, str | None]:  # noqa: ARG002
         """The rows of the plan: what is read, mixed and measured."""
-        data = self._by_name(lambda task: task.data)
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
-        empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
-        read = self.read
-        return {
-            "files": described_files(read["files"]),
-            "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
-            "lengths": "; ".join(itertools.starmap(_described_lengths, read["rows"].items())),
-            "known": "; ".join(f"{text}{f' ({name})' * (len(self.tasks) > 1)}" for name, text in self.known.items())
-            or None,
-            "empty": ", ".join(empty) or None,
-            "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
-            **self._rows_of_features(),
-            "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
+        return self.described() | {
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
             "metrics": self._metrics(),
@@ -525,46 +590,6 @@ class TaskData:
         best = "mean of each task's first metric" if best == "average" else best
         return "; ".join([*parts, f"{'largest' if args.greater_is_better else 'smallest'} {best} is best"])
 
-    def _cut(self, task: LoadedTask) -> dict[str, str]:
-        """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
-        0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too."""
-        cut = {}
-        for split, rows in task.data.items():
-            longest, of_targets = examples.max_lengths(task.entry, split)
-            sides = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
-            for field, others in registry.sides_of(task.entry).items():
-                sides |= {others: (field, of_targets)} if field in rows.column_names else {}
-            for name, (column, most) in sides.items():
-                are_cut = row_lengths(rows, column) >= (most or math.inf)
-                if (share := float(are_cut.mean())) >= 0.005:
-                    cut.setdefault(split, []).append(f"{percent(share)} of the {name} at {most} tokens")
-                    if name == "sources" and "tokenize" not in task.entry:
-                        numbers = np.flatnonzero(are_cut)
-                        some = [task.rows[split][n] for n in numbers[:: -(-len(numbers) // MEASURED)]]
-                        lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
-                        cut[split] += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
-        return {split: ", ".join(texts) for split, texts in cut.items()}
-
-    @staticmethod
-    def _counted(task: LoadedTask) -> dict[str, dict[str, str]]:
-        """{split: {row of the plan: what features say of the split}}."""
-        return {
-            split: {
-                row: text
-                for feature in features_of_tasks()
-                for row, text in feature.counted(task.entry, rows, task.data[split]).items()
-            }
-            for split, rows in task.rows.items()
-        }
-
-    def _rows_of_features(self) -> dict[str, str]:
-        """The rows of the plan that features make of what they counted."""
-        plan: dict[str, list[str]] = {}
-        for name, counted in self.counted.items():
-            for row, text in counted.items():
-                plan.setdefault(row, []).append(f"{text} ({name})")
-        return {row: "; ".join(texts) for row, texts in plan.items()}
-
     @property
     def holds_out(self) -> bool:
         """Whether rows of the training files are held out to evaluate on, where no validation rows are named."""
@@ -576,7 +601,9 @@ class TaskData:
         flags = task_record(self.args, *self.training_args.groups, generates=generates, holds_out=self.holds_out)
         numbers = {task.name: task.entry["numbers"] for task in self.tasks if "numbers" in task.entry}
         functions = {task.name: task.functions for task in self.tasks if task.functions}
-        return flags | ({NUMBERS: numbers} if numbers else {}) | ({FUNCTIONS: functions} if functions else {})
+        trained = {task.name: task.trained.recorded() for task in self.tasks if task.trained.hashes}
+        own = {NUMBERS: numbers, FUNCTIONS: functions, TRAINED: trained}
+        return flags | {name: values for name, values in own.items() if values}
 
 
 def _described(entry: dict, metric: str) -> str:

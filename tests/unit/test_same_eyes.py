@@ -6,6 +6,7 @@ Hermetic: one tiny model is fine-tuned on rows made here.
 import atexit
 import functools
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,8 +16,10 @@ from helpers import run_main, sentences, write_tiny_model
 
 import evaluate_t5
 import export_checkpoint
+import fine_tune_t5
 import predict_t5
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from tasks.trained_rows import MOST_HASHES, TrainedRows
 
 LINES = sentences(400)
 
@@ -70,3 +73,105 @@ class TokenizerTest(parameterized.TestCase):
     def test_the_own_one_elsewhere_or_that_of_a_model_without_is_taken(self, door, model):
         self.run_door(door, model, "same", None)
         self.assertTrue((self.folder / "out").exists())
+
+
+def rows_of_plan(printed: str) -> dict[str, str]:
+    """{row of a plan: its text, without line breaks}, of all plans that were printed."""
+    rows, name = {}, ""
+    for line in printed.splitlines():
+        if found := re.match(r"(\w+(?: \w+)*)  +(?=\S)", line):
+            name = found[1]
+            rows[name] = line[found.end() :]
+        elif line.startswith("   ") and name:
+            rows[name] += f" {line.strip()}"
+    return rows
+
+
+class EvaluationTest(parameterized.TestCase):
+    """Rows of which some have no target, some are cut, and some lose their line break."""
+
+    def pairs(self, begin: int, end: int) -> list[dict]:
+        return [
+            {"q": f"{LINES[n]} {LINES[n + 1]}", "a": f"{LINES[n][:9]}\n{n}" * (n % 7 > 0)} for n in range(begin, end)
+        ]
+
+    def write(self, rows: list[dict]) -> Path:
+        path = self.folder / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    def fine_tune(self, *more) -> str:
+        flags = ["--model_name_or_path", workspace() / "model", "--train_file", self.folder / "rows.jsonl"]
+        flags += ["--source_column", "q", "--target_column", "a", "--source_prefix", "do: ", "--max_source_length", 60]
+        flags += ["--max_target_length", 12, "--max_steps", 1, "--per_device_train_batch_size", 4, "--use_cpu", "true"]
+        flags += ["--output_dir", self.folder / "out", "--data_cache_dir", self.folder / "cache", "--report_to", "none"]
+        return run_main(fine_tune_t5.main, *flags, *more)[1]
+
+    def evaluate(self, *more) -> tuple[str, list[str]]:
+        """(what is printed, the sources that were answered)."""
+        flags = ["--model_name_or_path", self.folder / "out", "--data_cache_dir", self.folder / "cache"]
+        flags += ["--output_dir", self.folder / "eval", "--overwrite_output_dir", "true", "--use_cpu", "true"]
+        _, printed, _ = run_main(evaluate_t5.main, *flags, *more)
+        lines = (self.folder / "eval" / "predictions.jsonl").read_text().splitlines()
+        return printed, [json.loads(line)["source"] for line in lines]
+
+    def test_it_says_of_its_rows_what_fine_tuning_said(self):
+        rows = self.pairs(0, 60)
+        rows[5] = rows[50]  # of which one may be held out
+        self.write(rows)
+        trained = self.fine_tune("--validation_split_percentage", 40)
+        printed, sources = self.evaluate()
+        before, now = rows_of_plan(trained), rows_of_plan(printed)
+        for row in ("lengths", "cut", "empty", "rows"):
+            parts = re.split("; |, (?=[0-9])", now[row])
+            self.assertContainsSubset(parts, re.split("; |, (?=[0-9])", before[row]), row)
+            self.assertIn("validation", now[row])
+        self.assertEqual(now.get("known"), before.get("known"))
+        lost = re.search(r"line break in .*% of targets|line break in .*% of validation", now["lost by the tokenizer"])
+        self.assertIsNotNone(lost, now)
+        for name in ("validation source", "validation target"):
+            self.assertEqual(now[name], before[name])
+        self.assertIn(" ".join(sources[0].split()[1:4]), now["validation source"])
+
+    def test_rows_that_were_trained_on_are_counted_when_the_file_has_grown(self):
+        self.write(self.pairs(0, 60))
+        self.fine_tune("--validation_split_percentage", 40)
+        printed, held_out = self.evaluate()
+        self.assertNotIn("known", rows_of_plan(printed))
+        trained_on = {f"do: {row['q']}" for row in self.pairs(0, 60)} - {*held_out}
+        self.write(self.pairs(0, 90))
+        printed, sources = self.evaluate()
+        count = len(trained_on & {*sources})
+        self.assertGreater(count, 3)
+        wanted = f"{count} of {len(sources)} validation sources are trained on"
+        self.assertEqual(rows_of_plan(printed)["known"], wanted)
+        record = (self.folder / "out" / "task.json").read_text()
+        self.assertNotIn(LINES[3][:20], record)
+        path = self.folder / "new.jsonl"
+        path.write_text("".join(json.dumps({"q": row["a"], "a": row["q"]}) + "\n" for row in self.pairs(0, 60)))
+        printed, _ = self.evaluate("--validation_file", path, "--source_prefix", "undo: ")
+        swapped = sum(f"do: {row['q']}" in trained_on for row in self.pairs(0, 60))
+        self.assertRegex(rows_of_plan(printed)["known"], f"{swapped} of them with source and target swapped")
+
+
+class TrainedRowsTest(parameterized.TestCase):
+    @parameterized.product(rows=(10, 2_000, 30_000), target_type=("text", "class"))
+    def test_a_bounded_record_knows_the_rows_again(self, rows, target_type):
+        entry = dict(prefix="p", inputs={"": "q"}, target="a", target_type=target_type)
+        trained = TrainedRows.of_rows(entry, [{"q": f"source {n}", "a": f"answer {n}"} for n in range(rows)])
+        text = trained.recorded()
+        self.assertLessEqual(len(text), 11 * MOST_HASHES)
+        others = [{"q": f"source {n}", "a": "other"} for n in range(rows // 2, 2 * rows)]
+        again, exact = TrainedRows.of_record(text), rows - rows // 2
+        self.assertEqual(trained.count(entry, others), (exact, 0, False))
+        found = again.count(entry, others)
+        few = len(trained.hashes) < MOST_HASHES
+        self.assertEqual(found.is_estimate, not few)
+        self.assertAlmostEqual(found.same, exact, delta=0 if few else 0.1 * exact)
+        swapped = [{"q": f"answer {n}", "a": f"source {n}"} for n in range(rows)]
+        found = again.count(entry, swapped)
+        self.assertAlmostEqual(found.swapped, rows * (target_type == "text"), delta=0 if few else 0.1 * rows)
+
+    def test_a_damaged_record(self):
+        with self.assertRaises(ValueError):
+            TrainedRows.of_record("00a1 no number")

@@ -1,0 +1,80 @@
+"""Hashes of a task's training rows in task.json, by which an evaluation knows these rows again, also in other files.
+
+trained = TrainedRows.of_rows(entry, rows)
+trained.recorded()                        # "00a1b2c3d4 00f0...": the text in task.json
+TrainedRows.of_record(text).count(entry, other_rows)      # Known(same=6, swapped=0, is_estimate=False)
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tasks.registry import reference_texts, source_text
+
+MOST_HASHES = 4096  # in task.json: 45 kB
+_BYTES = 5
+_END = 2 ** (8 * _BYTES)  # every hash is below
+
+
+class Known(NamedTuple):
+    """How many rows have the source of a training row, and how many others are one with source and target swapped."""
+
+    same: int
+    swapped: int
+    is_estimate: bool
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    """Hashes of the training rows: of each source without prefix and, in tasks of texts, of each target followed by its
+    source. below: task.json keeps no hash from here on, since there were too many; the others are a fair sample."""
+
+    hashes: set[int]
+    below: int = _END
+
+    @classmethod
+    def of_rows(cls, task: dict, rows: list[dict]) -> "TrainedRows":
+        """Those of all rows."""
+        hashes = set()
+        for source, targets in _texts(task, rows):
+            hashes.add(_hash(source))
+            hashes.update(_hash(f"{target}\0{source}") for target in targets)
+        return cls(hashes)
+
+    @classmethod
+    def of_record(cls, text: str) -> "TrainedRows":
+        """Those that `recorded` wrote. ValueError for another text."""
+        hashes = {int(word, 16) for word in text.split()}
+        return cls(hashes, max(hashes) + 1 if len(hashes) >= MOST_HASHES else _END)
+
+    def recorded(self) -> str:
+        """The smallest MOST_HASHES of them, as hexadecimal numbers."""
+        return " ".join(f"{number:0{2 * _BYTES}x}" for number in heapq.nsmallest(MOST_HASHES, self.hashes))
+
+    def count(self, task: dict, rows: list[dict]) -> Known:
+        """How many of the rows are training rows; of a sample an estimate from the rows that it would have."""
+        same = swapped = tried = 0
+        for source, targets in _texts(task, rows):
+            number = _hash(source)
+            tried += number < self.below
+            if number in self.hashes:
+                same += 1
+            else:
+                swapped += any(_hash(f"{source}\0{target}") in self.hashes for target in targets)
+        if self.below == _END:
+            return Known(same, swapped, is_estimate=False)
+        same, swapped = (min(len(rows), round(count * len(rows) / max(1, tried))) for count in (same, swapped))
+        return Known(same, min(swapped, len(rows) - same), is_estimate=True)
+
+
+def _texts(task: dict, rows: list[dict]) -> Iterator[tuple[str, list[str]]]:
+    """The source of each row without the task's prefix, and its targets if they are texts."""
+    plain, is_text = task | {"prefix": ""}, task["target_type"] == "text"
+    for row in rows:
+        yield source_text(plain, row), reference_texts("", task, row) if is_text and task["target"] in row else []
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_BYTES).digest(), "big")
