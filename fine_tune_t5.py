@@ -50,6 +50,7 @@ from foundry.runs.speed import Batches
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator, train_collator
 from foundry.training.checkpoints import check_resumed
+from tasks.predictions import other_task
 from tasks.tasks import TaskData, Tasks
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
@@ -138,10 +139,12 @@ def main(argv: list[str] | None = None) -> dict:
         processing_class=tokenizer,
         evaluation_tasks=data.judged,
         summarise=tasks.summarise,
-        task_record=data.record(),
+        task_record=data.record(run.model.model_name_or_path),
     )
     origin = run.model.tokenizer_name or run.model.model_name_or_path or "trained on the sources and targets"
     rows = {"from": run.source, "tokenizer": described_tokenizer(tokenizer, origin), "vocabulary": vocabulary}
+    if start := run.model.model_name_or_path:
+        rows["earlier task"] = other_task(start, [task.entry for task in tasks])
     return TrainingRun(run, trainer, data, rows).execute("evaluate_t5.py")
 
 

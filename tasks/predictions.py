@@ -18,6 +18,7 @@ from foundry.arguments.task import LENGTHS, find_entry, task_arguments, task_nam
 from foundry.common.errors import UserError
 from foundry.common.reports import plain_json, read_json, write_json
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
+from foundry.corpora.preview import visible
 from foundry.corpora.reading import first_line, with_spaces
 from foundry.corpora.sentences import cut_sentences
 from tasks.own_entry import translated
@@ -74,6 +75,27 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
             "evaluate_t5.py --do_predict"
         )
     return plain_entry(entry) | {flag: record[flag] for flag in LENGTHS if flag in record}, record
+
+
+def other_task(folder: str, entries: list[dict]) -> str | None:
+    """What a plan says of a checkpoint whose task.json has another prefix, other columns or another order of them than
+    the entries of a run that goes on from it: 'out/sft read "summarize: <text>" to write <summary>, and this run reads
+    "<article>" to write <highlights>'. None if it has the same, or no task.json."""
+    before = []
+    try:
+        record = read_record(folder)
+        for name in task_names(record["benchmark"], record["dataset_name"]) if record else ():
+            entry = own_entry(task_arguments(record)) if name == OWN else find_entry(record["benchmark"], name)
+            before.append(_reading(plain_entry(entry)))
+    except UserError as error:
+        return f"what {folder} read is not known ({error})"
+    others = [reading for reading in map(_reading, entries) if before and reading not in before]
+    return f"{folder} read {before[0]}, and this run reads {others[0]}" if others else None
+
+
+def _reading(entry: dict) -> str:
+    source = source_text(entry, {column: f"<{column}>" for column in entry["inputs"].values()})
+    return f'"{visible(source)}" to write <{visible(entry["target"])}>'
 
 
 @dataclass

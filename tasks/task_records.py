@@ -5,6 +5,7 @@
 Every checkpoint and export has it; uploads leave it out, since its absolute paths belong to one machine.
 """
 
+import contextlib
 import typing
 from collections.abc import Collection
 from pathlib import Path
@@ -121,6 +122,14 @@ def recorded_rows(folder: str, name: str) -> TrainedRows | None:
         return TrainedRows.of_record(text) if text else None
     except ValueError as error:
         raise UserError(f"{Path(folder) / TASK_RECORD}: {TRAINED}: {error}. Take the entry out") from None
+
+
+def earlier_rows(folder: str) -> dict[str, TrainedRows]:
+    """{task: its training rows} of the tasks in the task.json of a checkpoint that goes on, as far as it can be read:
+    the plan says so where it cannot."""
+    with contextlib.suppress(ValueError):
+        return {name: TrainedRows.of_record(text) for name, text in read_record(folder).get(TRAINED, {}).items()}
+    return {}
 
 
 def check_functions(folder: str, name: str, now: dict[str, str]) -> None:

@@ -40,7 +40,7 @@ from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, tr
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_entry import as_source, completed, name_of, translated
 from tasks.rows import load_rows
-from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, task_record
+from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, earlier_rows, task_record
 from tasks.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
@@ -595,13 +595,16 @@ class TaskData(TaskRows):
         """Whether rows of the training files are held out to evaluate on, where no validation rows are named."""
         return any(task.entry.get("held_out") for task in self.tasks)
 
-    def record(self) -> dict:
-        """The content of task.json, with which evaluate_t5.py repeats the evaluation."""
+    def record(self, start: str | None = None) -> dict:
+        """The content of task.json, with which evaluate_t5.py repeats the evaluation. start: the checkpoint that goes
+        on, whose training rows count too."""
         generates = any(task.predict_with_generate for task in self.judged.values())
         flags = task_record(self.args, *self.training_args.groups, generates=generates, holds_out=self.holds_out)
         numbers = {task.name: task.entry["numbers"] for task in self.tasks if "numbers" in task.entry}
         functions = {task.name: task.functions for task in self.tasks if task.functions}
-        trained = {task.name: task.trained.recorded() for task in self.tasks if task.trained.hashes}
+        rows = earlier_rows(start) if start else {}
+        rows |= {task.name: task.trained.joined(rows.get(task.name)) for task in self.tasks}
+        trained = {name: one.recorded() for name, one in rows.items() if one.hashes}
         own = {NUMBERS: numbers, FUNCTIONS: functions, TRAINED: trained}
         return flags | {name: values for name, values in own.items() if values}
 

@@ -49,6 +49,13 @@ class TrainedRows:
         hashes = {int(word, 16) for word in text.split()}
         return cls(hashes, max(hashes) + 1 if len(hashes) >= MOST_HASHES else _END)
 
+    def joined(self, other: "TrainedRows | None") -> "TrainedRows":
+        """The rows of both."""
+        if other is None:
+            return self
+        below = min(self.below, other.below)
+        return TrainedRows({number for number in self.hashes | other.hashes if number < below}, below)
+
     def recorded(self) -> str:
         """The smallest MOST_HASHES of them, as hexadecimal numbers."""
         return " ".join(f"{number:0{2 * _BYTES}x}" for number in heapq.nsmallest(MOST_HASHES, self.hashes))

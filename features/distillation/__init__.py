@@ -146,7 +146,8 @@ class TaskDistillation(Distillation):
     )
 
     decisive: ClassVar = (*Distillation.decisive, "on_policy_share")
-    longest = own_loss = None  # tokens of an answer; the weight of the loss on labels, in each step
+    # Tokens of an answer; the weight of the loss on labels, in each step; what the plan says of the teacher's own task.
+    longest = own_loss = other_task = None
 
     teacher_top_k: int = option(0, "Cache the N likeliest tokens of --teacher. 0: run it at every step.", at_least=0)
 
@@ -172,8 +173,10 @@ class TaskDistillation(Distillation):
 
     def read(self, tasks: list, tokenizer: Any) -> None:
         from tasks.examples import answer_length, class_label_ids
+        from tasks.predictions import other_task
 
         self.longest = max(answer_length(task.entry, class_label_ids(task.entry, tokenizer)) for task in tasks)
+        self.other_task = other_task(self.teacher, [task.entry for task in tasks])
 
     def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
         from features.distillation.cached_teacher import teach
@@ -201,7 +204,8 @@ class TaskDistillation(Distillation):
         of_student = (
             f"; {self.on_policy_share:g} of the steps on answers of the student, of at most {self.longest} tokens"
         )
-        return {"teacher": super().plan(args, model)["teacher"] + (of_student if self.on_policy_share else "")}
+        described = super().plan(args, model)["teacher"] + (of_student if self.on_policy_share else "")
+        return {"teacher": described, "teacher's task": self.other_task}
 
     def collator(self, collator: Callable) -> Callable:
         from features.distillation.cached_teacher import TaughtCollator

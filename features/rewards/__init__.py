@@ -66,7 +66,7 @@ class Rewards(Feature):
     curves: ClassVar = ("reward", "answer_length")
     # Found by `of_tasks`, `check`, `read` and `callbacks`. They have no type: with one they would be flags.
     scorer = entry = method = train_rows = tokenizer = reference = None
-    reference_bytes = 0
+    reference_bytes, repeated = 0, ""
 
     reward: str | None = option(
         None, "Learn from rewards of drawn answers: a metric, metrics with weights (rougeL:0.8,length:0.2), or entry."
@@ -149,12 +149,13 @@ class Rewards(Feature):
 
     def read(self, tasks: list, tokenizer: Any) -> None:
         from features.rewards.methods import Method
-        from features.rewards.scores import with_all_references
+        from features.rewards.scores import repeated_sources, with_all_references
         from tasks.examples import answer_length, class_label_ids, references_of
 
         (task,) = tasks
         self.entry, self.tokenizer = task.entry, tokenizer
         self.train_rows = with_all_references(task.entry, task.rows["train"])
+        self.repeated = repeated_sources(task.entry, task.rows["train"])
         longest = answer_length(task.entry, class_label_ids(task.entry, tokenizer))
         self.method = Method(
             self.reward_method,
@@ -220,7 +221,7 @@ class Rewards(Feature):
             text += ", the base without LoRA's matrices" if self.reference.shares_weights else ""
         if method.supervised:
             text += f"; {method.supervised:g} of the loss is the ordinary one"
-        return {"reward": text}
+        return {"reward": text + self.repeated}
 
     def record(self) -> dict[str, Any]:
         return {"reference": {"weights": self.reference.contents}} if self.reference else {}

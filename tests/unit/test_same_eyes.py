@@ -12,13 +12,18 @@ import tempfile
 from pathlib import Path
 
 from absl.testing import parameterized
-from helpers import run_main, sentences, write_tiny_model
+from helpers import argv_of, run_main, sentences, write_tiny_model
 
 import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import predict_t5
+from constants import DATASET_VALS
+from foundry.arguments.own_pairs import own_entry
+from foundry.arguments.task import task_arguments
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from tasks.predictions import other_task
+from tasks.registry import plain_entry
 from tasks.trained_rows import MOST_HASHES, TrainedRows
 
 LINES = sentences(400)
@@ -79,7 +84,7 @@ def rows_of_plan(printed: str) -> dict[str, str]:
     """{row of a plan: its text, without line breaks}, of all plans that were printed."""
     rows, name = {}, ""
     for line in printed.splitlines():
-        if found := re.match(r"(\w+(?: \w+)*)  +(?=\S)", line):
+        if found := re.match(r"(\w[\w']*(?: \w+)*)  +(?=\S)", line):
             name = found[1]
             rows[name] = line[found.end() :]
         elif line.startswith("   ") and name:
@@ -100,12 +105,12 @@ class EvaluationTest(parameterized.TestCase):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
-    def fine_tune(self, *more) -> str:
-        flags = ["--model_name_or_path", workspace() / "model", "--train_file", self.folder / "rows.jsonl"]
-        flags += ["--source_column", "q", "--target_column", "a", "--source_prefix", "do: ", "--max_source_length", 60]
-        flags += ["--max_target_length", 12, "--max_steps", 1, "--per_device_train_batch_size", 4, "--use_cpu", "true"]
-        flags += ["--output_dir", self.folder / "out", "--data_cache_dir", self.folder / "cache", "--report_to", "none"]
-        return run_main(fine_tune_t5.main, *flags, *more)[1]
+    def fine_tune(self, **more) -> str:
+        flags = dict(model_name_or_path=workspace() / "model", train_file=self.folder / "rows.jsonl")
+        flags |= dict(source_column="q", target_column="a", source_prefix="do: ", max_source_length=60)
+        flags |= dict(max_target_length=12, max_steps=1, per_device_train_batch_size=4, use_cpu=True)
+        flags |= dict(output_dir=self.folder / "out", data_cache_dir=self.folder / "cache", report_to="none")
+        return run_main(fine_tune_t5.main, *argv_of(flags | more))[1]
 
     def evaluate(self, *more) -> tuple[str, list[str]]:
         """(what is printed, the sources that were answered)."""
@@ -115,11 +120,27 @@ class EvaluationTest(parameterized.TestCase):
         lines = (self.folder / "eval" / "predictions.jsonl").read_text().splitlines()
         return printed, [json.loads(line)["source"] for line in lines]
 
+    def second_stage(self) -> None:
+        """Other rows, another prefix, with a teacher: the plan says so twice, and the first rows still count."""
+        path, out = self.folder / "second.jsonl", self.folder / "second"
+        path.write_text("".join(json.dumps(row) + "\n" for row in self.pairs(100, 120)))
+        start = self.folder / "out"
+        more = dict(train_file=path, model_name_or_path=start, teacher=start, source_prefix="now: ", output_dir=out)
+        plan = rows_of_plan(self.fine_tune(**more))
+        line = f'{start} read "do: <q>" to write <a>, and this run reads "now: <q>" to write <a>'
+        self.assertEqual([plan.get("earlier task"), plan.get("teacher's task")], [line] * 2)
+        hashes = [
+            {*json.loads((folder / "task.json").read_text())["trained_rows"]["pairs"].split()}
+            for folder in (start, out)
+        ]
+        self.assertContainsSubset(hashes[0], hashes[1])
+        self.assertGreater(len(hashes[1]), len(hashes[0]))
+
     def test_it_says_of_its_rows_what_fine_tuning_said(self):
         rows = self.pairs(0, 60)
         rows[5] = rows[50]  # of which one may be held out
         self.write(rows)
-        trained = self.fine_tune("--validation_split_percentage", 40)
+        trained = self.fine_tune(validation_split_percentage=40)
         printed, sources = self.evaluate()
         before, now = rows_of_plan(trained), rows_of_plan(printed)
         for row in ("lengths", "cut", "empty", "rows"):
@@ -135,9 +156,10 @@ class EvaluationTest(parameterized.TestCase):
 
     def test_rows_that_were_trained_on_are_counted_when_the_file_has_grown(self):
         self.write(self.pairs(0, 60))
-        self.fine_tune("--validation_split_percentage", 40)
+        self.fine_tune(validation_split_percentage=40)
         printed, held_out = self.evaluate()
         self.assertNotIn("known", rows_of_plan(printed))
+        self.second_stage()
         trained_on = {f"do: {row['q']}" for row in self.pairs(0, 60)} - {*held_out}
         self.write(self.pairs(0, 90))
         printed, sources = self.evaluate()
@@ -152,6 +174,39 @@ class EvaluationTest(parameterized.TestCase):
         printed, _ = self.evaluate("--validation_file", path, "--source_prefix", "undo: ")
         swapped = sum(f"do: {row['q']}" in trained_on for row in self.pairs(0, 60))
         self.assertRegex(rows_of_plan(printed)["known"], f"{swapped} of them with source and target swapped")
+
+
+class NextStageTest(parameterized.TestCase):
+    """A checkpoint that goes on, or a teacher, whose task.json has another prefix, other columns or another order."""
+
+    RECORD = dict(benchmark="own", dataset_name="pairs", source_column=["q", "c"], target_column=["a"])
+    READ = '"do q: <q> c: <c>" to write <a>'
+
+    @parameterized.parameters(
+        (dict(), None),
+        (dict(source_prefix="undo: "), '"undo q: <q> c: <c>" to write <a>'),
+        (dict(source_column=["c", "q"]), '"do c: <c> q: <q>" to write <a>'),
+        (dict(source_column=["q"]), '"do: <q>" to write <a>'),
+        (dict(target_column=["b"]), '"do q: <q> c: <c>" to write <b>'),
+    )
+    def test_the_line(self, changes, read):
+        (self.folder / "task.json").write_text(json.dumps(self.RECORD | dict(source_prefix="do: ")))
+        entry = own_entry(task_arguments(self.RECORD | dict(source_prefix="do: ", train_file=["x"]) | changes))
+        wanted = read and f"{self.folder} read {self.READ}, and this run reads {read}"
+        self.assertEqual(other_task(str(self.folder), [entry]), wanted)
+
+    def test_a_benchmark_a_mixture_and_what_cannot_be_read(self):
+        rte, cola = (plain_entry(DATASET_VALS["glue"][name]) for name in ("rte", "cola"))
+        path = self.folder / "task.json"
+        self.assertIsNone(other_task(str(self.folder), [rte]))
+        path.write_text(json.dumps(dict(benchmark="glue", dataset_name="cola,rte")))
+        self.assertIsNone(other_task(str(self.folder), [rte, cola]))
+        path.write_text(json.dumps(dict(benchmark="glue", dataset_name="cola")))
+        line = other_task(str(self.folder), [cola, rte])
+        self.assertRegex(line, r'"cola sentence: <sentence>" to write .*reads "rte sentence1: <sentence1> sentence2')
+        for text in ("[]", json.dumps(dict(benchmark="gone", dataset_name="it"))):
+            path.write_text(text)
+            self.assertStartsWith(other_task(str(self.folder), [rte]), f"what {self.folder} read is not known (")
 
 
 class TrainedRowsTest(parameterized.TestCase):

@@ -527,6 +527,7 @@ class FlagsTest(parameterized.TestCase):
         (feature,) = (feature for feature in args.features if hasattr(feature, "scorer"))
         feature.reference = SimpleNamespace(shares_weights=False)
         self.assertRegex(feature.plan(args, None)["reward"], plan)
+        self.assertEmpty(feature.repeated)
         self.assertEqual(data.train["row"], list(range(6)))
         self.assertEqual(feature.train_rows[3]["answer"], "b 3")
         self.assertNotIn("row", data.validation.column_names)
@@ -547,6 +548,9 @@ class FlagsTest(parameterized.TestCase):
             data = TaskData(tasks, ByT5Tokenizer(), args)
         (feature,) = (feature for feature in args.features if hasattr(feature, "scorer"))
         self.assertLen(data.train, 3)
+        feature.reference = SimpleNamespace(shares_weights=False)
+        said = "; 1 sources stand in 2 training rows, and the answers of all of these count"
+        self.assertEndsWith(feature.plan(args, None)["reward"], said)
         rewards = {}
         for row in feature.train_rows:
             rewards.setdefault(row["prompt"], []).append(feature.scorer(["x y", "z", "v"], [row] * 3).tolist())
