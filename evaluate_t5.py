@@ -34,6 +34,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -63,13 +64,13 @@ from foundry.common.processes import (
     run_script,
 )
 from foundry.common.reports import end_summary, plain_json, read_json
-from foundry.corpora.preview import print_preview
+from foundry.corpora.preview import described_spread, print_preview
 from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
 from foundry.features import Features, features_of, features_of_tasks, recorded_types
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.attentions import attention_names
-from foundry.modeling.generation_settings import set_generation_length
+from foundry.modeling.generation_settings import own_limit, set_generation_length
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.trainer_t5 import T5Trainer
@@ -93,7 +94,7 @@ PRE_TRAINING_FLAGS = (
     "validation_split_count",
     *CORRUPTION_FLAGS,
 )
-INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt
+INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt, where generation_config.json names none
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
 SHOWN_ROWS = 3  # of the preview, whose parts have room in it
 TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
@@ -372,6 +373,13 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
     trainer.compute_metrics = task.judge(split, generated).compute_metrics if scored else None
     output = trainer.predict(task.data[split], metric_key_prefix=prefix)
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
+    if generated:
+        own = trainer.model.generation_config
+        most = (trainer.args.generation_max_length or own.max_length) - 1  # both count the start token too
+        if endless := int((~np.isin(output.predictions[0][:, 1:], own.eos_token_id).any(axis=1)).sum()):
+            print_once(
+                f"{task.name} {split}: {endless:,} of {len(answers):,} answers have no end within {most:,} tokens"
+            )
     columns = {"prediction": answers}
     for feature in features_of_tasks() if scored else ():
         columns |= feature.answered(task.entry, output.predictions[1])
@@ -519,9 +527,14 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     trainer = T5Trainer(model=model, args=args, eval_dataset=rows, **scored)
     install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
     run = Run(args, "evaluation")
-    held_out = f"{text.documents['validation']:,} held-out documents, {len(rows):,} rows of {text_args.objective}"
+    lengths = described_spread(text.read["documents"]["validation"])
+    held_out = f"{text.documents['validation']:,} held-out documents of {lengths}, {len(rows):,} rows of "
+    held_out += text_args.objective
     lost = described_losses({"validation": text.losses["validation"]})
+    text.files["train"], text.train = text.files["validation"], rows  # so that the text that is scored is shown
+    shown = text.shown(whole=False)
     run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "lost by the tokenizer": lost})
+    print_preview(tokenizer, shown)
     args.features.starts(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
     results = trainer.evaluate()
     args.features.finished(trainer)
@@ -540,7 +553,8 @@ def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args
     model = load(evaluation, evaluation.model_name_or_path, run_args).to(run_args.device).eval()
     fit_vocabulary(model, len(tokenizer))
     cut = task_args.max_source_length
-    length = run_args.generation_max_length or task_args.max_target_length or INTERACTIVE_LENGTH
+    own, _ = own_limit(evaluation.model_name_or_path) or (INTERACTIVE_LENGTH, "")
+    length = run_args.generation_max_length or task_args.max_target_length or own
     with torch.autocast(run_args.device.type, torch.bfloat16, enabled=bool(run_args.bf16)):
         return {"lines": prompt(model, tokenizer, length, run_args.generation_num_beams or 1, cut)}
 

@@ -310,7 +310,7 @@ def decoded(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int] | n
     special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     gone |= {number for number, name in special.items() if SENTINEL_NAME.fullmatch(name) or name in TURNS}
     kept = [[number for number in map(int, row) if number >= 0 and number not in gone] for row in rows]
-    texts = tokenizer.batch_decode(kept, skip_special_tokens=False)
+    texts = [tokenizer.decode(row, skip_special_tokens=False) for row in kept]
     for name in (special[number] for number in {*special} - gone if any(number in row for row in kept)):
         if tokenizer(f"a {name}")["input_ids"] == tokenizer(f"a{name}")["input_ids"]:
             texts = [re.sub(rf"(?<=\S){re.escape(name)}", f" {name}", text) for text in texts]

@@ -168,6 +168,25 @@ class LineBreakTest(absltest.TestCase):
         answers = [row["prediction"] for row in read_lines(folder / "out2/predictions.jsonl")]
         self.assertEqual(answers, ["- red - blue", "grey"])
 
+    def test_an_answer_with_a_special_token_of_its_target_is_right(self):
+        folder, model = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp()) / "model"
+        rows = [dict(q="which colors", a="red <sep> blue"), dict(q="which one", a="grey")]
+        train_tokenizer([*sentences(200), *(text for row in rows for text in row.values())], model, vocab_size=400)
+        tokenizer = load_tokenizer(str(model))
+        tokenizer.add_special_tokens({"extra_special_tokens": ["<sep>"]})
+        tokenizer.save_pretrained(model)
+        learn_by_heart(tokenizer, [(row["q"], row["a"]) for row in rows]).save_pretrained(model)
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        flags = f"--source_column q --target_column a --metrics exact_match --model_name_or_path {model} --use_cpu true"
+        flags = [*flags.split(), "--data_cache_dir", folder / "cache", "--disable_tqdm", "true"]
+        flags += ["--validation_file", folder / "rows.jsonl", "--output_dir", folder / "out"]
+        results, printed, _ = run_main(evaluate_t5.main, *flags)
+        self.assertEqual((results["eval_exact_match"], results["eval_token_accuracy"]), (1, 1))
+        self.assertRegex(printed, "lost by the tokenizer +nothing")
+        self.assertNotIn("have no end", printed)
+        _, printed, _ = run_main(evaluate_t5.main, *flags, "--overwrite_output_dir", "--max_target_length", "5")
+        self.assertIn("pairs validation: 1 of 2 answers have no end within 5 tokens", printed)
+
 
 class EvaluateTest(parameterized.TestCase):
     @classmethod
@@ -476,7 +495,11 @@ class TextTest(TextFolders):
                 self.assertAlmostEqual(found[name], wanted[name], delta=1e-6 * abs(wanted[name]), msg=name)
         written = json.loads((self.out / "eval_text" / "all_results.json").read_text())
         self.assertEqual(written["eval_loss"], found["eval_loss"])
-        self.assertRegex(printed, "text +[0-9,]+ held-out documents, [0-9,]+ rows of ")
+        self.assertRegex(" ".join(printed.split()), "text [0-9,]+ held-out documents of [0-9]+ .*, [0-9,]+ rows of ")
+        shown = printed.split("---- what the model reads")[1]
+        self.assertRegex(shown, "(document|block) 1 .*\n(?s:.*)(example|validation) source .*<extra_id_0>")
+        if str(self.texts["held"]) in text:
+            self.assertIn(" ".join(sentences(400, seed=7)[200].split()[1:4]), shown)
 
     def named(self, words: str) -> list[str]:
         for name, path in self.texts.items():
