@@ -33,7 +33,7 @@ from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
 from foundry.common.errors import StreamError, UserError
-from foundry.common.processes import finish_process_group, is_first_process, print_once
+from foundry.common.processes import finish_process_group, is_first_process, print_once, say
 from foundry.model_t5 import use_one_embedding_module
 from foundry.modeling.families import family_of
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
@@ -240,7 +240,7 @@ class T5Trainer(FiniteTrainer):
         if was_killed and is_first_process():
             text += ". Resume with --resume_from_checkpoint" if step else ". Start again"
             advice = "with fewer --dataloader_num_workers if memory is short"
-            print(f"{Path(sys.argv[0]).name}: error: {text}, {advice}", file=sys.stderr, flush=True)
+            say(f"{Path(sys.argv[0]).name}: error: {text}, {advice}", stream=sys.stderr)
         finish_process_group()
         raise SystemExit(1) if was_killed else UserError(text)
 

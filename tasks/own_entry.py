@@ -149,7 +149,9 @@ def translated(name: str, entry: dict) -> dict:
         new |= dict(target_type="number", max_target_length=16)
     if isinstance(entry.get("labels"), dict):
         new["labels"] = _in_order(name, entry["labels"])
-    print_once(f"task {name}: its entry has fields of another toolkit; with ours it is\n{as_source(name, new)}")
+    print_once(
+        f"task {name}: its entry has fields of another toolkit; with ours it is", *as_source(name, new).split("\n")
+    )
     return new
 
 

@@ -495,7 +495,9 @@ class TaskData(TaskRows):
             if task.name == OWN:
                 length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, tokenizer))
                 entry = as_source(name_of(self.args), task.entry | {"max_target_length": length})
-                print_once(f"your pairs as an entry of constants.py, which may replace the flags:\n{entry}\n")
+                print_once(
+                    "your pairs as an entry of constants.py, which may replace the flags:", *entry.split("\n"), ""
+                )
             read.append((task, self.read_rows(task)))
         super().__init__([LoadedTask(task, rows, tokenizer) for task, rows in read])
         self.unknown = self._by_name(lambda task: unknown_in_rows(tokenizer, task.data))

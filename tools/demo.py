@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from foundry.common.processes import say
+
 ROOT = Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")
 RECIPE = "recipes/pre_train_installed_docs.yaml"
@@ -65,7 +67,7 @@ def _work(script: str, flags: list[str], threads: int, log: Path | None) -> None
 
 def start(script: str, flags: str, threads: int = 0, log: Path | None = None) -> Any:
     """A started fork that runs a script, whose command is printed."""
-    print(f"$ python {script}.py {flags}{f' > {log}' if log else ''}", flush=True)
+    say(f"$ python {script}.py {flags}{f' > {log}' if log else ''}")
     process = FORK.Process(target=_work, args=(script, flags.split(), threads, log))
     process.start()
     return process
@@ -85,7 +87,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="of the fine-tunings (1)")
     args = parser.parse_args()
     began = time.monotonic()
-    print("importing torch and transformers: at first, Python compiles them", flush=True)
+    say("importing torch and transformers: at first, Python compiles them")
     for script in ("pre_train_t5", "fine_tune_t5", "tools.plot_runs"):
         importlib.import_module(script)
     from foundry.common.command_line import read_yaml
@@ -94,11 +96,11 @@ def main() -> None:
     steps = read_yaml(RECIPE)["max_steps"]
     with FORK.Pool(1) as pool:  # threads of torch in this process would be missing in its forks
         seconds = steps * pool.apply(seconds_of_a_step)
-    print(
+    say(
         "A T5 of 1.9M weights reads the documentation of ten installed packages and learns to fill its gaps. Then it "
-        "learns from 300 paragraphs from which package each is, beside a T5 that has read nothing.\nThe longest part, "
-        f"{steps:,} steps of pre-training, takes about {human_time(seconds)} here, by 20 steps just timed.",
-        flush=True,
+        "learns from 300 paragraphs from which package each is, beside a T5 that has read nothing.",
+        f"The longest part, {steps:,} steps of pre-training, takes about {human_time(seconds)} here, by 20 steps just "
+        "timed.",
     )
     out, options = args.output, "--overwrite_output_dir --report_to none"
     args.output.mkdir(parents=True, exist_ok=True)
@@ -116,14 +118,14 @@ def main() -> None:
     shares = {n: [read_json(f / "all_results.json")["eval_accuracy"] for f in folders[n]] for n in LABELS}
     tuned, scratch = (f"{100 * sum(values) / len(values):.1f} %" for values in shares.values())
     python, model = os.path.relpath(sys.executable), f"--model_name_or_path {out}/pre_train"
-    print(
-        f"""
+    say(
+        *f"""
 took {human_time(time.monotonic() - began)}; the picture: {out}/demo.png (of the pre-training: {out}/pre_train/loss.png)
 held-out loss of the pre-training {loss:.2f}; accuracy after it {tuned}, from scratch {scratch}, by chance 10 %
 next:
   {python} evaluate_t5.py --interactive {model}
   {python} fine_tune_t5.py {CSV} {model} --output_dir out/messages
-  {python} predict_t5.py --model_name_or_path out/messages --input_file examples/new_messages.txt"""
+  {python} predict_t5.py --model_name_or_path out/messages --input_file examples/new_messages.txt""".split("\n")
     )
 
 

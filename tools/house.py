@@ -13,6 +13,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from foundry.common.processes import say
+
 ROOT = Path(__file__).resolve().parent.parent
 APART = ("features", "tools", "search")  # what is not the core, beside benchmarks
 PER_FUNCTION = 20  # branches beyond which a function is counted as long
@@ -100,12 +102,12 @@ def figures(files: dict[str, str]) -> dict[str, object]:
 def main(commits: list[str]) -> None:
     """Prints the table, a column for each commit, or of the checkout."""
     columns = {commit or "checkout": figures(files_of(commit)) for commit in commits or [None]}
-    print(f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
+    say(f"| | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}")
     for row in next(iter(columns.values())):
         cells = (
             f"{column[row]:,}" if isinstance(column[row], int) else str(column[row]) for column in columns.values()
         )
-        print(f"| {row} | {' | '.join(cells)} |")
+        say(f"| {row} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from foundry.common.curves import check_picture, draw_curves, eval_loss_key, eval_metrics
 from foundry.common.errors import UserError
-from foundry.common.processes import run_script, visible
+from foundry.common.processes import run_script, say
 from foundry.common.reports import (
     aligned,
     human_time,
@@ -148,13 +148,13 @@ def main(argv: list[str] | None = None) -> None:
         folders = group_folders(args.runs, args.labels)
         groups = {label: [read_run(folder, args.x) for folder in paths] for label, paths in folders.items()}
         metrics = choose_metrics(args.metric, [run for runs in groups.values() for run in runs])
-        print(visible(table(groups, metrics)))
+        say(*table(groups, metrics).split("\n"))
         curves = {label: [run["lines"] for run in runs] for label, runs in groups.items()}
         draw_curves(curves, args.output, x="step" if args.x == "steps" else args.x, metrics=metrics)
     except (UserError, OSError) as error:  # exit_on_user_error's module takes a second to import
-        print(visible(f"plot_runs.py: error: {error}"), file=sys.stderr)
+        say(f"plot_runs.py: error: {error}", stream=sys.stderr)
         raise SystemExit(2) from None
-    print(f"wrote {args.output}")
+    say(f"wrote {args.output}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from foundry.common.command_line import (
 )
 from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
-from foundry.common.processes import end_with_parent, run_script
+from foundry.common.processes import end_with_parent, one_line, run_script, say
 from foundry.common.reports import (
     end_summary,
     first_line,
@@ -201,7 +201,7 @@ def execute(command: list[str], log: Path) -> int:
 def last_line(log: Path) -> str:
     """The last line of a log that is not blank."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "no output"
+    return one_line(lines[-1].strip()) if lines else "no output"
 
 
 def train(run: Run) -> None:
@@ -214,7 +214,7 @@ def train(run: Run) -> None:
     write_json(run.folder.with_suffix(".json"), {"flags": run.shown_flags})
     code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)
     if code == PREEMPTED_EXIT_CODE:
-        print(f"{run.task}, seed {run.seed}: a signal or a time limit stopped it; the same command resumes", flush=True)
+        say(f"{run.task}, seed {run.seed}: a signal or a time limit stopped it; the same command resumes")
         raise SystemExit(code)
     if code or not run.results():
         raise SystemExit(f"{run.task}, seed {run.seed}: fine_tune_t5.py ended with {code}: {last_line(log)} ({log})")
@@ -372,7 +372,7 @@ def main(argv: list[str] | None = None) -> dict:
     runs = planned_runs(args, more)
     if args.dry_run:
         for run in runs:
-            print(shlex.join(["python", "fine_tune_t5.py", *run.shown_flags]))
+            say(shlex.join(["python", "fine_tune_t5.py", *run.shown_flags]))
         return {}
     done = sum(bool(run.results()) for run in runs)
     if not args.report_only and done < len(runs):
@@ -386,14 +386,14 @@ def main(argv: list[str] | None = None) -> dict:
     start_summary(rows | {"folder": args.output_dir}, "GLUE")
     for number, run in enumerate(runs, start=1):
         if not run.results() and not args.report_only:
-            print(f"run {number} of {len(runs)}: {run.task}, seed {run.seed}", flush=True)
+            say(f"run {number} of {len(runs)}: {run.task}, seed {run.seed}")
             train(run)
             write_report(args, runs)
     report = write_report(args, runs)
     if not report["tasks"]:
-        print("no run is finished yet: there is nothing to report")
+        say("no run is finished yet: there is nothing to report")
         return report
-    print(table(report, args.seeds))
+    say(*table(report, args.seeds).split("\n"))
     submission = submit(args, report) if args.submission and not args.report_only else None
     written = f"{args.output_dir}: glue.md, glue.csv, glue.json, glue.png"
     end_summary({"written to": written, "submission": submission})

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from constants import PREEMPTED_EXIT_CODE
 from foundry.common.command_line import check_folder, exit_on_user_error, option, parse_arguments
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once, run_script
+from foundry.common.processes import print_once, run_script, say
 from foundry.common.reports import human_time, start_summary
 from tools.search.report import report
 from tools.search.sweep_files import Sweep, command_line, read_lines, read_sweep, shown
@@ -127,7 +127,7 @@ def print_commands(sweep: Sweep, seed: int) -> None:
         trial, _ = take_trial(study, sweep, seed)
         if trial is None:
             return
-        print(shlex.join(command_line(sweep, trial.params, f"{place:04d}", to_show=True)))
+        say(shlex.join(command_line(sweep, trial.params, f"{place:04d}", to_show=True)))
         study.tell(trial, 0.0)
 
 
@@ -159,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
         except (KeyboardInterrupt, Interrupted) as error:
             code = PREEMPTED_EXIT_CODE if isinstance(error, Interrupted) else 130
             reason = f"interrupted ({str(error) or 'Ctrl-C'}): the same command resumes the trial that was running"
-        print_once(f"\n{reason}")
+        print_once("", reason)
     report(study, sweep)
     return code
 

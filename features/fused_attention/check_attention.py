@@ -26,7 +26,7 @@ from features.fused_attention.kernel_choice import (
     use_attention_kernel,
 )
 from features.fused_attention.library import KERNELS
-from foundry.common.processes import triton_is_installed
+from foundry.common.processes import say, triton_is_installed
 
 BATCH, HEADS = 4, 3
 CASES = (  # queries, keys, d_kv, causal, mask
@@ -69,22 +69,23 @@ def main(argv: list[str] | None = None) -> int:
         rows += kernel_rows(device, case, dtype)
         begun += 1
         write(args.output, report_of(device, rows, [], len(combinations) - begun))
-    print(
-        f"\n{'kernel':<10} {'d(bias)':<8} {'dtype':<9} {'case':<32} " + " ".join(f"{t:>8}" for t in TENSORS) + "   bits"
+    say(
+        "",
+        f"{'kernel':<10} {'d(bias)':<8} {'dtype':<9} {'case':<32} " + " ".join(f"{t:>8}" for t in TENSORS) + "   bits",
     )
     for row in rows:
         errors = " ".join(f"{row['errors'][t]:8.1e}" for t in TENSORS) if "errors" in row else row["refused"]
-        print(f"{row['kernel']:<10} {row['bias_gradient']:<8} {row['dtype']:<9} {row['case']:<32} {errors}", end="")
-        print(f"   {row.get('bits', '')}{'' if row['ok'] else '   WRONG'}")
+        result = f"{errors}   {row.get('bits', '')}{'' if row['ok'] else '   WRONG'}"
+        say(f"{row['kernel']:<10} {row['bias_gradient']:<8} {row['dtype']:<9} {row['case']:<32} {result}")
     there = importlib.util.find_spec("transformers") and time.monotonic() < deadline
     models = model_rows(device) if there else []
     for row in models:
         verdict = "" if row["ok"] else "   WRONG"
-        print(f"model: {row['what']:<28} off by {row['error']:.1e}, eager {row['eager']:.1e}{verdict}")
+        say(f"model: {row['what']:<28} off by {row['error']:.1e}, eager {row['eager']:.1e}{verdict}")
 
     report = report_of(device, rows, models, len(combinations) - begun)
     write(args.output, report)
-    print(json.dumps(report))
+    say(json.dumps(report))
     return int(not report["ok"])
 
 

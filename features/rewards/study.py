@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from foundry.common.command_line import comma_words
+from foundry.common.processes import say
 from foundry.common.reports import PROJECT, write_json
 
 WAYS = ("targets", "reward")
@@ -33,7 +34,7 @@ def run(script: str, out: Path, words: list[str]) -> dict[str, float]:
     fails."""
     results = out / "all_results.json"
     if not results.is_file():
-        print(f"{out.name}: {script} {' '.join(words)}", flush=True)
+        say(f"{out.name}: {script} {' '.join(words)}")
         command = [sys.executable, str(PROJECT / script), *words, "--output_dir", str(out), *_QUIET]
         if subprocess.call(command):
             raise SystemExit(f"{out}: failed")
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv[:place])
     record = study(args, argv[place + 1 :])
     write_json(args.folder / "study.json", record)
-    print(json.dumps(record, indent=1))
+    say(*json.dumps(record, indent=1).split("\n"))
 
 
 if __name__ == "__main__":

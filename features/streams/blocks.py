@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
+from foundry.common.processes import say
 from foundry.corpora.files import COMPRESSIONS, data_kind, is_plain_text, open_text
 from foundry.corpora.hub import load_dataset_splits, saved_files
 from foundry.corpora.own_ids import ArrayDocuments
@@ -243,7 +244,7 @@ class FileCorpus(Corpus):
             if not self.skip_broken:
                 raise UserError(f"{text} (--skip_broken_rows leaves it out)") from None
             self.skipped += 1
-            print(f"left out, {self.skipped} in this process: {text}", file=sys.stderr, flush=True)
+            say(f"left out, {self.skipped} in this process: {text}", stream=sys.stderr)
 
     def here(self, before: str = "") -> Place:
         return Place(before, *self.last_read)

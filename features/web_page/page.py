@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from foundry.common.processes import user_cache
+from foundry.common.processes import say, user_cache
 
 HEADERS = ["prediction", "log_probability"]  # columns of the table of `n_best`
 HERE = {"localhost", "127.0.0.1", "::1"}
@@ -109,5 +109,5 @@ def open_page(
     options["app_kwargs"] = {"middleware": [Middleware(Guard, is_open=name not in HERE)]}
     page.queue(max_size=MOST_WAITING)
     page.launch(**options, quiet=True, prevent_thread_lock=True)
-    print(f"the page is at {page.local_url} until Ctrl-C", flush=True)
+    say(f"the page is at {page.local_url} until Ctrl-C")
     page.block_thread()

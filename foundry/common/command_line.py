@@ -31,15 +31,18 @@ import yaml
 
 from foundry.common.errors import UserError
 from foundry.common.processes import (
+    RED,
+    Painted,
     cores_here,
     is_first_of_its_node,
     is_first_process,
+    one_line,
     print_once,
+    say,
     switch_off_telemetry,
     user_cache,
-    visible,
 )
-from foundry.common.reports import PROJECT, RED, introduction, is_secret, painted, write_json
+from foundry.common.reports import PROJECT, introduction, is_secret, write_json
 
 ALL = "all"  # what `--help_all` shows
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
@@ -724,11 +727,10 @@ def exit_on_user_error() -> Iterator[None]:
         if os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
         if is_first_of_its_node():
-            text = visible(" ".join(str(error).split())) or type(error).__name__
+            text = one_line(" ".join(str(error).split())) or type(error).__name__
             text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
             rank = "" if is_first_process() else f", rank {os.environ['RANK']} on {socket.gethostname()}"
-            word = painted("error", RED, sys.stderr)
-            print(f"{Path(sys.argv[0]).name}{rank}: {word}: {text}", file=sys.stderr, flush=True)
+            say([f"{Path(sys.argv[0]).name}{rank}: ", Painted("error", RED), f": {text}"], stream=sys.stderr)
         raise SystemExit(2) from None
     except Exception as error:
         error.add_note(DEFECT)

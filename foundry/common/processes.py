@@ -15,12 +15,12 @@ import socket
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 from foundry.common.errors import UserError
 
@@ -177,33 +177,73 @@ def is_first_of_its_node() -> bool:
     return is_first_process() or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-# What moves a terminal's cursor, sets its colours or title, or reverses letters; tab and line break are not among them.
-_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_LIKE_ESCAPES = re.compile(r"\\(?=[\\nrt\n\r\t])")
+# What ends a line, moves a terminal's cursor, sets its colours or title, or reverses letters. A tab is not among them.
+_STEERS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+BOLD, RED = "1", "31"
+
+
+class Painted(NamedTuple):
+    """Words of this project, in a style: BOLD or RED."""
+
+    text: str
+    style: str
 
 
 def visible(text: str) -> str:
-    """The text for a terminal: control characters that a file or a model may hold are shown, not sent. "a\\x1b[2J" ->
-    "a\\\\x1b[2J"."""
-    return _TERMINAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    r"""The text on one line, with names for what cannot be seen: line breaks and tabs as \n \r \t, other control
+    characters, direction marks, joiners and unusual spaces as <U+200C>. A \n in the text itself becomes \\n."""
+    text = _LIKE_ESCAPES.sub(r"\\\\", text)
+    return "".join(c if c.isprintable() else _named(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """The text with names, as of `visible`, for what ends a line or steers a terminal, and for nothing else."""
+    return _STEERS.sub(lambda found: _named(found[0]), text)
+
+
+def _named(character: str) -> str:
+    return _ESCAPES.get(character, f"<U+{ord(character):04X}>")
+
+
+def say(*lines: str | Sequence[str | Painted], stream: TextIO | None = None, before: str = "", end: str = "\n") -> None:
+    """Writes lines to a stream, stdout by default: all that this project prints. A text of a file, a model or a library
+    in them can neither begin a line of its own nor steer the terminal (`one_line`).
+
+    lines: texts, or parts of them, of which Painted ones have their style in a terminal; NO_COLOR forbids it.
+    """
+    stream = stream or sys.stdout
+    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    written = []
+    for line in lines:
+        written.append("")
+        for part in [line] if isinstance(line, str) else line:
+            text, style = part if isinstance(part, Painted) else (part, "")
+            text = one_line(text)
+            written[-1] += text if plain or not style else f"\033[{style}m{text}\033[0m"
+    print(before + "\n".join(written), end=end, file=stream, flush=True)
+
+
+def print_once(*lines: str | Sequence[str | Painted]) -> None:
+    """Writes lines as `say` does, on rank 0 only."""
+    if is_first_process():
+        say(*lines)
 
 
 def show_libraries_messages_visibly() -> None:
-    """Lets log lines and warnings of all libraries, which may quote what a file says, be printed as `visible` shows
-    them."""
+    """Lets log lines and warnings of all libraries, which may quote what a file says, steer no terminal."""
+
+    def shown(text: str) -> str:
+        return "\n".join(map(one_line, text.split("\n")))
 
     class Record(logging.LogRecord):
         def getMessage(self) -> str:
-            return visible(super().getMessage())
+            return shown(super().getMessage())
 
     logging.setLogRecordFactory(Record)
     form = warnings.formatwarning
-    warnings.formatwarning = lambda *args, **kwargs: visible(form(*args, **kwargs))
-
-
-def print_once(text: str) -> None:
-    """Prints on rank 0 only, as `visible` shows it."""
-    if is_first_process():
-        print(visible(text), flush=True)
+    warnings.formatwarning = lambda *args, **kwargs: shown(form(*args, **kwargs))
 
 
 def end_with_parent() -> None:
@@ -371,7 +411,7 @@ def run_script(main: Callable[[], object]) -> None:
     except BaseException as error:
         if KeyboardInterrupt not in (type(error), type(error.__context__)):  # datasets turns it into a TimeoutError
             raise
-        print_once("\ninterrupted")
+        print_once("", "interrupted")
         code = 130  # a shell's code for a program that Ctrl-C ended
         if not several:
             raise SystemExit(code) from None

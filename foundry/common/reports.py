@@ -19,11 +19,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from constants import VERSION
 from foundry.common.errors import UserError
-from foundry.common.processes import is_first_process, visible
+from foundry.common.processes import BOLD, Painted, is_first_process, one_line, print_once, say
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,6 @@ VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  
 SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings are written to no file
 # Keys of metrics that say nothing about the model's quality.
 PERFORMANCE = re.compile(r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)")
-BOLD, RED = "1", "31"
 WIDTH = 100  # widest block that is printed, in columns
 SHORT_NAMES = {"learning_rate": "lr", "sequences_per_second": "seq/s", "tokens_per_second": "tok/s"}
 SHORT_NAMES |= {"padding_share": "padding", "peak_memory_gib": "GiB"}
@@ -108,7 +107,8 @@ def first_line(error: Exception, count: int = 1) -> str:
 
 
 def aligned(rows: list[list[str]]) -> str:
-    """Rows of cells as lines with columns of equal width."""
+    """Rows of cells as lines with columns of equal width; a cell is one line."""
+    rows = [list(map(one_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -187,7 +187,7 @@ def side_file(path: Path) -> Iterator[Path]:
     try:
         yield path
     except OSError as error:
-        print(f"{path} was not written: {error.strerror or error}", file=sys.stderr, flush=True)
+        say(f"{path} was not written: {error.strerror or error}", stream=sys.stderr)
 
 
 def write_json(path: str | Path, obj: object) -> None:
@@ -354,7 +354,7 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
     """
     if not is_first_process():
         return
-    rows = {visible(str(name)): visible(str(value)) for name, value in rows.items() if value is not None}
+    rows = {one_line(str(name)): one_line(str(value)) for name, value in rows.items() if value is not None}
     width = max(map(len, rows), default=0)
     lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
     if sys.stdout.isatty():
@@ -362,15 +362,11 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
         room |= dict(break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
         lines = ["\n".join(textwrap.wrap(line, **room)) for line in lines]
     longest = min(120, max(len(part) for line in [*lines, title] for part in line.splitlines()))
-    names = [painted(line[:width], BOLD) + line[width:] for line in lines]
-    print("\n".join([painted(f"---- {title} ".ljust(longest, "-"), BOLD), *names, ""]), flush=True)
-
-
-def painted(text: str, style: str, stream: TextIO | None = None) -> str:
-    """The text in BOLD or RED if the stream (None: stdout) is a terminal that has it; NO_COLOR forbids it."""
-    stream = stream or sys.stdout
-    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if plain else f"\033[{style}m{text}\033[0m"
+    named: list[list[str | Painted]] = []
+    for line in lines:
+        first, *more = line.split("\n")
+        named += [[Painted(first[:width], BOLD), first[width:]], *([part] for part in more)]
+    print_once([Painted(f"---- {title} ".ljust(longest, "-"), BOLD)], *named, "")
 
 
 def end_summary(rows: dict[str, object], title: str = "done", seconds: float | None = None) -> None:

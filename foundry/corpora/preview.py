@@ -9,7 +9,6 @@ Nothing in a text can act on the terminal: what cannot be seen is shown by a nam
 
 import bisect
 import itertools
-import re
 import shutil
 import sys
 import unicodedata
@@ -24,8 +23,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data_collator_t5 import is_byte_level
-from foundry.common.processes import print_once
-from foundry.common.reports import BOLD, WIDTH, painted
+from foundry.common.processes import BOLD, Painted, print_once, visible
+from foundry.common.reports import WIDTH
 from foundry.corpora.own_ids import is_blank
 from foundry.corpora.token_files import MOST_PLACES
 from foundry.corpora.tokenizers import plain_encoder
@@ -37,8 +36,6 @@ MOST_TOKENS = 1024  # of a part that --dry_run shows, so that a book does not sc
 UNCUT = 2**31  # a length in tokens that cuts no text
 KEPT_CHARACTERS = 4096  # of a document, where a tokenizer is trained
 KEPT_TOKENS = 256  # of a part that run.json keeps
-_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_LIKE_ESCAPES = re.compile(r"\\(?=[\\nrt\n\r\t])")
 
 
 @dataclass
@@ -90,13 +87,6 @@ class Shown:
 
 
 # ---------------------------------------------------------------- text for a terminal
-def visible(text: str) -> str:
-    r"""The text on one line, with names for what cannot be seen: line breaks and tabs as \n \r \t, other control
-    characters, direction marks, joiners and unusual spaces as <U+200C>. A \n in the text itself becomes \\n."""
-    text = _LIKE_ESCAPES.sub(r"\\\\", text)
-    return "".join(c if c.isprintable() else _ESCAPES.get(c, f"<U+{ord(c):04X}>") for c in text)
-
-
 def broken(text: str, room: int) -> list[str]:
     """The text in lines of at most `room` columns, broken behind a space if there is one in their second half."""
     lines, line, size = [], "", 0
@@ -152,7 +142,7 @@ def print_preview(tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]], m
     if rows:
         width = min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
         lines = block(tokenizer, rows, width, most)
-        print_once("\n".join([painted(f"---- {TITLE} ".ljust(width, "-"), BOLD), *lines, ""]))
+        print_once([Painted(f"---- {TITLE} ".ljust(width, "-"), BOLD)], *lines, "")
 
 
 def recorded(tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]]) -> list[dict]:

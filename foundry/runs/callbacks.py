@@ -30,6 +30,7 @@ from transformers import (
 
 from constants import PREFERENCE_METRICS
 from foundry.arguments.training import best_metric_key
+from foundry.common.processes import one_line
 from foundry.common.reports import (
     SHORT_NAMES,
     human_time,
@@ -295,7 +296,7 @@ class T5ProgressCallback(ProgressCallback):
 
 def write_line(line: str) -> None:
     """Prints a line above the bars."""
-    tqdm.write(line)
+    tqdm.write(one_line(line))
     sys.stdout.flush()
 
 

@@ -153,7 +153,8 @@ class TrainingRun(Run):
         self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
         if args.dry_run:  # its longest part first, and the plan last
             record = self._record() | {"arguments": self.decision.decided_flags()}
-            print_once(f"run.json would hold, flags with their defaults left out:\n{json.dumps(record, indent=1)}")
+            lines = json.dumps(record, indent=1).split("\n")
+            print_once("run.json would hold, flags with their defaults left out:", *lines)
             print_preview(self.trainer.processing_class, preview, None)
         if needs.memory <= needs.memory_there:
             plan["time"] = described_time(self.trainer, steps, self._flops())

@@ -24,7 +24,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from constants import DENOISERS
 from data_collator_t5 import find_bos_id, find_sentinel_ids, is_byte_level
-from foundry.common.processes import visible
+from foundry.common.processes import say
 from foundry.common.reports import markdown_table, side_file, was_evaluated, write_aside
 from foundry.corpora.tokenizers import decoded, plain_backend, plain_encoder
 from foundry.objectives.objective import Objective
@@ -241,14 +241,14 @@ def prompt(
     returns the number of answers. In a terminal it shows a prompt. most_tokens: as in `answers_to`."""
 
     def ask() -> str:
-        print("> " if sys.stdin.isatty() else "", end="", flush=True)
+        say("> " if sys.stdin.isatty() else "", end="")
         return sys.stdin.readline()
 
     def show(read: str) -> None:
-        print(visible(f"the model reads: {read}"), file=sys.stderr, flush=True)
+        say(f"the model reads: {read}", stream=sys.stderr)
 
     count = 0
     for answer in answers_to(iter(ask, ""), model, tokenizer, new_tokens, num_beams, most_tokens, show):
-        print(visible(answer), flush=True)
+        say(answer)
         count += 1
     return count

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from transformers.trainer_utils import SaveStrategy
 
 from foundry.arguments.training import global_batch_size
-from foundry.common.processes import finish_process_group, is_first_process
+from foundry.common.processes import finish_process_group, is_first_process, say
 from foundry.training.saving import SavingTrainer
 
 
@@ -37,7 +37,7 @@ class FiniteTrainer(SavingTrainer):
             where = f"examples {examples}" if examples else "unknown examples"
             what = f"step {step + 1:,}: the gradient's norm is {norm} ({where}); {kept}"
             advice = "Try a lower --learning_rate or a longer --warmup_steps, or look at these examples."
-            print(f"{Path(sys.argv[0]).name}: error: {what}. {advice}", file=sys.stderr, flush=True)
+            say(f"{Path(sys.argv[0]).name}: error: {what}. {advice}", stream=sys.stderr)
         raise SystemExit(1)
 
     def _save_before_step(self, place: dict | None) -> str:

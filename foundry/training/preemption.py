@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from constants import PREEMPTED_EXIT_CODE
-from foundry.common.processes import print_once
+from foundry.common.processes import print_once, say
 from foundry.common.whole_folders import checkpoints_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
@@ -193,8 +193,7 @@ def _end_without_batch(error: Exception, _batch: object) -> None:
     """Ends a data worker that cannot hand over a batch, so that torch raises an error in the run. Python would only
     print the error, and the run would wait for the batch forever."""
     advice = "give --dataloader_num_workers 0, or raise these limits (docker run --shm-size 8g, ulimit -n)"
-    print(f"error: a data worker has no shared memory or no open file left ({error}): {advice}", file=sys.stderr)
-    sys.stderr.flush()
+    say(f"error: a data worker has no shared memory or no open file left ({error}): {advice}", stream=sys.stderr)
     os._exit(1)
 
 

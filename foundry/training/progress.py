@@ -8,6 +8,8 @@ from types import FrameType
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
+from foundry.common.processes import say
+
 SILENCE = 60.0  # seconds without progress after which a rank says where it is
 COMPILERS = ("torch/_dynamo", "torch/_inductor")  # code that may take minutes and is no reason for a line
 PROJECT = Path(__file__).resolve().parents[2]
@@ -44,7 +46,7 @@ class WatchCallback(TrainerCallback):
             if place and began != said and silent > max(SILENCE, 3 * self.longest):
                 said, step = began, f"{self.step:,}"
                 text = f"rank {rank}: no progress for {silent:.0f} s, after step {step}: it waits in {place}"
-                print(text, file=sys.stderr, flush=True)
+                say(text, stream=sys.stderr)
 
 
 def place_of(frame: FrameType | None) -> str:

@@ -32,8 +32,8 @@ from foundry.common import processes
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.curves import LINES, draw_curves, save_figure
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once, show_libraries_messages_visibly
-from foundry.common.reports import WIDTH, introduction, painted, start_summary
+from foundry.common.processes import RED, Painted, print_once, say, show_libraries_messages_visibly
+from foundry.common.reports import WIDTH, aligned, introduction, start_summary
 from foundry.runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
 from tools import plot_runs, report_glue, sweep_t5
@@ -211,13 +211,15 @@ class PrintedTest(parameterized.TestCase):
     def test_colour(self, stream, environment, expected):
         plain = {"NO_COLOR": "", "TERM": "xterm"} | environment
         with mock.patch.dict(os.environ, plain):
-            self.assertEqual(painted("a", "31", stream()) != "a", expected)
+            say(["a", Painted("b", RED)], stream=(out := stream()))
+        self.assertEqual(out.getvalue(), "a\033[31mb\033[0m\n" if expected else "ab\n")
 
     @parameterized.parameters(
-        ("a\x1b[2Jb\x07", r"a\x1b[2Jb\x07"),
-        ("\x9b31m", r"\x9b31m"),
+        ("a\x1b[2Jb\x07", "a<U+001B>[2Jb<U+0007>"),
+        ("\x9b31m", "<U+009B>31m"),
         ("over\rwritten", r"over\rwritten"),
-        ("abc\u202edef", r"abc\u202edef"),
+        ("a\n---- run ----\nmodel  mine\u2028x", r"a\n---- run ----\nmodel  mine<U+2028>x"),  # forges lines of a plan
+        ("abc\u202edef", "abc<U+202E>def"),
         ("می\u200cروم\tund ş", "می\u200cروم\tund ş"),  # what writes words stays
     )
     def test_nothing_that_is_printed_steers_the_terminal(self, text, shown):
@@ -227,10 +229,11 @@ class PrintedTest(parameterized.TestCase):
             print_once(f"line {text}")
             with exit_on_user_error():
                 raise UserError(f"--flag {text}: wrong")
-        printed = out.getvalue() + err.getvalue().replace("und ş", "\tund ş")
-        for part in (f"row {shown}", f"value {shown}", f"line {shown}\n", shown.split("\t")[0]):
-            self.assertIn(part, printed)
-        self.assertNotRegex(printed, "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+        self.assertIn(f"row {shown}  value {shown}\n", out.getvalue())
+        self.assertIn(f"line {shown}\n", out.getvalue())
+        self.assertLen(err.getvalue().splitlines(), 1)  # an error is one line, with spaces for its line breaks
+        self.assertNotRegex(out.getvalue() + err.getvalue(), "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]")
+        self.assertEqual(aligned([[text, "b"]]), f"{shown}  b")
 
     def test_nor_does_what_a_library_logs(self):
         before = logging.getLogRecordFactory(), warnings.formatwarning
@@ -238,8 +241,10 @@ class PrintedTest(parameterized.TestCase):
         show_libraries_messages_visibly()
         with self.assertLogs("transformers") as caught:
             logging.getLogger("transformers").warning("no %s\n", "\x1b[2J")
-        self.assertEqual(caught.output, ["WARNING:transformers:no \\x1b[2J\n"])
-        self.assertEqual(warnings.formatwarning("\x1b[2J", UserWarning, "a.py", 3), "a.py:3: UserWarning: \\x1b[2J\n")
+        self.assertEqual(caught.output, ["WARNING:transformers:no <U+001B>[2J\n"])
+        self.assertEqual(
+            warnings.formatwarning("\x1b[2J", UserWarning, "a.py", 3), "a.py:3: UserWarning: <U+001B>[2J\n"
+        )
 
     def test_a_benchmark_s_plan(self):
         args = ["--model", "xxl", "--nodes", "4", "--link", "300", "--network", "12.5"]

@@ -51,6 +51,13 @@ def is_script(tree: ast.Module) -> bool:
     return any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body)
 
 
+def printing(tree: ast.AST) -> list[str]:
+    """The calls of a file that write to the terminal themselves."""
+    writers = ("print", "sys.stdout.write", "sys.stderr.write")
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [ast.unparse(call) for call in calls if ast.unparse(call.func) in writers]
+
+
 def line(name: str) -> int:
     """0 for constants, and so on up; scripts are above all. -1 for a place that has no line."""
     if is_script(sources()[name]):
@@ -206,6 +213,13 @@ class StructureTest(parameterized.TestCase):
                 name.removesuffix(".__main__") if "." in name else f"{name}.py"
             )  # python -m corpora.x, or the file itself
             self.assertIn(started, docstring, f"the head of {name}.py shows how it is started")
+
+    def test_one_function_writes_to_the_terminal(self):
+        """`say` shows what a file says on one line. Figures of benchmarks are the project's own."""
+        found = {name: printing(tree) for name, tree in sources().items() if line(name) < line("benchmarks.measure")}
+        found |= {name: printing(tree) for name, tree in sources().items() if is_script(tree) and "bench" not in name}
+        self.assertLen(found.pop("foundry.common.processes"), 1)
+        self.assertEqual({name: calls for name, calls in found.items() if calls}, {})
 
     def test_the_derivation_can_fail(self):
         tree = ast.parse("import a.b, c\nfrom d.e import f\ndef g():\n    import h\n")

@@ -48,7 +48,7 @@ def pictures(study: "Study", sweep: Sweep) -> list[str]:
 def report(study: "Study", sweep: Sweep) -> None:
     """Prints the table and the best command, and writes both into report.html with the pictures."""
     trials = visible(study)
-    lines = [aligned(table_of(trials, sweep))]
+    lines = aligned(table_of(trials, sweep)).split("\n")
     for trial in trials:
         if error := trial.user_attrs.get("end", {}).get("error"):
             lines.append(f"trial {trial.user_attrs['run'][:4]} failed: {error}")
@@ -56,10 +56,11 @@ def report(study: "Study", sweep: Sweep) -> None:
         name = "WANDB_RUN_ID=best " if "WANDB_RUN_ID" in " ".join(sweep.command) else ""
         command = name + shlex.join(command_line(sweep, best.params, "best", to_show=True))
         folder = sweep.folder / best.user_attrs["run"]
-        lines.append(f"best: {sweep.metric} {shown(best.value)} in {folder}; to train it again:\n{command}")
-    print_once("\n" + "\n".join(lines))
+        lines.append(f"best: {sweep.metric} {shown(best.value)} in {folder}; to train it again:")
+        lines.append(command)
+    print_once("", *lines)
     title = html.escape(f"sweep {sweep.name}")
     head = f'<!DOCTYPE html><meta charset="utf-8"><title>{title}</title><h1>{title}</h1>'
     page = "\n".join([head, f"<pre>{html.escape(chr(10).join(lines))}</pre>", *pictures(study, sweep)])
     write_aside(sweep.folder / "report.html", lambda aside: aside.write_text(page, encoding="utf-8"))
-    print(f"written to {sweep.folder / 'report.html'}", flush=True)
+    print_once(f"written to {sweep.folder / 'report.html'}")

@@ -230,11 +230,11 @@ def resume_flags(folder: Path) -> dict:
 def show(text: str, last: bool = False) -> None:
     """Shows a line on the terminal, which the next one overwrites unless `last` is true. Without a terminal, such as in
     a cluster's log, only lines with `last` are printed."""
-    width, text = shutil.get_terminal_size().columns - 1, processes.visible(text)
+    width, text = shutil.get_terminal_size().columns - 1, processes.one_line(text)
     if sys.stdout.isatty():
-        print("\r" + (text if last else text[:width]).ljust(width), end="\n" if last else "", flush=True)
+        processes.say((text if last else text[:width]).ljust(width), before="\r", end="\n" if last else "")
     elif last:
-        print(text, flush=True)
+        processes.say(text)
 
 
 def outcome(sweep: Sweep, run: str, code: int) -> tuple[str, float | None, str | None]:
