@@ -17,7 +17,7 @@ from foundry.arguments.task import LENGTHS, TaskArguments, task_arguments
 from foundry.common.command_line import check_limits, comma_words
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
-from foundry.common.reports import parse_json
+from foundry.common.reports import record_json
 from foundry.corpora.files import compressed
 from foundry.features import features_of_tasks, recorded_types
 from tasks.metrics.scoring import METRICS
@@ -65,11 +65,13 @@ def read_record(folder: str) -> dict:
     """The content of task.json in a model's folder; {} if there is none. UserError if it is damaged or has a value that
     its flag does not take."""
     path = Path(folder) / TASK_RECORD
-    if not path.is_file():
+    if not path.exists():
         return {}
     advice = "Delete the file, and name the task with flags"
     try:
-        record = parse_json(path.read_text(encoding="utf-8"))
+        record = record_json(path)
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}). {advice}") from None
     own = {

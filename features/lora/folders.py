@@ -1,9 +1,9 @@
 """Folders of LoRA's matrices: their files, as peft writes them, and the checkpoint that the matrices belong to."""
 
-import json
 from pathlib import Path
 
 from foundry.common.errors import UserError
+from foundry.common.reports import record_json
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -12,12 +12,12 @@ def base_of(name_or_path: str | Path) -> str | None:
     """The checkpoint that a folder's LoRA matrices belong to; None if the folder holds no adapter. UserError for other
     adapters than LoRA, and for one that names no checkpoint."""
     path = Path(name_or_path) / CONFIG
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = record_json(path)
         kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         raise UserError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
     if kind != "LORA" or not base or not (Path(name_or_path) / WEIGHTS).is_file():
         raise UserError(

@@ -35,7 +35,15 @@ from foundry.arguments.training import T5TrainingArguments
 from foundry.common.command_line import check_folder
 from foundry.common.errors import UserError
 from foundry.common.processes import answers, is_first_process, print_once
-from foundry.common.reports import markdown_table, plain_json, read_json, side_file, tracked_name, write_json
+from foundry.common.reports import (
+    markdown_table,
+    plain_json,
+    read_json,
+    record_json,
+    side_file,
+    tracked_name,
+    write_json,
+)
 from foundry.runs.callbacks import metrics_until
 
 logger = logging.getLogger(__name__)
@@ -259,7 +267,7 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
         return
     path, step, saved, kept = Path(args.output_dir) / TRACKERS_FILE, None, {}, []
     if checkpoint is not None:
-        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+        state = record_json(Path(checkpoint) / "trainer_state.json")
         step = state["global_step"]
         kept = metrics_until(path.with_name("metrics.jsonl"), step, state["log_history"])
         saved = read_json(path) or (state.get("stateful_callbacks") or {}).get(TRACKERS_FILE, {})

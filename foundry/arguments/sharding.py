@@ -3,7 +3,6 @@
 `args` are T5TrainingArguments, whose module imports this one.
 """
 
-import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from constants import NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
+from foundry.common.reports import record_json
 
 _EXAMPLE = "zero_stage2_config.json"
 # {key in DeepSpeed's file: the flag that means the same}; functions below read the sections optimizer and scheduler
@@ -85,7 +85,7 @@ def take_from_accelerate(args: Any) -> None:
 def read_deepspeed(path: str) -> dict:
     """The content of the JSON file of `--deepspeed`. UserError if it cannot be read or holds no JSON object."""
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = record_json(Path(path))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"not JSON: {error}"
         raise UserError(f"--deepspeed {path}: {reason}. Name DeepSpeed's JSON file, such as {_EXAMPLE}") from None

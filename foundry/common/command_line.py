@@ -42,7 +42,7 @@ from foundry.common.processes import (
     switch_off_telemetry,
     user_cache,
 )
-from foundry.common.reports import PROJECT, introduction, is_secret, write_json
+from foundry.common.reports import PROJECT, introduction, is_secret, plain_json, read_json, record_bytes, write_json
 
 ALL = "all"  # what `--help_all` shows
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
@@ -227,8 +227,8 @@ def _actions_of(dataclass_types: list[type]) -> list[tuple[str, argparse.Action]
 
 def boolean(text: str) -> bool:
     """ "yes" -> True, "0" -> False."""
-    values = {"yes": True, "true": True, "t": True, "y": True, "1": True}
-    values |= {"no": False, "false": False, "f": False, "n": False, "0": False}
+    values = dict.fromkeys(("yes", "true", "t", "y", "1", "on"), True)
+    values |= dict.fromkeys(("no", "false", "f", "n", "0", "off"), False)
     if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
     return values[text.lower()]
@@ -424,11 +424,10 @@ def answer_early(about: str) -> None:
     Without that file this does nothing, and the script answers after its imports. about: the script's docstring.
     """
     file, key = _table_file(sys.argv[0])
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    if table.get("key") == key:
+    table = {}
+    with contextlib.suppress(OSError, ValueError):
+        table = read_json(file)
+    if table.pop("key", None) == key and table.pop("digest", None) == _digest(table):
         for flag in table["flags"]:
             flag["type"] = {"int": int, "float": float, "boolean": boolean}.get(flag["type"], str)
         with exit_on_user_error():
@@ -468,8 +467,14 @@ def keep_table(table: dict, script: str) -> None:
     """Writes the flags of a script into a file for its next start. If it cannot be written, only time is lost. script:
     its path or name."""
     file, key = _table_file(script)
+    table = table | {"flags": [flag | {"type": _name_of(flag["type"])} for flag in table["flags"]]}
     with contextlib.suppress(OSError):
-        write_json(file, table | {"key": key, "flags": [f | {"type": _name_of(f["type"])} for f in table["flags"]]})
+        write_json(file, table | {"key": key, "digest": _digest(table)})
+
+
+def _digest(table: dict) -> str:
+    """A hash by which a table that another program has changed is made anew."""
+    return hashlib.sha256(json.dumps(plain_json(table)).encode()).hexdigest()
 
 
 def _name_of(kind: Any) -> str:
@@ -481,9 +486,8 @@ def _table_file(script: str) -> tuple[Path, str]:
     code = [path for pattern in ("*.py", "*/*.py", "*/*/*.py") for path in PROJECT.glob(pattern)]
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(code)]
     versions = sys.version, importlib.metadata.version("transformers"), cores_here()
-    return user_cache("flags") / f"{Path(script).stem}.json", hashlib.sha256(
-        repr((states, versions)).encode()
-    ).hexdigest()
+    key = hashlib.sha256(repr((states, versions)).encode()).hexdigest()
+    return user_cache("flags") / f"{Path(script).stem}.json", key
 
 
 def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
@@ -581,27 +585,35 @@ def _as_flag(name: str, value) -> list[str]:
     """("seed", 1) -> ["--seed=1"]; ("train_file", ["a", "b"]) -> ["--train_file", "a", "b"]."""
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
-    if value is False and name.endswith("strategy"):
-        value = "no"  # YAML has read an unquoted `no` as false
     if isinstance(value, dict | bool):
         value = json.dumps(value)
     return [f"--{name}={value}"]
 
 
-_NUMBERS = {  # as in YAML 1.2 and JSON. PyYAML follows YAML 1.1: 1e-5 is a text there, 010 is eight, 1:30 is ninety
+# As in YAML 1.2 and JSON. PyYAML follows YAML 1.1: 1e-5 is a text there, 010 is eight, 1:30 is ninety, and no is false.
+_VALUES = {
+    "tag:yaml.org,2002:bool": r"(true|false)$",
     "tag:yaml.org,2002:int": r"[-+]?[0-9][0-9_]*$",
     "tag:yaml.org,2002:float": r"([-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$",
 }
-_READ_ANEW = ("tag:yaml.org,2002:timestamp", *_NUMBERS)  # types that PyYAML's rules do not decide; a date is a text
+
+
+MOST_YAML = 2**20  # PyYAML reads about a hundred characters in a millisecond
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers as YAML 1.2 does, and refuses a key that is set twice: PyYAML silently keeps the last one."""
+    """Reads values as YAML 1.2 does, where a date is a text. Refuses a key that is set twice, of which PyYAML silently
+    keeps the last, and aliases, by which a few hundred bytes stand for gigabytes."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in kinds if tag not in _READ_ANEW]
+        first: [(tag, pattern) for tag, pattern in kinds if tag == "tag:yaml.org,2002:null"]
         for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}: write out what it stands for")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -611,18 +623,21 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-for _tag, _pattern in _NUMBERS.items():
-    _Loader.add_implicit_resolver(_tag, re.compile(_pattern, re.IGNORECASE), list("-+.0123456789"))
+for _tag, _pattern in _VALUES.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern, re.IGNORECASE), list("-+.0123456789tTfF"))
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
 
 
 def read_yaml(path: str) -> Any:
-    """The content of a YAML file. OSError if it cannot be read, UserError as from parse_yaml."""
-    return parse_yaml(Path(path).read_bytes())
+    """The content of a YAML file. OSError if it cannot be read, UserError as from parse_yaml and record_bytes."""
+    return parse_yaml(record_bytes(Path(path)))
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """The content of a YAML text. UserError, in one line, if it is broken, nested too deeply or sets a key twice."""
+    """The content of a YAML text. UserError, in one line, if it is broken, nested too deeply, sets a key twice, has an
+    alias or is longer than MOST_YAML."""
+    if len(text) > MOST_YAML:
+        raise UserError(f"not read as YAML: it is longer than {MOST_YAML:,} characters")
     try:
         return yaml.load(text if isinstance(text, str) else text.decode(), Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a number of thousands of digits

@@ -13,6 +13,7 @@ import pickle
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import textwrap
@@ -211,12 +212,52 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
+MOST_OF_A_RECORD = 2**25  # bytes
+MOST_OF = dict.fromkeys(("tokenizer.json", "metrics.jsonl", "trainer_state.json"), 2**28)  # {record: its own bound}
+_RECORDS = (".json", ".jsonl", ".yaml", ".jinja", ".md", ".txt", ".model")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+def check_file(path: Path) -> None:
+    """UserError for a record of a folder, or a file of weights, that is no regular file, such as a pipe or a link to a
+    device, and for a record of more bytes than it may have. OSError if there is none."""
+    state, most = path.stat(), MOST_OF.get(path.name, MOST_OF_A_RECORD)
+    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
+        raise UserError(f"{path} is no regular file: it is not read")
+    if path.suffix not in _WEIGHTS and state.st_size > most:
+        raise UserError(f"{path} has {human_bytes(state.st_size)}: at most {human_bytes(most)} of it are read")
+
+
+def check_files(shown: str, folder: str | Path) -> None:
+    """`check_file` for all that a library would read of a model's folder. UserError that begins with `shown`."""
+    for path in Path(folder).glob("*"):
+        if path.suffix in (*_RECORDS, *_WEIGHTS) and path.exists():
+            try:
+                check_file(path)
+            except UserError as error:
+                raise UserError(f"{shown}: {error}") from None
+
+
+def record_bytes(path: Path) -> bytes:
+    """The content of a record: JSON, YAML, a card. OSError if there is none, UserError as from `check_file`."""
+    check_file(path)
+    with path.open("rb") as file:
+        return file.read(MOST_OF.get(path.name, MOST_OF_A_RECORD))
+
+
+def record_json(path: Path) -> Any:
+    """The value in a JSON file. OSError if it cannot be read, ValueError as from `parse_json` and `record_bytes`."""
+    return parse_json(record_bytes(path).decode())
+
+
 def read_json(path: Path) -> dict:
     """The object in a JSON file; {} if there is no such file. UserError if it holds something else."""
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
+        value = record_json(path)
     except FileNotFoundError:
         return {}
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -250,7 +291,7 @@ def read_metrics(path: str | Path) -> list[dict]:
 
     Drops a last line cut short by the end of its run. UserError for any other line that is no JSON object.
     """
-    lines, records = Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), []
+    lines, records = record_bytes(Path(path)).decode(errors="replace").splitlines(), []
     for number, line in enumerate(lines, start=1):
         try:
             record = parse_json(line)

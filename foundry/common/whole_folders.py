@@ -24,7 +24,7 @@ from foundry.common.command_line import check_folder
 from foundry.common.digests import file_digests, keep, kept_digests, set_back, stamp
 from foundry.common.errors import UserError
 from foundry.common.processes import is_first_process, print_once
-from foundry.common.reports import elsewhere, first_line, parse_json
+from foundry.common.reports import check_files, elsewhere, first_line, record_json
 
 MANIFEST = "manifest.json"
 FREE_SPACE = "Free some space, or name a folder on another disk."
@@ -54,7 +54,7 @@ def difference(folder: Path, digests: Callable[[list[Path]], list[str]] | None =
     digests: function that hashes the files; None: only names and sizes are compared.
     """
     try:
-        files = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        files = record_json(folder / MANIFEST)["files"]
         expected = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in files.items()}
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
@@ -294,9 +294,12 @@ def damage(checkpoint: Path) -> str | None:
     if not (checkpoint / "trainer_state.json").is_file():
         return "it has no trainer_state.json"
     try:
-        state = parse_json((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        state = record_json(checkpoint / "trainer_state.json")
         wrong = [name for name, kinds in _STATE.items() if not isinstance(state.get(name), kinds)]
         wrong += [] if all(isinstance(line["step"], int) for line in state["log_history"]) else ["log_history"]
+        check_files("it holds", checkpoint)
+    except UserError as error:
+        return str(error)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "its trainer_state.json cannot be read"
     if wrong:

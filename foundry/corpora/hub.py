@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from constants import DATASET_VALS
-from foundry.common.command_line import check_folder
+from foundry.common.command_line import check_folder, parse_yaml, read_yaml
 from foundry.common.errors import UserError
 from foundry.common.processes import answers, print_once
-from foundry.common.reports import elsewhere, first_line, read_json
+from foundry.common.reports import elsewhere, first_line, read_json, record_bytes
 from foundry.corpora.files import SAVED_BY_DATASETS, say_once
 
 
@@ -76,12 +76,13 @@ def _check_card(folder: Path, flag: str) -> None:
     try:
         card, other = {}, folder / ".huggingface.yaml"
         if other.is_file():
-            card = yaml.safe_load(other.read_text(encoding="utf-8"))
+            card = read_yaml(other)
         if (folder / "README.md").is_file():
-            card = (huggingface_hub.metadata_load(folder / "README.md") or {}) | (card or {})
+            head = REGEX_YAML_BLOCK.search(record_bytes(folder / "README.md").decode())
+            card = (parse_yaml(head[2] if head else "") or {}) | (card or {})
         configs = card.get("configs") or []
         named = _texts([[config.get("data_files"), config.get("data_dir")] for config in configs])
-    except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{flag} {folder}: the head of its README.md cannot be read ({first_line(error)})") from None
     if wrong := [text for text in named if "://" in text or elsewhere([text])]:
         raise UserError(f"{flag} {folder}: its settings name {wrong[0]}, which is no part of this folder")

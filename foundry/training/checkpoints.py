@@ -33,7 +33,7 @@ from foundry.arguments.training import T5TrainingArguments, global_batch_size, w
 from foundry.common.command_line import RESUME_NEWEST, check_folder, refuse_links
 from foundry.common.errors import UserError
 from foundry.common.processes import check_alike, is_first_process, print_once
-from foundry.common.reports import code_of_pickle, first_line, is_secret, read_json
+from foundry.common.reports import code_of_pickle, first_line, is_secret, read_json, record_json
 from foundry.common.whole_folders import (
     MANIFEST,
     SAVING,
@@ -445,11 +445,11 @@ def save_loss_state(folder: Path, rank: int, state: dict) -> None:
 def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
     """What `save_loss_state` wrote for this rank; if the number of ranks has changed, the first rank's with the means
     of the sums over all ranks. None if nothing was saved."""
-    states = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("loss_state_*.json"))]
+    states = [record_json(path) for path in sorted(folder.glob("loss_state_*.json"))]
     if not states:
         return None
     if len(states) == num_ranks:
-        return json.loads((folder / f"loss_state_{rank}.json").read_text(encoding="utf-8"))
+        return record_json(folder / f"loss_state_{rank}.json")
     mean = {"running_loss": sum(state["running_loss"] for state in states) / len(states)}
     for name in (name for name, value in states[0].items() if isinstance(value, list)):
         mean[name] = np.mean([state[name] for state in states], axis=0).tolist()

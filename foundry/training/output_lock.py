@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
 from foundry.common.processes import is_first_process, lonely_task, print_once
+from foundry.common.reports import record_json
 
 LOCK = ".lock"
 _held: dict[Path, FileLock] = {}  # {folder: its lock}
@@ -56,7 +57,7 @@ def unlock_output_dir(args: T5TrainingArguments) -> None:
 
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
+        holder = record_json(path)
         job = f", SLURM job {holder['job']}" if holder["job"] else ""
         return f"process {holder['pid']} on {holder['host']}{job}, since {holder['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # the other run has locked the file but not written it yet

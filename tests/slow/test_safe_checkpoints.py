@@ -268,6 +268,7 @@ class TrustTest(TestCase):
         ("README.md", "configs:\n- data_files: https://example.com/a.jsonl", "name https://example.com/a.jsonl"),
         ("README.md", "configs:\n- data_files: hf://datasets/a/b/c.jsonl", "name hf://datasets/a/b/c.jsonl"),
         ("README.md", "configs:\n- data_dir: ../..", "its settings name ../.., which is no part"),
+        ("README.md", "a: &a [1]\nconfigs: [*a, *a]", r"the head of its README.md cannot be read .*the alias \*a"),
         ("README.md", "configs: 5", "the head of its README.md cannot be read"),
         ("README.md", "configs: !!python/object/apply:os.getcwd []", "the head of its README.md cannot be read"),
         (".huggingface.yaml", "configs:\n- data_files: ../theirs.jsonl", "its settings name ../theirs.jsonl"),

@@ -99,6 +99,9 @@ class RecipeTest(TestCase):
         ("eos_between_documents: true", "eos_between_documents", True),
         ("eos_between_documents: yes", "eos_between_documents", True),
         ("overwrite_cache: off", "overwrite_cache", False),
+        ("bf16: on", "bf16", True),
+        ("bf16: No", "bf16", False),
+        ("run_name: no", "run_name", "no"),  # a text in YAML 1.2
         ("train_file: one.txt", "train_file", ["one.txt"]),
         ("train_file: [a b.txt, c.txt]", "train_file", ["a b.txt", "c.txt"]),
         ("run_name: -x- y", "run_name", "-x- y"),
@@ -312,9 +315,17 @@ class EarlyAnswerTest(TestCase):
         self.start("--help")
         (file,) = self.folder.rglob("*.json")
         table = json.loads(file.read_text())
-        for text in (json.dumps(table | {"key": "other"}), "{"):
+        key, flags = {"key": table["key"]}, table["flags"]
+        others = [table | {"key": "other"}, [], None, 5, "key", {}, key, table | {"flags": [5]}, table | {"flags": {}}]
+        others += [table | {"usage": 5}, table | {"flags": [*flags, {"name": "x"}]}, table | {"digest": [{}]}]
+        for text in [*map(json.dumps, others), "{", "[" * 10**5, "\x00"]:
             file.write_text(text)
-            self.assertEqual(self.early("--qqq"), (None, ""))
+            self.assertEqual(self.early("--qqq"), (None, ""), text[:80])
+        self.start("--help")  # makes it anew
+        self.assertEqual(self.early("--qqq")[0], 2)
+        file.unlink()
+        os.mkfifo(file)
+        self.assertEqual(self.early("--qqq"), (None, ""))
 
     def test_a_cache_that_cannot_be_written_costs_only_time(self):
         (self.folder / "t5_foundry").write_text("a file")

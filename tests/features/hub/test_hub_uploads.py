@@ -60,11 +60,11 @@ class CardTest(test_export_checkpoint.TestCase):
         cls.flags = flags
 
     def test_is_filled_from_the_run(self):
-        self.export(self.run_folder, "--license", "apache-2.0", "--language", "en", "it")
+        self.export(self.run_folder, "--license", "apache-2.0", "--language", "en", "no")
         card = (self.out / "README.md").read_text()
         front = yaml.safe_load(card.split("---")[1])
         self.assertEqual(front["license"], "apache-2.0")
-        self.assertEqual(front["language"], ["en", "it"])
+        self.assertEqual(front["language"], ["en", "no"])
         self.assertEqual(front["library_name"], "transformers")
         results = json.loads((self.run_folder / "all_results.json").read_text())
         self.assertIn(f"| `loss` | {results['eval_loss']:.4g} |", card)
