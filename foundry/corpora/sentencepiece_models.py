@@ -20,6 +20,8 @@ from data_collator_t5 import SENTINEL_NAME
 from foundry.common.errors import UserError
 
 _BUILTIN_RULES = ("", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+MOST_SYMBOLS = 5_000  # each is a rule of its own; Gemma has some hundreds
+LONGEST_PIECE = 1_000  # letters; SentencePiece learns at most 16 unless it is told otherwise
 _PRIVATE_USE = 0xE000  # first of the letters that stand for symbols which normalization would change
 
 # Decoding: bytes become letters again, and the space before the first word goes.
@@ -101,6 +103,9 @@ class SentencePieceModel:
             "escape_whitespaces=false": not self.proto.normalizer_spec.escape_whitespaces,
             "a denormalization rule": bool(self.proto.denormalizer_spec.precompiled_charsmap),
             "pieces that are not to be used": bool(self._pieces("UNUSED")),
+            f"more than {MOST_SYMBOLS:,} symbols": len(self._pieces("USER_DEFINED", "CONTROL")) > MOST_SYMBOLS,
+            f"pieces of more than {LONGEST_PIECE} letters": max(map(len, self._pieces("NORMAL")), default=0)
+            > LONGEST_PIECE,
         }
         if settings := ", ".join(setting for setting, has_it in refused.items() if has_it):
             raise UserError(
@@ -186,11 +191,13 @@ class SentencePieceModel:
             return []
         units = np.frombuffer(charsmap, "<u4", int.from_bytes(charsmap[:4], "little") // 4, 4).astype(np.int64)
         bases = (units >> 10) << ((units & 512) >> 6)  # a node's child stands at place XOR base XOR byte
-        labels, sources, todo = np.arange(1, 256), [], [(b"", int(bases[0]))]
+        labels, sources, todo, followed = np.arange(1, 256), [], [(b"", int(bases[0]))], 0
         while todo:
             prefix, place = todo.pop()
             children = np.minimum(place ^ labels, len(units) - 1)
             for label in labels[(units[children] & (2**31 | 255)) == labels].tolist():
+                if (followed := followed + 1) > len(units):  # each unit of a trie is one node
+                    raise ValueError("its map of letters leads back to itself, or to a place in several ways")
                 child, key = place ^ label, prefix + bytes([label])
                 if units[child] >> 8 & 1:  # a key ends here
                     sources.append(key.decode())

@@ -1,9 +1,12 @@
 """Tokenizers: trained with SentencePiece, loaded, fingerprinted, and the plain encoding of a corpus."""
 
+import base64
+import contextlib
 import hashlib
 import io
 import itertools
 import json
+import math
 import random
 import re
 import shutil
@@ -25,7 +28,15 @@ from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_level
 from foundry.common.errors import UserError
 from foundry.common.processes import in_background, print_once
-from foundry.common.reports import first_line, human_time, read_json, write_json
+from foundry.common.reports import (
+    check_files,
+    first_line,
+    human_time,
+    read_json,
+    record_bytes,
+    record_json,
+    write_json,
+)
 from foundry.corpora.files import refuse_pointers
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.corpora.sentencepiece_models import (
@@ -45,6 +56,13 @@ LONGEST_WORD = 100  # characters; longer words count as text without spaces, suc
 TOLD_WITHOUT_SPACES = 2**17  # like TOLD_CHARACTERS, for characters of such words
 SECONDS_A_CHARACTER, SECONDS_WITHOUT_SPACES = 1e-6, 1e-4  # time to learn from a character, on two cores
 MOST_SENTINELS = 10_000  # a tokenizer_config.json may name; T5 has 100
+MOST_ADDED = 50_000  # tokens beside the vocabulary; Gemma 3 has 6,415
+MOST_GROWTH = 1_000  # letters that a tokenizer's rules may make of one
+MOST_FRAME = 2**16  # characters of the rule that puts tokens around a text, as JSON
+SECONDS = 60  # to load a tokenizer; those of 256,000 tokens take three
+# {rule: letters that it may make of one}, after https://www.unicode.org/faq/normalization#12
+_GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4, "BertNormalizer": 12}
+_REPETITIVE = ["a" * 100 + "!", " " * 100 + "!", "1" * 100 + "!"]  # on which a pattern may take forever
 BYTES = 256  # tokens of a tokenizer that writes unknown letters as bytes
 COVERAGE = 0.9995  # the character coverage that SentencePiece advises for scripts of thousands of letters
 LEAST_COVERAGE = 0.98  # the lowest that SentencePiece accepts
@@ -239,12 +257,13 @@ def load_tokenizer(
     try:
         files = _tokenizer_files(name_or_path)
         refuse_pointers(shown, files.values())
-        tokenizer = _load(files, name_or_path, shown, (*asked, Path(name_or_path).resolve()))
-        if "input_ids" not in tokenizer.model_input_names:
-            raise UserError(f"{shown}: the model_input_names of its tokenizer_config.json lack input_ids")
-        tokenizer(["a"])  # what its rules put around a text may name tokens that are not there
+        check_files(shown, name_or_path)
+        load = partial(_load, files, name_or_path, shown, (*asked, Path(name_or_path).resolve()))
+        tokenizer = in_background(load).result(SECONDS)
     except UserError:
         raise
+    except TimeoutError:
+        raise UserError(f"{shown}: to load and try the tokenizer takes more than {SECONDS} s: it is not used") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{shown}: no tokenizer there ({first_line(error, 2)})") from None
     except BaseException as error:
@@ -365,8 +384,59 @@ def _class_name(files: dict[str, Path]) -> str:
     return next(filter(None, named), "").removesuffix("Fast")
 
 
+def _check_rules(content: dict, shown: str) -> None:
+    """UserError for a tokenizer.json whose rules would make far more of a text than it is."""
+    for name in ("normalizer", "decoder"):
+        if (growth := _growth(content.get(name) or {})) > MOST_GROWTH:
+            raise UserError(f"{shown}: its {name} may write {growth:.3g} letters for one: at most {MOST_GROWTH:,}")
+    if (size := len(json.dumps(content.get("post_processor")))) > MOST_FRAME:
+        raise UserError(f"{shown}: its post_processor has {size:,} characters: at most {MOST_FRAME:,}")
+
+
+def _growth(rule: dict) -> float:
+    """The number of letters that a rule of a tokenizer.json, or a sequence of rules, may make of one.
+
+    {"type": "Replace", "pattern": {"String": "ab"}, "content": "cde"} -> 1.5
+    """
+    if parts := rule.get("normalizers") or rule.get("decoders"):
+        return math.prod(map(_growth, parts))
+    if rule.get("type") == "Prepend":
+        return 1 + len(rule["prepend"])
+    if rule.get("type") == "Precompiled":  # a map of letters, and the texts that it leads to
+        charsmap = base64.b64decode(rule["precompiled_charsmap"])
+        texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode(errors="replace")
+        return max(map(len, texts.split("\0")))
+    if rule.get("type") != "Replace":
+        return _GROWTH.get(rule.get("type", ""), 1)
+    size, pattern = len(rule["content"]), rule["pattern"]
+    if "String" in pattern:
+        return max(1, size / len(pattern["String"]) if pattern["String"] else 1 + size)
+    with contextlib.suppress(re.error):
+        if not re.match(pattern["Regex"], ""):
+            return max(1, size)
+    return 1 + size  # between any two letters
+
+
+def _check_added(files: dict[str, Path], shown: str) -> None:
+    """UserError if a tokenizer's files have more tokens beside the vocabulary than transformers takes in a while."""
+    lists = {name: _read(files, name) for name in ("added_tokens.json", "special_tokens_map.json")}
+    lists |= _read(files, "tokenizer_config.json") | lists
+    for name, value in lists.items():
+        if isinstance(value, list | dict) and len(value) > MOST_ADDED:
+            raise UserError(f"{shown}: {len(value):,} tokens in its {name}: at most {MOST_ADDED:,}")
+
+
 def _load(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple) -> PreTrainedTokenizerBase:
-    """The tokenizer of these files, whose special tokens may be missing."""
+    """The tokenizer of these files, whose special tokens may be missing, tried on some texts."""
+    _check_added(files, shown)
+    tokenizer = _loaded(files, name_or_path, shown, asked)
+    if "input_ids" not in tokenizer.model_input_names:
+        raise UserError(f"{shown}: the model_input_names of its tokenizer_config.json lack input_ids")
+    tokenizer(["a", *_REPETITIVE])  # what its rules put around a text may name tokens that are not there
+    return tokenizer
+
+
+def _loaded(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple) -> PreTrainedTokenizerBase:
     sentinels = _read(files, "tokenizer_config.json").get("extra_ids") or 0
     if not (isinstance(sentinels, int) and 0 <= sentinels <= MOST_SENTINELS):
         raise UserError(f"{shown}: extra_ids {sentinels} of tokenizer_config.json: must be 0 to {MOST_SENTINELS:,}")
@@ -377,7 +447,10 @@ def _load(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple) -
             return load_tokenizer(base, f"{shown}: its base", asked=asked)
         raise UserError(f"{shown}: no tokenizer there: name one with --tokenizer_name")
     if RULES in files:
-        content = json.loads(files[RULES].read_text(encoding="utf-8"))
+        content = record_json(files[RULES])
+        if (count := len(content["added_tokens"])) > MOST_ADDED:
+            raise UserError(f"{shown}: {count:,} added_tokens in its {files[RULES].name}: at most {MOST_ADDED:,}")
+        _check_rules(content, shown)
         tokenizer = _of_rules(content, files, {})
         special = {*tokenizer.added_tokens_encoder, *map(str, tokenizer.all_special_tokens)}
         texts = probe_texts(tokenizer.get_vocab().keys() - special)
@@ -386,11 +459,13 @@ def _load(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple) -
         check_same_ids(texts, _plain_ids(tokenizer, texts), wanted, shown, tool="tokenizers")
         return tokenizer
     try:
-        model = next((SentencePieceModel(files[name].read_bytes()) for name in MODELS if name in files), None)
+        model = next((SentencePieceModel(record_bytes(files[name])) for name in MODELS if name in files), None)
     except RuntimeError:
         raise UserError(f"{shown}: no SentencePiece model. Give one, or a folder with its tokenizer.json") from None
     if model and _class_name(files) in ("", "T5Tokenizer", "MT5Tokenizer", "PreTrainedTokenizer"):
-        tokenizer = _of_rules(model.tokenizer_content(shown), files, model.special_pieces())
+        content = model.tokenizer_content(shown)
+        _check_rules(content, shown)
+        tokenizer = _of_rules(content, files, model.special_pieces())
     else:
         tokenizer = _of_class(files, name_or_path)
     if model:

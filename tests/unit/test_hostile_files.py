@@ -1,14 +1,20 @@
 """Small files of strangers that would take all time or memory, or end in a traceback: each is one line at once."""
 
+import base64
 import contextlib
 import io
+import json
 import os
+import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 from absl.testing import absltest, parameterized
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from features.lora.folders import base_of
 from foundry.arguments.sharding import read_deepspeed
@@ -17,7 +23,8 @@ from foundry.common.command_line import parse_yaml, read_yaml
 from foundry.common.errors import UserError
 from foundry.common.reports import read_json, read_metrics
 from foundry.common.whole_folders import MANIFEST, damage, difference
-from foundry.corpora.tokenizers import load_tokenizer
+from foundry.corpora import tokenizers
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loading import load_config
 from foundry.publishing.records import read_run
 from tasks.task_records import read_record
@@ -106,6 +113,108 @@ class YamlTest(TestCase):
         for text in ("\n".join(lines), "a: &a [*a]", "a: &a {b: 1}\nc: {<<: *a}"):
             with self.assertRaisesRegex(UserError, r"not valid YAML: the alias \*a\d?: write out what it stands for"):
                 parse_yaml(text)
+
+
+LINES = [f"the {colour} fox number {n} jumps over {n * 7} lazy dogs" for n in range(60) for colour in ("red", "old")]
+DOUBLES = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+def charsmap(units: list[int], texts: bytes) -> str:
+    """A map of letters in base64: the size of its double-array trie, the trie, and the texts that it leads to."""
+    trie = np.array(units, "<u4").tobytes()
+    return base64.b64encode(len(trie).to_bytes(4, "little") + trie + texts).decode()
+
+
+def added(count: int) -> list[dict]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return [{"id": 170 + n, "content": f"<x{n}>"} | flags for n in range(count)]
+
+
+def template(count: int) -> dict:
+    single = [{"Sequence": {"id": "A", "type_id": 0}}] + [{"SpecialToken": {"id": "</s>", "type_id": 0}}] * count
+    special = {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}
+    return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+
+
+# (what a tokenizer.json has in place of its own, what the refusal says; None: the tokenizer is used)
+RULES = (
+    ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLES] * 30}}, "normalizer may write 1.07e.09 letters"),
+    (
+        {"normalizer": {"type": "Sequence", "normalizers": [{"normalizers": [DOUBLES] * 10}]}},
+        "1.02e",
+    ),
+    ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLES] * 9}}, None),  # 512 letters
+    ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**6}}, "normalizer may write 1e.06 letters"),
+    ({"normalizer": DOUBLES | {"pattern": {"Regex": "x*"}, "content": "x" * 10**6}}, "normalizer may write 1e.06"),
+    (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap([0] * 256, b"x" * 10**6 + b"\0")}},
+        "normalizer may write 1e.06 letters",
+    ),
+    ({"decoder": {"type": "Sequence", "decoders": [DOUBLES] * 40}}, "decoder may write 1.1e.12 letters"),
+    ({"post_processor": template(100_000)}, "its post_processor has [0-9,]+ characters: at most 65,536"),
+    ({"added_tokens": added(300_000)}, "300,103 added_tokens in its tokenizer.json: at most 50,000"),
+    ({"normalizer": DOUBLES | {"pattern": {"Regex": "(a+)+(a+)+$"}}}, "takes more than 30 s|cannot be read"),
+    ({"padding": {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None}}, None),
+)
+
+
+class TokenizerTest(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.own = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        train_tokenizer(LINES, cls.own, 170)
+
+    def setUp(self):
+        super().setUp()
+        self.enterContext(mock.patch.object(tokenizers, "SECONDS", 30))
+
+    @parameterized.parameters(*RULES)
+    def test_rules(self, changes, message):
+        content = json.loads((self.own / "tokenizer.json").read_text())
+        if "padding" in changes:
+            changes = {"padding": changes["padding"] | {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}}
+        changes = changes | {"added_tokens": content["added_tokens"] + changes.get("added_tokens", [])}
+        (self.folder / "tokenizer.json").write_text(json.dumps(content | changes))
+        with self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext():
+            load_tokenizer(str(self.folder))
+
+    def test_what_takes_long_is_not_waited_for(self):
+        self.enterContext(mock.patch.object(tokenizers, "SECONDS", 1))
+        slow = mock.patch.object(tokenizers, "_loaded", lambda *_: time.sleep(10))
+        with slow, self.assertRaisesRegex(UserError, "to load and try the tokenizer takes more than 1 s: it is not"):
+            load_tokenizer(str(self.own))
+
+    @parameterized.parameters("added_tokens_decoder", "extra_special_tokens")
+    def test_settings(self, name):
+        shutil.copy(self.own / "tokenizer.json", self.folder)
+        tokens = {str(token["id"]): {"content": token["content"]} for token in added(300_000)}
+        (self.folder / "tokenizer_config.json").write_text(json.dumps({name: tokens}))
+        with self.assertRaisesRegex(UserError, f"300,000 tokens in its {name}: at most 50,000"):
+            load_tokenizer(str(self.folder))
+
+    @parameterized.parameters(
+        ("letters", "no tokenizer there .its map of letters leads back to itself"),
+        ("pieces", "a SentencePiece model with pieces of more than 1000 letters"),
+        ("symbols", "a SentencePiece model with more than 5,000 symbols"),
+    )
+    def test_a_model(self, kind, message):
+        proto = ModelProto.FromString((self.own / "spiece.model").read_bytes())
+        if kind == "letters":  # from the place of each of two letters one comes to the other's
+            proto.normalizer_spec.name = "own"
+            units = [256 << 10] + [0] * 511
+            units[256 ^ 97], units[256 ^ 98] = 97 | (256 ^ 97 ^ 256) << 10, 98 | (256 ^ 98 ^ 256) << 10
+            proto.normalizer_spec.precompiled_charsmap = base64.b64decode(charsmap(units, b"x\0"))
+        elif kind == "pieces":
+            proto.trainer_spec.model_type = proto.trainer_spec.BPE
+            for n in range(20):
+                proto.pieces.add(piece=f"{n}" + "x" * 4000, score=-n, type=1)
+        else:
+            for n in range(300_000):
+                proto.pieces.add(piece=f"<y{n}>", score=0, type=4)
+        (self.folder / "own.model").write_bytes(proto.SerializeToString())
+        with self.assertRaisesRegex(UserError, message):
+            load_tokenizer(str(self.folder / "own.model"))
 
 
 if __name__ == "__main__":
