@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
-from features.lora.folders import WEIGHTS, base_of
+from features.lora.folders import CONFIG, WEIGHTS, base_of
 from foundry.common.errors import UserError
 from foundry.common.reports import difference_of_names, first_line, read_json, write_json
 from foundry.modeling.families import output_head
@@ -120,8 +120,9 @@ def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> Pr
         warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # see below
         config = PeftConfig.from_pretrained(str(folder))
         config.inference_mode = True
-        tuned = PeftModel(model, config).eval()
         state = {_unwrapped(name): tensor for name, tensor in load_file(Path(folder) / WEIGHTS).items()}
+        _bound(config, state)
+        tuned = PeftModel(model, config).eval()
         try:
             report: Any = set_peft_model_state_dict(tuned, state)
             missing = [name.replace(".default.", ".") for name in report.missing_keys if ".lora_" in name]
@@ -140,6 +141,24 @@ def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> Pr
         parameter.requires_grad_(True)
     whole.config.tie_word_embeddings = is_tied  # peft asks the encoder's embedding, but T5Gemma's head is the decoder's
     return whole
+
+
+def _bound(config: Any, state: dict[str, torch.Tensor]) -> None:
+    """Lets peft build no larger matrices than the file has, and match no pattern that could take forever: where the
+    configuration chooses layers by a pattern, they are those of the file. UserError for what else it has of both."""
+    ranks = {name: len(tensor) for name, tensor in state.items() if re.search(r"\.lora_(embedding_)?A\b", name)}
+    rank, most = max([config.r, *config.rank_pattern.values()]), max(ranks.values(), default=1024)
+    if rank > most:
+        raise UserError(f"{CONFIG} has the rank {rank}, and the matrices of {WEIGHTS} at most {most}")
+    if isinstance(config.target_modules, str) and config.target_modules != "all-linear":
+        re.compile(config.target_modules)
+        config.target_modules = {name.partition(".lora_")[0].removeprefix(_BEFORE) for name in ranks}
+    lists = [config.rank_pattern, config.alpha_pattern, config.layers_pattern, config.exclude_modules]
+    patterns = [text for found in lists for text in ([found] if isinstance(found, str) else found or ())]
+    if slow := [text for text in patterns if not re.fullmatch(r"[\w.^$\\-]*", text)]:
+        raise UserError(f"{CONFIG} has the pattern {slow[0]!r:.80}: only names of layers are read there")
+    if config.layer_replication:
+        raise UserError(f"{CONFIG} has a layer_replication, which is not read")
 
 
 def load_merged(folder: str, read: Callable[[str], PreTrainedModel], merge: bool, flag: str) -> PreTrainedModel:

@@ -42,9 +42,13 @@ class Guard:
     def _refusal(self, scope: dict) -> tuple[int, str] | None:
         sent = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = sent.get("host", ""), sent.get("origin")
-        if not self.is_open and urlsplit(f"//{host}").hostname not in HERE:
+        try:
+            named, from_page = urlsplit(f"//{host}").hostname, urlsplit(origin or "").netloc
+        except ValueError:  # [::1
+            return 400, "the request names no host or origin"
+        if not self.is_open and named not in HERE:
             return 403, "this page is for its own machine: open it at the address that the script printed"
-        if not self.is_open and origin is not None and urlsplit(origin).netloc != host:
+        if not self.is_open and origin is not None and from_page != host:
             return 403, "a page of another origin may not ask this one"
         if scope["method"] in ("POST", "PUT", "PATCH"):
             if not sent.get("content-type", "application/json").startswith("application/json"):

@@ -1,13 +1,16 @@
 """The settings of `generate` that a checkpoint brings (generation_config.json): which apply, and which are removed."""
 
 import contextlib
+import copy
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+import torch
+from transformers import GenerationConfig, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from constants import CODE_ENTRIES
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
+from foundry.common.reports import first_line
 
 MOST_BEAMS = 1000
 # Settings that are removed: `generate` no longer supports them, or only with others, or they depend on the machine's
@@ -27,7 +30,16 @@ _NOT_FOLLOWED = (
     "cache_implementation",
     "cache_config",
     "prompt_lookup_num_tokens",
+    "token_healing",
+    "is_assistant",
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
 )
+# Settings that `generate` is not tried with, unless they have an odd value.
+_USUAL = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "max_length", "max_new_tokens")
+_USUAL += ("num_beams", "num_return_sequences", "do_sample", "transformers_version", "_from_model_config")
 # Settings that forbid, force or weigh single tokens. They suit the task that the checkpoint was trained for.
 TOKEN_RULES = (
     "suppress_tokens",
@@ -63,7 +75,7 @@ def complete(model: PreTrainedModel) -> None:
         if getattr(own, name) is None:
             setattr(own, name, getattr(model.config, name))
     for name in _NOT_FOLLOWED:
-        if getattr(own, name, None) not in (None, False, 0, 1):
+        if not name.startswith("output_") and getattr(own, name, None) not in (None, False, 0, 1):
             print_once(f"generation_config.json: {name} {getattr(own, name)} is ignored")
         setattr(own, name, None)
     for name in CODE_ENTRIES:
@@ -81,6 +93,25 @@ def _check(own: GenerationConfig, vocabulary: int) -> None:
         value = getattr(own, name, None)
         if strange := [number for number in _tokens(value) if not (isinstance(number, int) and number < vocabulary)]:
             raise UserError(f"generation_config.json: {name} has {strange[0]!r:.80}, which is no token of the model")
+    odd = {n: value for n, value in own.to_diff_dict().items() if n not in _USUAL or not isinstance(value, int | str)}
+    if odd:
+        _try(own, vocabulary, odd)
+
+
+def _try(own: GenerationConfig, vocabulary: int, odd: dict) -> None:
+    """UserError, which names the `odd` settings, if a small model cannot generate two tokens with all of its own."""
+    shape = dict(vocab_size=vocabulary, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+    search = {name: min(getattr(own, name) or 1, 2) for name in ("num_beams", "num_return_sequences")}
+    settings = copy.deepcopy(own)
+    settings.update(**search, max_length=None, max_new_tokens=2)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        try:
+            T5ForConditionalGeneration(T5Config(**shape)).eval().generate(torch.tensor([[0, 0]]), settings)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+            names = ", ".join(f"{name} {value!r:.80}" for name, value in odd.items())
+            raise UserError(
+                f"generation_config.json: {names}: cannot be generated with ({first_line(error)})"
+            ) from None
 
 
 def _tokens(value: Any) -> list:

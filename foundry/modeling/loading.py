@@ -63,12 +63,13 @@ def _check_sizes(config: dict) -> None:
 
 
 def _without_code(config: PreTrainedConfig, shown: str) -> PreTrainedConfig:
-    """The configuration and its parts without the entries that name code. UserError if it names an attention of the
-    Hub, which transformers would fetch and run."""
+    """The configuration and its parts without the entries that name code or the form of outputs. UserError if it names
+    an attention of the Hub, which transformers would fetch and run."""
     if "/" in str(attention := config._attn_implementation):
         raise UserError(f"{shown}: its config.json names the attention {attention}, which is code. Take it out there")
     for name in CODE_ENTRIES:
         vars(config).pop(name, None)
+    config.return_dict, config.output_hidden_states = True, False  # what a caller decides, and ours need
     for part in vars(config).values():
         if isinstance(part, PreTrainedConfig):
             _without_code(part, shown)

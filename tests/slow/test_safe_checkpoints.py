@@ -192,14 +192,34 @@ class TrustTest(TestCase):
         (dict(sequence_bias=[[[10**9], 1.0]]), "sequence_bias has 1000000000"),
         (dict(sequence_bias={"x": "y"}), "sequence_bias has 'x'"),
         (dict(eos_token_id="x"), "eos_token_id has 'x'"),
+        (dict(eos_token_id={}), "eos_token_id {}: cannot be generated with"),
+        (dict(bad_words_ids=[[-1]]), r"bad_words_ids \[\[-1\]\]: cannot be generated with"),
+        (dict(repetition_penalty=-1), "repetition_penalty -1: cannot be generated with"),
+        (dict(exponential_decay_length_penalty=[[5]]), "exponential_decay_length_penalty .*cannot be generated with"),
+        (dict(token_healing=True, is_assistant=True, output_hidden_states="x"), None),  # nothing of the answer's text
+        (dict(num_beams=4, repetition_penalty=1.5, no_repeat_ngram_size=3, length_penalty=0.6, min_length=5), None),
         (dict(suppress_tokens=[3], bad_words_ids=[[5, 6]], sequence_bias=[[[7], -1.0]], eos_token_id=[1, 2]), None),
     )
     def test_settings_of_generate_that_no_model_has(self, changes, message):
         create_model(build_config("tiny", 300)).save_pretrained(self.folder)
         (self.folder / "generation_config.json").write_text(json.dumps(changes))
         refused = self.assertRaisesRegex(UserError, message) if message else contextlib.nullcontext()
+        before = torch.random.get_rng_state()
         with refused:
-            load_model(str(self.folder))
+            model = load_model(str(self.folder))
+            model.generate(torch.tensor([[5, 6, 1]]), max_new_tokens=2)
+        if "do_sample" not in changes:
+            self.assertTrue(torch.equal(before, torch.random.get_rng_state()))  # training draws the same numbers
+
+    def test_the_form_of_outputs_is_not_the_file_s(self):
+        create_model(build_config("tiny", 300)).save_pretrained(self.folder)
+        path = self.folder / "config.json"
+        odd = {"return_dict": False, "output_hidden_states": True}
+        path.write_text(json.dumps(json.loads(path.read_text()) | odd))
+        model, ids = load_model(str(self.folder)), torch.tensor([[5, 6, 1]])
+        found = model(input_ids=ids, labels=ids)
+        self.assertEqual(found.logits.shape, (1, 3, 320))
+        self.assertIsNone(found.decoder_hidden_states)
 
     @parameterized.parameters(
         ({"arguments": [1]}, "arguments .1.: is none"),

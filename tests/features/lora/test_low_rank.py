@@ -254,6 +254,29 @@ class LowRankTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "lora: its LoRA matrices belong to .*base, and do not fit what"):
             load_model(str(self.folder / "lora"))
 
+    @parameterized.parameters(
+        (dict(target_modules="(?:(?:[a-zA-Z0-9._]+)+)+!"), None),  # a pattern: the layers of the file are taken
+        (dict(rank_pattern={"(.+)+(.+)+!": 4}), "adapter_config.json has the pattern '.*only names of layers are read"),
+        (dict(alpha_pattern={"(.+)+(.+)+!": 4}), "only names of layers are read"),
+        (dict(exclude_modules="(.+)+(.+)+!"), "only names of layers are read"),
+        (dict(layers_to_transform=[0], layers_pattern="(.+)+(.+)+!"), "only names of layers are read"),
+        (dict(r=10**6), "has the rank 1000000, and the matrices of adapter_model.safetensors at most 4"),
+        (dict(rank_pattern={"q": 10**6}), "has the rank 1000000"),
+        (dict(layer_replication=[[0, 10**6]]), "has a layer_replication"),
+    )
+    def test_settings_that_would_take_forever(self, changes, message):
+        trained = self.trained(self.base())
+        trained.save_pretrained(self.folder / "lora")
+        path = self.folder / "lora" / "adapter_config.json"
+        rows = dict(input_ids=torch.tensor([[5, 6, 1]]), labels=torch.tensor([[7, 1]]))
+        before = load_model(str(self.folder / "lora"))(**rows).loss
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        if message:
+            with self.assertRaisesRegex(UserError, message):
+                load_model(str(self.folder / "lora"))
+        else:
+            self.assertEqual(load_model(str(self.folder / "lora"))(**rows).loss, before)
+
     @parameterized.parameters(["a"], ["a", "b"], ["a", "b", "c"])
     def test_an_adapter_that_is_its_own_base(self, *names):
         folders = [self.folder / name for name in names]

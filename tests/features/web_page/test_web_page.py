@@ -234,6 +234,8 @@ class WebPageTest(parameterized.TestCase):
                 (call, texts, web | {"Origin": "https://evil.example"}, 403),
                 (call, texts, web | {"Origin": "null"}, 403),
                 (call, texts, web | {"Host": "evil.example"}, 403),
+                (call, texts, web | {"Host": "[::1"}, 400),
+                (call, texts, web | {"Origin": "http://[::1"}, 400),
                 ("/", None, {"Host": "evil.example:7860"}, 403),
                 ("/gradio_api/upload", upload, as_files, 415),
                 ("/gradio_api/upload", upload, as_files | {"Origin": f"http://{host}"}, 415),
