@@ -59,7 +59,7 @@ from foundry.features import Features, adapters, features_of
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from foundry.modeling.families import refuse_lacking
 from foundry.modeling.generation_settings import drop_idle_search
-from foundry.modeling.loading import load_config
+from foundry.modeling.loading import load_config, way_to_weights
 from foundry.publishing.exports import Original, compare, described, encode, pytorch_answers
 from foundry.publishing.records import first_entry, read_run, task_of
 from tasks.registry import eval_splits, source_text
@@ -124,9 +124,7 @@ def find_checkpoint(name: str) -> str:
         print_once(f"{name}: the run has not ended; taking its newest whole checkpoint, {newest}")
         return str(newest)
     raise UserError(
-        f"--model_name_or_path {name}: no weights there, and no whole checkpoint-*. Shards of "
-        "DeepSpeed are joined by `python -m deepspeed.utils.zero_to_fp32` (a script in the folder could be any "
-        "program), of FSDP by `accelerate merge-weights`"
+        f"--model_name_or_path {name}: no weights there, and no whole checkpoint-*; {way_to_weights(folder)}"
     )
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import os
 import sys
 import tempfile
 import typing
@@ -21,6 +20,7 @@ from transformers.utils import PaddingStrategy
 from benchmarks.measure import NotAvailableError, bare_tokenizer, compared, interleaved, timed
 from data_collator_t5 import T5DataCollator, noise_counts
 from foundry.arguments.text import PreTrainingDataArguments
+from foundry.common.processes import cores_here
 from foundry.common.reports import first_line
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import read_documents
@@ -158,7 +158,7 @@ def measure_tokenise(args: Namespace) -> dict:
     rows["peer"] = {"name": "peer", "what": "datasets.map(batched), then grouping in a second map", "ours": False}
 
     def ours(text: Path) -> None:
-        options = dict(validation_split_percentage=0.0, preprocessing_num_workers=os.cpu_count())
+        options = dict(validation_split_percentage=0.0, preprocessing_num_workers=cores_here())
         flags = PreTrainingDataArguments(data_cache_dir=str(text.with_name(f"ours{next(turn)}")), **options)
         source = Source("generated", "generated", [text], "text", size=text.stat().st_size)
         tokens = tokenised(flags, {"train": source}, tokenizer)["train"].tokens

@@ -28,7 +28,7 @@ from foundry.corpora.own_ids import has_ids, ids_tokenizer
 from foundry.corpora.preview import Shown, described_files, described_spread, evenly, files_read, spread
 from foundry.corpora.round_trip import Losses
 from foundry.corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
-from foundry.corpora.token_files import TokenFile, tokenised
+from foundry.corpora.token_files import ONE_DOCUMENT, TokenFile, tokenised
 from foundry.corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
 from foundry.model_t5 import flops_per_sequence
 from foundry.objectives.metrics import corpora_metrics
@@ -161,6 +161,9 @@ class Text:
         """How to get a longer validation text, for a message."""
         if self.args.validation_file:
             return "give a longer --validation_file"
+        train = self.files["train"]
+        if sum(file.documents for file in train) == 1 and train[0].text_bytes:
+            return f"{ONE_DOCUMENT}, or give --validation_file"
         held_out = "percentage" if self.args.validation_split_count is None else "count"
         return f"documents are held out whole; raise --validation_split_{held_out}, give --validation_file"
 

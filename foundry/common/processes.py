@@ -59,9 +59,14 @@ def processes_here() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if all_here else 1
 
 
+_CONTROL_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
 def cores_here() -> int:
-    """CPU cores that this process may use: SLURM and containers often give it only some of the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores that this process may use: SLURM and containers often give it only some of the machine's, or a quota of
+    their time, which counts as cores, rounded up."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, *_cores_of_quotas(*_CONTROL_GROUPS))
 
 
 def cores_of_a_process() -> int:
@@ -104,30 +109,51 @@ def free_memory() -> int:
     """Bytes of memory that are still available: of the machine's, or of what a container or SLURM's --mem allows."""
     import psutil  # a GPU machine may lack it
 
-    return min(psutil.virtual_memory().available, *_free_of_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
+    return min(psutil.virtual_memory().available, *_free_of_limits(*_CONTROL_GROUPS))
 
 
 def _free_of_limits(groups: Path, root: Path) -> list[int]:
     """Bytes left under each memory limit of this process's control groups (version 1 or 2) and of the groups above. The
     page cache does not count as used, since the kernel frees it when memory is needed."""
     free = [sys.maxsize]
+    for folder, version in _control_groups("memory", groups, root):
+        files, cache = ("memory.max", "memory.current"), "inactive_file"
+        if version == 1:
+            files, cache = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"
+        if (folder / files[0]).is_file():
+            limit, used = ((folder / name).read_text().strip() for name in files)
+            if limit != "max":
+                cached = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                free.append(max(0, int(limit) - int(used) + int(cached[1] if cached else 0)))
+    return free
+
+
+def _cores_of_quotas(groups: Path, root: Path) -> list[int]:
+    """Cores under each quota of CPU time of this process's control groups (version 1 or 2) and of the groups above:
+    microseconds of a period over the period, rounded up."""
+    cores = [sys.maxsize]
+    for folder, version in _control_groups("cpu", groups, root):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        files = [folder / name for name in names]
+        if files[0].is_file():
+            quota, period = (value for file in files for value in file.read_text().split())
+            if quota not in ("max", "-1"):
+                cores.append(-(-int(quota) // int(period)))
+    return cores
+
+
+def _control_groups(controller: str, groups: Path, root: Path) -> Iterator[tuple[Path, int]]:
+    """(folder, version) of this process's control groups of a controller and of the groups above. groups: a copy of
+    /proc/self/cgroup; root: of the folders."""
     for line in groups.read_text().splitlines() if groups.is_file() else ():
         _, controllers, path = line.split(":", maxsplit=2)
-        if controllers == "":  # version 2: all controllers in one tree
-            top, files, cache = root, ("memory.max", "memory.current"), "inactive_file"
-        elif "memory" in controllers.split(","):
-            top, cache = root / "memory", "total_inactive_file"
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        top = root / controller if controllers else root  # version 2 has all controllers in one tree
         group = top / path.lstrip("/")
         for folder in (group, *group.parents):
-            if folder.is_relative_to(top) and (folder / files[0]).is_file():
-                limit, used = ((folder / name).read_text().strip() for name in files)
-                if limit != "max":
-                    cached = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
-                    free.append(max(0, int(limit) - int(used) + int(cached[1] if cached else 0)))
-    return free
+            if folder.is_relative_to(top):
+                yield folder, 1 if controllers else 2
 
 
 def lacks_compiler(variable: str, *names: str) -> str | None:
@@ -291,6 +317,8 @@ def prepare_process() -> None:
         if "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1":
             # `accelerate launch` gives a process one thread by default, but here it may use its cores.
             torch.set_num_threads(cores_of_a_process())
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores_here():
+        torch.set_num_threads(cores_here())  # torch does not know a container's quota
     if "ACCELERATE_USE_CPU" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         end_with_parent()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from constants import VERSION
 from foundry.common.errors import UserError
-from foundry.common.processes import BOLD, Painted, is_first_process, one_line, print_once, say
+from foundry.common.processes import BOLD, Painted, cores_here, is_first_process, one_line, print_once, say
 
 if TYPE_CHECKING:
     import torch
@@ -380,7 +380,7 @@ def environment_record() -> dict:
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": versions,
         "git": {"commit": commit, "dirty": None if changes is None else bool(changes)},
-        "hardware": {"cpus": os.cpu_count(), "gpus": gpus, "gpu_name": gpu_name},
+        "hardware": {"cpus": cores_here(), "gpus": gpus, "gpu_name": gpu_name},
     }
 
 

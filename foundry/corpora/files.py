@@ -92,6 +92,7 @@ def _named(flag: str, text: str, suffixes: tuple[str, ...]) -> FoundFiles:
         raise UserError(
             f"{flag} {text}: no such file, and no folder or pattern with {' '.join(suffixes)} files"
             + (f"; {found}" if found else "")
+            + (f". Arrays of ids are named by a pattern: {text.rstrip('/')}/*.npy" if ".npy" in found else "")
         )
     return files
 
@@ -299,7 +300,8 @@ def check_files(flag: str, files: Sequence[Path], binary: Collection[str] = (".p
             head = stream.read(SNIFFED)
         # A file that its name calls text may have a stray NUL byte.
         if problem := _not_text(head, nul_share=0.01 if data_suffix(file) in TEXT_SUFFIXES else 0.0):
-            raise UserError(f"{flag} {file}: {problem}")
+            is_bin = data_suffix(file) == ".bin"
+            raise UserError(f"{flag} {file}: {_IDS_IN_BIN if is_bin else problem}")
 
 
 def refuse_pointers(shown: str, files: Iterable[Path]) -> None:
@@ -317,10 +319,15 @@ def refuse_pointers(shown: str, files: Iterable[Path]) -> None:
 
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
+_IDS_IN_BIN = (
+    "binary data. Token ids, as nanoGPT and Megatron write them, are read from .npy: numpy.save('ids.npy', "
+    "numpy.fromfile(file, dtype)), dtype being that of their writer, often numpy.uint16"
+)
 _UTF_16 = "UTF-16 text: convert it to UTF-8 first"
 # First bytes, what stands somewhere after them -> the kind of file; only looked up if a file is not text.
 _SIGNATURES = {
     (b"%PDF", b""): "a PDF",
+    (b"PK\x03\x04", b".npy"): "numpy arrays in a zip archive (.npz): save each one as .npy",
     (b"PK\x03\x04", b"xl/"): "an Excel workbook: save its sheet as CSV (UTF-8)",
     (b"PK\x03\x04", b"word/"): "a Word document: save it as plain text (UTF-8)",
     (b"PK\x03\x04", b""): "a zip archive, or an Excel workbook: save its sheet as CSV (UTF-8)",

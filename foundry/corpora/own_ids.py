@@ -99,6 +99,11 @@ class ArrayDocuments(Sequence):
         try:
             array = np.load(path, mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:
+            if "Python objects" in str(error):  # of numpy.array([[5, 6], [7]], dtype=object)
+                raise UserError(
+                    f"{path}: holds Python objects, such as lists of different lengths. Write a parquet file with a "
+                    "column of lists, which --input_ids_column names"
+                ) from None
             raise UserError(f"{path}: cannot be read as an array ({error}). Save it again with numpy.save") from None
         if array.dtype.kind not in "iu":
             raise UserError(f"{path}: holds {array.dtype}; ids must be whole numbers")

@@ -33,6 +33,7 @@ TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
 LEAST_COPY = 50  # characters or ids of a document whose copies a stream leaves out: headings are no copies
+ONE_DOCUMENT = "the text is one document, which cannot be divided: write its parts on lines of a .txt"
 MOST_PLACES = 32  # documents whose places are kept, spread evenly over the file
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
 TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
@@ -215,8 +216,10 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
     """
     if count * 2 > total:
         raise UserError(
-            f"--validation_split_count {count}: the text has {total:,} documents, and at most half of "
-            "them can be held out"
+            f"--validation_split_count {count}: {ONE_DOCUMENT}"
+            if total == 1
+            else f"--validation_split_count {count}: the text has {total:,} documents, and at most half of them can be "
+            "held out"
         )
     held_out, blocks = set(), -(-count // HELD_OUT_NEIGHBOURS)  # numbers of documents: each block ends its share of all
     for block in range(blocks):

@@ -137,8 +137,10 @@ def train_tokenizer(
         reason = str(error).split("] ")[-1]
         if most := re.search(r"set it to a value <= (\d+)", str(error)):
             tokens = int(most[1]) + NUM_SENTINELS
-            less = f"--vocab_size {tokens} or less, or " * (tokens >= LEAST_VOCAB_SIZE)
-            reason = f"it is enough for {tokens} tokens; give {less}more text"
+            less = f"--vocab_size {tokens} or less"
+            if tokens < LEAST_VOCAB_SIZE:  # such as amino acids with spaces between them; bytes take tokens too
+                less = f"--byte_fallback true with --vocab_size {tokens + BYTES} or less"
+            reason = f"it is enough for {tokens} tokens; give {less}, or more text"
         if least := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
             reason = f"its letters alone take {int(least[1]) + NUM_SENTINELS}"
         raise UserError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
@@ -361,6 +363,8 @@ def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
     path = Path(name_or_path)
     if path.is_file() and path.suffix == ".model":
         return {MODELS[0]: path}
+    if path.is_file() and path.name in OTHER_VOCABULARIES:
+        return {path.name: path}
     if path.is_file():
         return {name: path.parent / name for name in CONFIGS if (path.parent / name).is_file()} | {RULES: path}
     names = (RULES, *MODELS, *OTHER_VOCABULARIES, *CONFIGS)
@@ -467,7 +471,7 @@ def _loaded(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple)
         _check_rules(content, shown)
         tokenizer = _of_rules(content, files, model.special_pieces())
     else:
-        tokenizer = _of_class(files, name_or_path)
+        tokenizer = _of_class(files, name_or_path) if model else _of_vocabulary(files, name_or_path, shown)
     if model:
         texts = model.probe_texts()
         check_same_ids(texts, _plain_ids(tokenizer, texts), model.encode(texts), f"{shown} ({model.described})")
@@ -549,6 +553,26 @@ def _tokens_of_config(files: dict[str, Path], tokenizer: PreTrainedTokenizerBase
         for role, number in ids.items()
         if isinstance(number, int) and 0 <= number < len(tokenizer)
     }
+
+
+def _of_vocabulary(files: dict[str, Path], name_or_path: str, shown: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of the class that the files name, which reads their vocab.json or vocab.txt. UserError if none
+    does: such a list does not say how a text is cut into its tokens, and T5's class makes an empty vocabulary of it."""
+    name = next((name for name in OTHER_VOCABULARIES if name in files), None)
+    if not name:
+        return _of_class(files, name_or_path)
+    tokenizer = None
+    if not Path(name_or_path).is_file():
+        with contextlib.suppress(OSError, ValueError):
+            tokenizer = _of_class(files, name_or_path)
+    text = files[name].read_text(encoding="utf-8")
+    tokens = set(json.loads(text) if name == "vocab.json" else text.splitlines())
+    if tokenizer is None or len(tokens & tokenizer.get_vocab().keys()) * 2 < len(tokens):
+        raise UserError(
+            f"{shown}: its {name} does not say how a text is cut into its {len(tokens):,} tokens. If it is a BPE of "
+            "bytes, write them: tokenizers.ByteLevelBPETokenizer('vocab.json', 'merges.txt').save('tokenizer.json')"
+        )
+    return tokenizer
 
 
 def _of_class(files: dict[str, Path], name_or_path: str) -> PreTrainedTokenizerBase:

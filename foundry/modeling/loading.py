@@ -23,6 +23,19 @@ from foundry.features import adapters
 MOST = {"layers": 1000, "num_labels": 2**20}  # {end of a name in config.json: its largest value}
 # What transformers and peft raise for values that are not of their kind.
 ODD_JSON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, StrictDataclassError)
+_FSDP = "shards of FSDP are joined by `accelerate merge-weights`"
+_FOR_ANSWERS = "is for answers alone: name the checkpoint that it was exported from"
+_OTHER_TOOLS = {  # pattern of files in a folder: the way from there to weights
+    "**/*_model_states.pt": "shards of DeepSpeed are joined by `python -m deepspeed.utils.zero_to_fp32` (a script in "
+    "the folder could be any program)",
+    "**/*.distcp": _FSDP,
+    "pytorch_model_fsdp*": _FSDP,
+    "*.msgpack": "transformers 4 converts weights of Flax, with from_flax=True",
+    "*.h5": "transformers 4 converts weights of TensorFlow, with from_tf=True",
+    "**/*.onnx": f"ONNX {_FOR_ANSWERS}",
+    "**/openvino*.xml": f"OpenVINO {_FOR_ANSWERS}",
+    "*.gguf": f"GGUF {_FOR_ANSWERS}",
+}
 NO_MODEL = "not a folder or Hub name with a model"
 _WRAPPED = r"^(?:(?:_orig_mod|module)\.)+"  # what torch.compile and DDP put before the names of a model's tensors
 
@@ -76,6 +89,12 @@ def _without_code(config: PreTrainedConfig, shown: str) -> PreTrainedConfig:
     return config
 
 
+def way_to_weights(folder: Path) -> str:
+    """What to do with a folder that has no weights of transformers, by the files that are there."""
+    found = [advice for pattern, advice in _OTHER_TOOLS.items() if any(folder.glob(pattern))]
+    return found[0] if found else "name a folder that save_pretrained wrote"
+
+
 @contextlib.contextmanager
 def reading_weights(shown: str, place: str) -> Iterator[None]:
     """Turns any failure to read the weights of a folder or Hub name into a UserError that begins with `shown`: a flag
@@ -92,7 +111,7 @@ def reading_weights(shown: str, place: str) -> Iterator[None]:
     except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         reason = code_of_pickle(error) or first_line(error)
         if "file named" in reason:
-            reason += "; transformers 4 converts weights of Flax or TensorFlow, with from_flax=True or from_tf=True"
+            reason += f"; {way_to_weights(Path(place))}"
         raise UserError(f"{shown}: its weights cannot be read ({reason})") from None
     except ODD_JSON as error:  # of its configurations, which transformers checks as it loads the model
         if isinstance(error, UserError):

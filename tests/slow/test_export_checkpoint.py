@@ -218,9 +218,7 @@ class BadInputTest(TestCase):
         (
             "no_weights",
             ["--model_name_or_path", "{folder}/fsdp"],
-            "--model_name_or_path .*fsdp: no weights there, .*"
-            "Shards of DeepSpeed are joined by `python -m deepspeed.utils.zero_to_fp32` .*, "
-            "of FSDP by `accelerate merge-weights`",
+            "--model_name_or_path .*fsdp: no weights there, .*shards of FSDP are joined by `accelerate merge-weights`",
         ),
         ("no_tokenizer", ["--model_name_or_path", "{folder}/bare"], "no tokenizer in .*bare or above it"),
         ("no_config", ["--model_name_or_path", "{folder}/bare", "--tokenizer_name", "{good}/tokenizer"], "bare"),

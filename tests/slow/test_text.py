@@ -172,12 +172,17 @@ class CachedTextTest(TestCase):
             dict(validation_split_count=1, input_seq_length=400),
             "raise --validation_split_count, give --validation_file",
         ),
+        (dict(train_file=True), "the text is one document, which cannot be divided: .* or give --validation_file, or"),
+        (dict(train_file=True, validation_split_count=1), "_count 1: the text is one document, which cannot be div"),
         (dict(validation_file=True), "tokens: give a longer --validation_file, or"),
     )
     def test_too_little_held_out_text_names_the_flag_that_is_given(self, held_out, message):
         if "validation_file" in held_out:
             (self.folder / "short.txt").write_text("Short.\n")
             held_out = dict(validation_file=[str(self.folder / "short.txt")])
+        if "train_file" in held_out:
+            (self.folder / "one.txt").write_text(" ".join(lines(1)))
+            held_out |= dict(train_file=[str(self.folder / "one.txt")])
         with self.assertRaisesRegex(ValueError, message):
             self.open(self.flags("file", **held_out))
 

@@ -14,6 +14,8 @@ import itertools
 import json
 import lzma
 import os
+import random
+import re
 import shutil
 import tempfile
 import time
@@ -59,6 +61,13 @@ from foundry.training.row_order import RowOrderTrainer
 from tools import installed_docs
 
 VOCAB_SIZE = 900
+
+
+def _npz(**arrays: np.ndarray) -> bytes:
+    np.savez(buffer := io.BytesIO(), **arrays)
+    return buffer.getvalue()
+
+
 COMPRESS = {
     "": lambda data: data,
     ".gz": gzip.compress,
@@ -398,6 +407,7 @@ class FoundFilesTest(TestCase):
         ("feather", "a", b"ARROW1\0\0", "an Arrow .Feather. file: save it as .parquet"),
         ("saved", "data-00000-of-00001.arrow", b"\xff\xff\xff\xff\x10\0", "name its folder with --hub_dataset"),
         ("xlsx", "a.csv", b"PK\x03\x04\x14\0 xl/workbook.xml", "an Excel workbook: save its sheet as CSV"),
+        ("npz", "a.npz", _npz(a=np.arange(5)), "numpy arrays in a zip archive ..npz.: save each one as .npy"),
         ("docx", "a.txt", b"PK\x03\x04\x14\0 word/document.xml", "a Word document"),
         ("gzip", "a", gzip.compress(b"x"), "gzip data: name it .gz"),
         ("bzip2", "a", bz2.compress(b"x" * 99), "bzip2 data: name it .bz2"),
@@ -410,6 +420,15 @@ class FoundFilesTest(TestCase):
         self.write(name, content)
         with self.assertRaisesRegex(UserError, f"--train_file .*{name}: looks like .*{message}"):
             self.found(name)
+
+    def test_ids_that_are_no_text(self):
+        self.write("a.bin", np.arange(300, dtype=np.uint16).tobytes())
+        with self.assertRaisesRegex(UserError, "a.bin: binary data. .*numpy.save.'ids.npy', numpy.fromfile"):
+            self.found("a.bin")
+        (self.folder / "ids").mkdir()
+        self.write("ids/a.npy", b"\x93NUMPY")
+        with self.assertRaisesRegex(UserError, "1 left out .another suffix.: a.npy. .* by a pattern: .*/ids/[*].npy$"):
+            self.found("ids")
 
     @parameterized.parameters("a.jsonl", "a.parquet", "a.txt", "*")
     def test_pointers_of_git_lfs(self, name):
@@ -763,11 +782,22 @@ class TokenizerTest(TestCase):
         self.assertTrue(any(piece != piece.lower() for piece in pieces))
 
     def test_too_little_text(self):
-        too_few = "--vocab_size 5000: .*this text: it is enough for 112 tokens; give more text"
+        too_few = "--vocab_size 5000: .*it is enough for 112 tokens; give --byte_fallback true .* 368 or less, or more"
         with self.assertRaisesRegex(ValueError, too_few):
             train_tokenizer(["short text"] * 5, self.folder, 5_000)
         with self.assertRaisesRegex(ValueError, "there is no text to train a tokenizer on"):
             train_tokenizer(["", " \n "], self.folder, 400)
+
+    def test_the_advice_for_letters_apart(self):
+        """Proteins with spaces between their amino acids: what the message names works."""
+        text = [" ".join(random.Random(n).choices("ACDEFGHIKLMNPQRSTVWY", k=80)) for n in range(50)]
+        with self.assertRaises(UserError) as caught:
+            train_tokenizer(text, self.folder, 1_000)
+        size = int(re.search(r"--byte_fallback true with --vocab_size (\d+) or less", str(caught.exception))[1])
+        train_tokenizer(text, self.folder, size, byte_fallback=True)
+        tokenizer = load_tokenizer(str(self.folder))
+        self.assertLen(tokenizer, size)
+        self.assertEqual(tokenizer.decode(tokenizer(text[0])["input_ids"][:-1]), text[0])
 
     def test_tokenizer_for_is_cached_by_text_and_size(self):
         source = find_sources(self.arguments(self.write("a.txt", "\n".join(LINES))))["train"]

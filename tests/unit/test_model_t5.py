@@ -450,6 +450,25 @@ class LoadingTest(ModelTest):
                 load_model(folder)
             (self.folder / name).unlink()
 
+    @parameterized.parameters(
+        (
+            "global_step9/mp_rank_00_model_states.pt",
+            "shards of DeepSpeed are joined by `python -m deepspeed.utils.zero_to_fp32`",
+        ),
+        ("pytorch_model_fsdp_0/__0_0.distcp", "shards of FSDP are joined by `accelerate merge-weights`"),
+        ("flax_model.msgpack", "transformers 4 converts weights of Flax, with from_flax=True"),
+        ("tf_model.h5", "transformers 4 converts weights of TensorFlow, with from_tf=True"),
+        ("onnx/encoder_model.onnx", "ONNX is for answers alone: name the checkpoint that it was exported from"),
+        ("README.md", "name a folder that save_pretrained wrote"),
+    )
+    def test_the_way_from_a_folder_of_another_tool(self, name, advice):
+        folder = write_checkpoint(self.folder, V1_1, {})
+        (self.folder / "pytorch_model.bin").unlink(missing_ok=True)
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).touch()
+        with self.assertRaisesRegex(UserError, f"--model_name_or_path .*its weights cannot be read .*; {advice}"):
+            load_model(folder)
+
     def test_another_architecture_is_refused(self):
         BertConfig(num_hidden_layers=1).save_pretrained(self.folder)
         for function, flag in ((build_config, "--config_name"), (load_model, "--model_name_or_path")):

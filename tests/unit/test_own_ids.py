@@ -199,6 +199,7 @@ class VocabularyTest(TestCase):
 class RefusedTest(TestCase):
     @parameterized.named_parameters(
         ("npy_floats", "a.npy", np.array([0.5]), {}, "a.npy: holds float64; ids must be whole"),
+        ("npy_lists", "a.npy", np.array([[5, 6], [7]], object), {}, "a.npy: holds Python objects.*--input_ids_column"),
         ("npy_cube", "a.npy", np.zeros((2, 2, 2), int), {}, r"has the shape \(2, 2, 2\); ids must be a"),
         ("no_column", "*", ROWS, {}, "--input_ids_column must name the column"),
         ("json_column", "a.jsonl", ROWS, dict(input_ids_column="tokens"), "row 1: no column tokens; available: ids"),

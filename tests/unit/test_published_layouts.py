@@ -105,6 +105,28 @@ class RulesTest(parameterized.TestCase):
         self.write("config.json", model_type="t5", tokenizer_class="ByT5Tokenizer")
         self.assertIsInstance(load_tokenizer(str(self.folder)), ByT5Tokenizer)
 
+    @parameterized.parameters("", "/vocab.json")
+    def test_a_vocabulary_without_rules_is_refused_by_name(self, name):
+        """transformers makes T5's empty vocabulary of 104 tokens of it. What the message names works."""
+        self.write("config.json", model_type="t5", pad_token_id=0, eos_token_id=1)
+        rules = bytes_rules()
+        rules.model.save(str(self.folder))
+        with self.assertRaisesRegex(UserError, "its vocab.json does not say how .*ByteLevelBPETokenizer"):
+            load_tokenizer(f"{self.folder}{name}")
+        files = [str(self.folder / file) for file in ("vocab.json", "merges.txt")]
+        ByteLevelBPETokenizer(*files).save(str(self.folder / "tokenizer.json"))
+        wanted = [encoding.ids for encoding in rules.encode_batch(TEXTS, add_special_tokens=False)]
+        self.assertEqual(load_tokenizer(str(self.folder))(TEXTS, add_special_tokens=False)["input_ids"], wanted)
+
+    def test_a_vocabulary_of_a_class_that_is_named(self):
+        """CodeT5's."""
+        rules = bytes_rules()
+        rules.model.save(str(self.folder))
+        names = dict(eos_token="</s>", pad_token="<pad>", unk_token="<unk>", bos_token="</s>")
+        self.write("tokenizer_config.json", tokenizer_class="RobertaTokenizer", **names)
+        wanted = [encoding.ids for encoding in rules.encode_batch(TEXTS, add_special_tokens=False)]
+        self.assertEqual(load_tokenizer(str(self.folder))(TEXTS, add_special_tokens=False)["input_ids"], wanted)
+
     def test_an_adapters_folder_has_the_tokenizer_of_its_base(self):
         zoo._write_umt5_tokenizer(self.folder)
         (self.folder / "adapter").mkdir()

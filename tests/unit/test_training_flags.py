@@ -121,6 +121,38 @@ class FlagsTest(parameterized.TestCase):
         (self.folder / "groups").write_text(group + "\n")
         self.assertEqual(processes._free_of_limits(self.folder / "groups", self.folder), expected)
 
+    @parameterized.parameters(
+        # version, its group, its quota and period, those of the group above -> cores
+        ("2", "0::/pod/box", "150000 100000", "max 100000", 2),
+        ("2", "0::/pod/box", "max 100000", "300000 100000", 3),
+        ("2", "0::/pod/box", "20000 100000", "400000 100000", 1),
+        ("2", "0::/pod/box", "max 100000", "max 100000", 6),
+        ("1", "0::/\n3:cpu,cpuacct:/pod/box", "-1 100000", "250000 100000", 3),
+        ("1", "7:cpuset:/\n3:cpu,cpuacct:/not/seen/in/a/container", "", "50000 25000", 2),
+    )
+    def test_cores_that_a_container_allows(self, version, groups, own, above, expected):
+        top = self.folder if version == "2" else self.folder / "cpu"
+        shown = "" if "not/seen" in groups else "pod"
+        for folder, quota in ((f"{shown}/box", own), (shown, above)):
+            folder = top / folder.lstrip("/")
+            folder.mkdir(parents=True, exist_ok=True)
+            names = ["cpu.max"] if version == "2" else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            for name, text in zip(names, [quota] if version == "2" else quota.split(), strict=False):
+                (folder / name).write_text(f"{text}\n")
+        (self.folder / "groups").write_text(groups + "\n")
+        with (
+            mock.patch.object(processes, "_CONTROL_GROUPS", (self.folder / "groups", self.folder)),
+            mock.patch.object(os, "sched_getaffinity", lambda _: range(6)),
+            mock.patch.object(torch, "get_num_threads", lambda: 6),
+            mock.patch.object(torch, "set_num_threads") as set_threads,
+            mock.patch.dict(os.environ),
+            mock.patch("resource.setrlimit"),
+        ):
+            os.environ.pop("OMP_NUM_THREADS", None)
+            self.assertEqual(processes.cores_here(), expected)
+            processes.prepare_process()
+        self.assertEqual([call.args[0] for call in set_threads.call_args_list], [expected] * (expected < 6))
+
     @parameterized.parameters("fp16", "fp8")
     def test_a_precision_of_accelerate_that_t5_cannot_have(self, asked):
         wrong = self.assertRaisesRegex(ValueError, f"accelerate's mixed_precision {asked}: .*; make it bf16 or no")
