@@ -1,4 +1,4 @@
-# make demo   set up (without extras), then: tokenizer, pre-training and fine-tuning on built-in English, ending in a table and a picture
+# make demo   set up (without extras), then: tokenizer, pre-training and fine-tuning on built-in English, ending in three numbers and a picture
 # make check  set up, then: lint, format check and the unit tests
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
 # make test-launchers   set up, then: every launcher x sharding x script on two processes

@@ -7,7 +7,9 @@ same model from scratch, and a picture of both.
     python -m tools.demo --seeds 1 2 3      # three, and their deviation
 
 The runs are those of recipes/pre_train_installed_docs.yaml and recipes/fine_tune_installed_docs.yaml. Each is a fork of
-this process, which has imported the libraries once. Linux and macOS.
+this process, which has imported the libraries once. Linux and macOS. The picture has the curve of the pre-training and
+the accuracy of both fine-tunings: their losses would not show what pre-training gives, since the model that is right
+more often is here also the surer one where it is wrong.
 """
 
 import argparse
@@ -24,8 +26,9 @@ from foundry.common.processes import say
 ROOT = Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")
 RECIPE = "recipes/pre_train_installed_docs.yaml"
-CSV = "--train_file examples/messages.csv --source_column message --target_column queue --target_type class "
-CSV += "--validation_split_percentage 20 --learning_rate 1e-2 --num_train_epochs 20"
+CSV = "--train_file examples/messages.csv --validation_file examples/held_out_messages.csv "
+CSV += "--source_column message --target_column queue --target_type class "
+CSV += "--learning_rate 1e-2 --num_train_epochs 10"
 LABELS = {"fine_tuned": "pre-trained", "from_scratch": "from scratch"}  # {beginning of a folder's name: of a curve}
 
 
@@ -81,6 +84,35 @@ def finish(*processes: Any) -> None:
         raise SystemExit(code)
 
 
+def draw(out: Path, folders: dict[str, list[Path]]) -> Any:
+    """Draws the loss of the pre-training and the accuracy of the fine-tunings to demo.png; returns the Figure.
+
+    folders: {beginning of their names: those of the fine-tunings}.
+    """
+    from foundry.common.curves import COLOURS, EVALUATION, LINES, TRAINING, curve, new_figure, save_figure
+    from foundry.common.reports import read_metrics
+
+    figure, (left, right) = new_figure(11.5, 4.3, 1, 2)
+    lines = read_metrics(out / "pre_train" / "metrics.jsonl")
+    left.plot(*curve(lines, "step", "loss"), color=COLOURS[0], label="text that it learns from", **TRAINING)
+    left.plot(*curve(lines, "step", "eval_loss"), color=COLOURS[0], label="held-out text", **EVALUATION)
+    left.set_title("pre-training: loss", loc="left", fontsize=11, fontweight="bold")
+    for number, (name, label) in enumerate(LABELS.items()):
+        for seed, folder in enumerate(folders[name]):
+            points = curve(read_metrics(folder / "metrics.jsonl"), "step", "eval_accuracy")
+            look = dict(color=COLOURS[number], linestyle=LINES[number], label=None if seed else label)
+            right.plot(*points, **look, **EVALUATION)
+    right.axhline(0.1, color="0.5", linewidth=1, label="by chance")
+    right.set_ylim(bottom=0)
+    right.set_title("fine-tuning on 300 paragraphs: accuracy", loc="left", fontsize=11, fontweight="bold")
+    for panel in (left, right):
+        panel.set_xlabel("step")
+        panel.legend(frameon=False, fontsize=9)
+        panel.grid(axis="y", color="0.9", linewidth=0.8)
+    save_figure(figure, out / "demo.png")
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("out/demo"), help="folder of the runs (out/demo)")
@@ -88,10 +120,10 @@ def main() -> None:
     args = parser.parse_args()
     began = time.monotonic()
     say("importing torch and transformers: at first, Python compiles them")
-    for script in ("pre_train_t5", "fine_tune_t5", "tools.plot_runs"):
+    for script in ("pre_train_t5", "fine_tune_t5"):
         importlib.import_module(script)
     from foundry.common.command_line import read_yaml
-    from foundry.common.reports import human_time, read_json
+    from foundry.common.reports import human_time, mean_and_deviation, read_json
 
     steps = read_yaml(RECIPE)["max_steps"]
     with FORK.Pool(1) as pool:  # threads of torch in this process would be missing in its forks
@@ -112,15 +144,14 @@ def main() -> None:
         tuned = f"{command} --model_name_or_path {out}/pre_train --output_dir {out}/fine_tuned_{seed}"
         finish(start("fine_tune_t5", tuned, 1), scratch)
     folders = {name: [out / f"{name}_{seed}" for seed in args.seeds] for name in ("fine_tuned", "from_scratch")}
-    runs = [f"{label}={','.join(map(str, folders[name]))}" for name, label in LABELS.items()]
-    importlib.import_module("tools.plot_runs").main([*runs, "--metric", "accuracy", "--output", str(out / "demo.png")])
+    draw(out, folders)
     loss = read_json(out / "pre_train" / "all_results.json")["eval_loss"]
     shares = {n: [read_json(f / "all_results.json")["eval_accuracy"] for f in folders[n]] for n in LABELS}
-    tuned, scratch = (f"{100 * sum(values) / len(values):.1f} %" for values in shares.values())
+    tuned, scratch = (mean_and_deviation([100 * v for v in values], "{:.1f}") + " %" for values in shares.values())
     python, model = os.path.relpath(sys.executable), f"--model_name_or_path {out}/pre_train"
     say(
         *f"""
-took {human_time(time.monotonic() - began)}; the picture: {out}/demo.png (of the pre-training: {out}/pre_train/loss.png)
+took {human_time(time.monotonic() - began)}; the picture: {out}/demo.png
 held-out loss of the pre-training {loss:.2f}; accuracy after it {tuned}, from scratch {scratch}, by chance 10 %
 next:
   {python} evaluate_t5.py --interactive {model}

@@ -44,7 +44,7 @@ class NotebookTest(absltest.TestCase):
         self.assertTrue((output / "loss.png").is_file())
         self.assertIsNone(code, out[-500:])
         self.assertEqual(Path.cwd(), ROOT)
-        self.assertIn("200 pairs", out)
+        self.assertIn("800 pairs", out)
         written = json.loads((output / "all_results.json").read_text())
         self.assertEqual(written["eval_loss"], names["results"]["eval_loss"])
         self.assertIn("eval_accuracy", names["results"])  # the queues are classes

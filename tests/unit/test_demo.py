@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
+import numpy as np
 from absl.testing import absltest
 
 import evaluate_t5
@@ -15,15 +17,15 @@ import fine_tune_t5
 import pre_train_t5
 import predict_t5
 from foundry.common.command_line import parse_arguments
-from tools import demo, plot_runs
+from tools import demo
 
 CLASSES = {"pre_train_t5": pre_train_t5.FLAGS, "fine_tune_t5": fine_tune_t5.FLAGS}
 CLASSES |= {"evaluate_t5": evaluate_t5.DATACLASSES, "predict_t5": predict_t5.DATACLASSES}
 
 
 class DemoTest(absltest.TestCase):
-    def run_demo(self, *argv: str) -> tuple[list[tuple], str, mock.Mock]:
-        """(script, flags, threads and log of each run, what is printed, the call of plot_runs). No run is made: the
+    def run_demo(self, *argv: str) -> tuple[list[tuple], str, Any]:
+        """(script, flags, threads and log of each run, what is printed, the picture). No run is made: the
         pre-training has a loss of 3, a fine-tuning the accuracy that its seed says."""
         started = []
 
@@ -33,6 +35,8 @@ class DemoTest(absltest.TestCase):
             out.mkdir(parents=True, exist_ok=True)
             seed = int(words[words.index("--seed") + 1]) if "--seed" in words else 0
             accuracy = seed / 10 - ("from_scratch" in out.name) * 0.05
+            evaluated = dict(step=80, eval_loss=3.0, eval_accuracy=accuracy)
+            (out / "metrics.jsonl").write_text(json.dumps(dict(step=40, loss=4.0)) + "\n" + json.dumps(evaluated))
             (out / "all_results.json").write_text(json.dumps(dict(eval_loss=3.0, eval_accuracy=accuracy)))
             started.append((script, words, threads, log))
 
@@ -42,12 +46,12 @@ class DemoTest(absltest.TestCase):
             mock.patch.object(demo, "start", start),
             mock.patch.object(demo, "finish"),
             mock.patch.object(demo, "FORK", SimpleNamespace(Pool=pool)),
-            mock.patch.object(plot_runs, "main") as plotted,
+            mock.patch.object(demo, "draw", wraps=demo.draw) as drawn,
             mock.patch("sys.argv", ["demo", "--output", str(self.folder), *argv]),
             contextlib.redirect_stdout(io.StringIO()) as printed,
         ):
             demo.main()
-        return started, printed.getvalue(), plotted
+        return started, printed.getvalue(), demo.draw(*drawn.call_args.args)
 
     def test_commands_are_those_of_the_scripts(self):
         started, printed, _ = self.run_demo()
@@ -61,12 +65,15 @@ class DemoTest(absltest.TestCase):
             self.assertLen(parse_arguments(CLASSES[name], words), len(CLASSES[name]), (name, words))
 
     def test_numbers_are_those_of_the_runs(self):
-        started, printed, plotted = self.run_demo("--seeds", "1", "2")
+        started, printed, figure = self.run_demo("--seeds", "1", "2")
         self.assertIn("1,400 steps of pre-training, takes about 2 min 20 s", printed)
-        self.assertIn("loss of the pre-training 3.00; accuracy after it 15.0 %, from scratch 10.0 %", printed)
+        self.assertIn(
+            "loss of the pre-training 3.00; accuracy after it 15.0 ± 7.1 %, from scratch 10.0 ± 7.1 %", printed
+        )
         self.assertEqual([words[words.index("--seed") + 1] for _, words, *_ in started[1:]], ["1", "1", "2", "2"])
-        folders = plotted.call_args.args[0]
-        self.assertEqual(folders[0], f"pre-trained={self.folder}/fine_tuned_1,{self.folder}/fine_tuned_2")
+        left, right = ([line.get_ydata()[-1] for line in panel.lines] for panel in figure.axes)
+        self.assertEqual(left, [4.0, 3.0])  # of the pre-training, in training and held out
+        np.testing.assert_allclose(right, [0.1, 0.2, 0.05, 0.15, 0.1])  # two seeds of each, and chance
 
 
 if __name__ == "__main__":
