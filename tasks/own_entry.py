@@ -13,7 +13,7 @@ from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, expand_files
 from foundry.corpora.reading import first_line
-from tasks.registry import as_list, number_of
+from tasks.registry import as_list, found_labels
 from tasks.rows import SplitReader, pieces_of, single_answer
 
 # {field of another toolkit: ours}
@@ -82,28 +82,24 @@ def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
 
 
 def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
-    """The values of the target column, sorted, numbers by size. UserError if they look like free texts, or one is empty
+    """The `found_labels` of the target column. UserError if they look like free texts, or one is empty
     (answers that are no label are "", and would count as this class)."""
     if not has_training_rows(args):
         raise UserError("--target_type class needs --labels where there are no training rows to find them in")
     rows = SplitReader(OWN, entry | dict(target_type="text"), args, "train")
     values = [single_answer(row[entry["target"]], entry["target"], "--target_type class") for row in rows]
-    texts = {str(value).strip() for value in values}
-    if len(texts) > max(10, len(values) // 2):
+    labels = found_labels(values)
+    if len(labels) > max(10, len(values) // 2):
         raise UserError(
-            f"--target_type class: {entry['target']} has {len(texts):,} different values in "
+            f"--target_type class: {entry['target']} has {len(labels):,} different values in "
             f"{len(values):,} rows; name the classes with --labels, or leave out --target_type class"
         )
-    if "" in texts:
+    if "" in labels:
         raise UserError(
             f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
             f"with --skip_rows_where {entry['target']}=, or write a label into them"
         )
-    numbers = {text: number_of(text) for text in sorted(texts)}
-    spelled = {text if number is None else number: text for text, number in numbers.items()}  # 1 and 1.0 are one class
-    if None in numbers.values():
-        return sorted(spelled.values())
-    return [spelled[number] for number in sorted(spelled)]
+    return labels
 
 
 # ---------------------------------------------------------------- entries for people

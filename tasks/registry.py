@@ -250,20 +250,58 @@ def target_text(name: str, task: dict, row: dict) -> str:
                 "with --skip_rows_where or the entry's skip_where"
             )
         return number_text(number, task.get("numbers", {}).get("step"))
-    labels, text = task["labels"], str(value).strip()
-    if text in labels:  # JSON's true is SuperGLUE's "True"
+    labels, text = task["labels"], value_text(value).strip()
+    if text in labels:
         return text
-    number, numbers = number_of(text), [number_of(label) for label in labels]
-    has_numbers = any(each is not None for each in numbers)
-    if number is not None and number in numbers:  # a 1 is the label "1.0"
-        return labels[numbers.index(number)]
+    number, has_numbers = number_of(text), any(number_of(label) is not None for label in labels)
     if not has_numbers and number in range(len(labels)):
         return labels[int(number)]
+    for label in labels:
+        if means(label, value) or _short_number(label) == _short_number(text):
+            return label
     nor = "" if has_numbers else f" nor an index below {len(labels)}"
     raise UserError(
         f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)}{nor}. Correct "
         "the row, or leave it out with --skip_rows_where or the entry's skip_where"
     )
+
+
+def value_text(value: object) -> str:
+    """What a value of a file is as text: "3.10" of a CSV file as it stands there, a number in its shortest form (3.1 ->
+    "3.1", 1.0 -> "1.0"), JSON's true as "True", as SuperGLUE's labels are."""
+    return str(value)
+
+
+def means(text: str, value: object) -> bool:
+    """Whether a label, or the value of a condition such as skip_where's, means this value of a file: a text itself
+    alone ("3.10", not "3.1"), a number in any form ("0" and "0.0" mean 0.0), "false" False."""
+    written = value_text(value)
+    if text.lower() in ("true", "false"):
+        return written.lower() == text.lower()
+    try:
+        return written == text or not isinstance(value, str) and Decimal(written) == Decimal(text)
+    except ArithmeticError:  # one of them is no number
+        return False
+
+
+def _short_number(text: str) -> float | str:
+    """The number of a text that is its shortest form, else the text: "1" and "1.0" -> 1.0, as files of other types
+    write the same number; "3.10" -> "3.10", "01" -> "01"."""
+    number = number_of(text)
+    return text if number is None or text not in (str(number), f"{number:.0f}") else number
+
+
+def found_labels(values: Iterable[object]) -> list[str]:
+    """The classes of these values, sorted, numbers by size: ["3.10", "3.1", "3.1"] -> ["3.1", "3.10"]. Numbers of
+    files that have types are one class with each other and with the texts of their shortest forms: [1, 1.0, "1"] ->
+    ["1"]."""
+    values = list(values)
+    texts = {value_text(value).strip() for value in values if isinstance(value, str | bool)}
+    numbers = {value for value in values if not isinstance(value, str | bool)} - set(map(_short_number, texts))
+    texts |= set(map(value_text, numbers))
+    if any(number_of(text) is None for text in texts):
+        return sorted(texts)
+    return sorted(texts, key=lambda text: (number_of(text), text))
 
 
 def number_of(text: str) -> float | None:

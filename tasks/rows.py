@@ -7,7 +7,6 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +46,7 @@ from tasks.registry import (
     columns_of,
     eval_splits,
     may_hide_answers,
+    means,
     numbers_of,
     preprocess_of,
     source_text,
@@ -355,16 +355,11 @@ def lacks_value(value: object) -> bool:
 
 
 def is_written(value: object, text: str) -> bool:
-    """Whether `text`, the value of a condition such as skip_where's, means this value of a row: "0" means 0.0, "false"
-    False, "" a missing or empty value."""
+    """Whether `text`, the value of a condition such as skip_where's, `means` this value of a row; "" means a missing or
+    empty one."""
     if lacks_value(value) or text == "":
         return text == "" and (lacks_value(value) or value == "")
-    if text.lower() in ("true", "false"):
-        return str(value).lower() == text.lower()
-    try:
-        return str(value) == text or Decimal(str(value)) == Decimal(text)
-    except ArithmeticError:  # one of them is no number
-        return False
+    return means(text, value)
 
 
 def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:

@@ -246,7 +246,8 @@ class ReadTest(TestCase):
     @parameterized.parameters(
         ("w=0", ["a"]),
         ("w=0.0", ["a"]),
-        ("w=2.50", ["b"]),
+        ("w=2.5", ["b"]),
+        ("w=2.50", []),  # a text is no number
         ("w=", ["c", "d"]),
         ("v=false", ["a", "b"]),
         ("v=True", ["c"]),
@@ -367,6 +368,42 @@ class ReadTest(TestCase):
         self.assertEqual([target for _, (target,) in rows][:4], ["1", "2", "3", "1"])
         (task,) = self.tasks(f"{flags} --target_type class")
         self.assertEqual(task.args.labels, ["1", "2", "3"])
+
+    @parameterized.parameters(
+        # (training file, its values, its classes, validation file, its values, its classes). Codes stay what they are.
+        ("csv", ["3.10", "3.1"], ["3.10", "3.1"], "csv", ["3.1", "3.10"], ["3.1", "3.10"]),
+        ("tsv", ["01882", "1882", "345.10"], ["01882", "1882", "345.10"], "jsonl", ["01882", 1882], ["01882", "1882"]),
+        ("csv", ["1", "0"], ["1", "0"], "jsonl", [1, 0.0], ["1", "0"]),
+        ("jsonl", [1, 1.0, "0"], ["1", "1", "0"], "csv", ["1", "0"], ["1", "0"]),
+        ("parquet", [1.0, 0.0, 0.3], ["1.0", "0.0", "0.3"], "csv", ["1", "0.0", "0.3"], ["1.0", "0.0", "0.3"]),
+        ("parquet", [True, False], ["True", "False"], "csv", ["true", "False"], ["True", "False"]),
+        ("jsonl", [2**53 + 1, 2**53], [f"{2**53 + 1}", f"{2**53}"], "csv", [2**53 + 1], [f"{2**53 + 1}"]),
+    )
+    def test_classes_are_texts(self, kind, values, read, other, held_out, held_out_read):
+        def write(name: str, values: list) -> str:
+            rows = [{"q": f"{name}{n}", "a": value} for n, value in enumerate(values * 20)]
+            if name.endswith("parquet"):
+                pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), name)
+            else:
+                separator = "," if name.endswith("csv") else "\t"
+                Path(name).write_text(lines(rows) if name.endswith("jsonl") else table(rows, separator))
+            return name
+
+        flags = f"--train_file {write(f'a.{kind}', values)} --validation_file {write(f'b.{other}', held_out)}"
+        flags += " --source_column q --target_column a --target_type class"
+        for named in ("", f" --labels {','.join(dict.fromkeys(read))}"):
+            self.assertEqual([target for _, (target,) in self.rows(flags + named)], read * 20)
+            self.assertEqual([target for _, (target,) in self.rows(flags + named, "validation")], held_out_read * 20)
+        left = self.rows([*(flags + named).split(), "--skip_rows_where", f"a={read[0]}"])
+        self.assertEqual([target for _, (target,) in left], [text for text in read if text != read[0]] * 20)
+
+    @parameterized.parameters("3.10", "03")
+    def test_a_text_that_is_no_class_is_not_taken_for_its_number(self, text):
+        Path("a.csv").write_text("q,a\nx,3.1\ny,3\n")
+        Path("b.csv").write_text(f"q,a\nx,{text}\n")
+        flags = "--train_file a.csv --validation_file b.csv --source_column q --target_column a --target_type class"
+        with self.assertRaisesRegex(UserError, f"b.csv, row 1: .* a is '{text}', which is none of the labels 3, 3.1"):
+            self.rows(flags, "validation")
 
     def test_rows_are_left_out(self):
         rows = self.rows(
