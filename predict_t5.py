@@ -69,7 +69,7 @@ class PredictionArguments:
     output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
     overwrite_output_file: bool = option(False, "Start again instead of resuming --output_file.")
     source_column: list[str] | None = option(None, "Columns of --input_file to read. Not set: the task's.")
-    source_prefix: str | None = option(None, "Put before each source. Not set: the task's.")
+    source_prefix: str | None = option(None, "Put before each source; '' for none. Not set: the task's.")
     dataset_name: str | None = option(None, "The task to do, if the checkpoint has several.")
     max_source_length: int | None = option(None, "Source tokens; longer ones are cut. Not set: the task's.", at_least=2)
     batch_size: int = option(32, "Inputs per process and batch.", at_least=1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foundry.arguments.own_pairs import OWN, own_entry
-from foundry.arguments.task import LENGTHS, find_entry, task_arguments, task_names
+from foundry.arguments.task import fields_of_flags, find_entry, task_arguments, task_names
 from foundry.common.errors import UserError
 from foundry.common.reports import plain_json, read_json, write_json
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
@@ -74,7 +74,7 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
             f"{folder}: the tokens of its task {name} are made by a function of a row, not of a text. Answer rows with "
             "evaluate_t5.py --do_predict"
         )
-    return plain_entry(entry) | {flag: record[flag] for flag in LENGTHS if flag in record}, record
+    return plain_entry(entry) | fields_of_flags(record), record
 
 
 def other_task(folder: str, entries: list[dict]) -> str | None:

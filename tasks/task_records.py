@@ -171,6 +171,7 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
     if names and OWN not in names:
         left_out |= {*_OWN_PAIRS, *_PLACES[1:]}  # describe own pairs, which are not asked for
+        left_out -= set() if record.get("source_prefix") else {"source_prefix"} - {*given}
     if names == {OWN}:
         left_out.add("data_dir")  # of other tasks, which are not asked for
     left_out |= _replaced(record, values, given)

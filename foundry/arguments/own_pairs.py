@@ -80,7 +80,7 @@ _APART = (
 def names_own_pairs(args: Any) -> bool:
     """Whether the flags name pairs that no entry of DATASET_VALS describes."""
     alone = args.benchmark is None and args.dataset_name is None and any(getattr(args, flag) for flag in SOURCES)
-    described = any(getattr(args, flag) not in (None, []) for flag in _DESCRIBING)
+    described = any(getattr(args, flag) not in (None, [], "") for flag in _DESCRIBING)  # "" drops a task's prefix
     return alone or described or OWN in comma_words(args.dataset_name or "")
 
 

@@ -60,7 +60,7 @@ class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
     source_column: list[str] | None = option(None, 'Own pairs: column of the sources; a,b is read as "a: ... b: ...".')
     target_column: list[str] | None = option(None, "Own pairs: column of the targets; a,b: several references.")
     tsv_header: bool | None = option(None, "Own pairs: whether line 1 of a .tsv names the columns. Not set: detected.")
-    source_prefix: str | None = option(None, 'Own pairs: put before each source, such as "summarize: ".')
+    source_prefix: str | None = option(None, "Own pairs: put before each source. '' drops a named task's prefix.")
     target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
     labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: the rows' classes.")
     positive_label: str | None = option(None, "Own pairs: class that f1 measures. Not set: the second of --labels.")
@@ -187,12 +187,18 @@ def find_entry(benchmark: str, name: str) -> dict:
 
 
 def _named_entry(args: TaskArguments) -> dict:
-    """The entry of the one task that the flags name, with the lengths that flags set."""
+    """The entry of the one task that the flags name, with the `fields_of_flags`."""
     task = find_entry(args.benchmark, args.dataset_name)
     if "max_piece_length" not in task:
         refuse(args, "max_piece_length", f"the rows of task {args.dataset_name} are not pieces of a text: leave it out")
-    lengths = (args.max_piece_length, args.max_source_length, args.max_target_length)
-    return task | {name: length for name, length in zip(LENGTHS, lengths, strict=True) if length}
+    return task | fields_of_flags(vars(args))
+
+
+def fields_of_flags(flags: dict) -> dict:
+    """The fields of a named task's entry that flags, or their record in task.json, replace: its lengths, and with
+    --source_prefix '' its prefix."""
+    lengths = {name: flags[name] for name in LENGTHS if flags.get(name)}
+    return lengths | ({"prefix": None} if flags.get("source_prefix") == "" else {})
 
 
 def check_task(args: TaskArguments) -> dict:

@@ -506,8 +506,8 @@ def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
 def _check_together(values: dict, given: set[str], where: str) -> None:
     """UserError if, among the flags given in one place (command line or recipe), a value is empty or two flags exclude
     each other. values: of all flags."""
-    # Beside --train_file, an empty name of a data set may be given: it replaces the recipe's.
-    may_be_empty = {"dataset_name", "dataset_config_name"} if values.get("train_file") else set()
+    # No prefix drops the task's. Beside --train_file an empty name of a data set replaces the recipe's.
+    may_be_empty = {"source_prefix", *(("dataset_name", "dataset_config_name") if values.get("train_file") else ())}
     values = {name: value for name, value in values.items() if name in given}
     for name, value in values.items():
         if "" in (value if isinstance(value, list) else [value]) and name not in may_be_empty:

@@ -5,7 +5,7 @@ import typing
 from pathlib import Path
 
 from foundry.arguments.own_pairs import OWN, own_entry
-from foundry.arguments.task import TaskArguments, find_entry, task_arguments, task_names
+from foundry.arguments.task import TaskArguments, fields_of_flags, find_entry, task_arguments, task_names
 from foundry.common.command_line import check_limits
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
@@ -57,5 +57,5 @@ def first_entry(task: tuple[str, str], arguments: dict) -> dict:
     if name == OWN:
         return own_entry(task_arguments(arguments))
     with contextlib.suppress(ValueError):
-        return find_entry(task[0], name)
+        return find_entry(task[0], name) | fields_of_flags(arguments)
     return {}

@@ -27,7 +27,7 @@ from foundry.corpora.reading import read_documents
 from foundry.corpora.round_trip import described_losses
 from foundry.modeling.loss import STATISTICS
 from tasks.own_entry import as_source, translated
-from tasks.predictions import InputReader
+from tasks.predictions import InputReader, recorded_task
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows
 from tasks.task_records import recorded_flags, task_record
@@ -174,6 +174,25 @@ class ReadTest(TestCase):
     def test_prefix(self, prefix, wanted):
         flags = f"--train_file pairs.jsonl --validation_file dev.jsonl {COLUMNS} --source_prefix".split()
         self.assertEqual(self.rows([*flags, prefix])[0][0], wanted)
+
+    def test_no_prefix_drops_that_of_a_named_task(self):
+        """In training, in the record, and in the evaluation and the answers that it describes."""
+        flags = "--task glue/rte,glue/cola --data_dir a --max_source_length 9 --source_prefix="
+        *_, cola = self.tasks(flags)
+        row = {"sentence": "A b.", "label": 1}
+        self.assertEqual(source_text(cola.entry, row), "sentence: A b.")
+        others = dict.fromkeys("bf16 bf16_full_eval predict_with_generate max_eval_samples".split())
+        record = task_record(mock.Mock(**others, spec=list(others)), cola.args, generates=False, holds_out=False)
+        Path("model").mkdir()
+        Path("model/task.json").write_text(json.dumps(record | {"dataset_name": "rte,cola"}))
+        entry, _ = recorded_task("model", "cola")
+        self.assertEqual((source_text(entry, row), entry["max_source_length"]), ("sentence: A b.", 9))
+        values = dict(benchmark="glue", dataset_name="cola", split=None, do_predict=False)
+        again = recorded_flags("model", values, ["benchmark", "dataset_name"])
+        (entry,) = check_tasks(TaskArguments("glue", "cola", **again)).values()
+        self.assertEqual(source_text(entry, row), "sentence: A b.")
+        with self.assertRaisesRegex(UserError, "--source_prefix describes pairs of your own"):
+            self.tasks(f"{flags}x")
 
     def test_several_columns(self):
         flags = "--train_file pairs.jsonl --validation_file dev.jsonl --source_column prompt,other --target_column"
