@@ -19,7 +19,7 @@ from constants import IGNORE_INDEX
 from data_collator_t5 import find_bos_id
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
-from foundry.corpora.round_trip import Losses, round_trip, sampled
+from foundry.corpora.round_trip import LONGEST_TEXT, Losses, round_trip, sampled
 from foundry.corpora.tokenizers import decoded, encode_targets
 from foundry.features import features_of_tasks
 from foundry.modeling.loss import STATISTICS, token_metrics
@@ -147,7 +147,7 @@ def losses_of(name: str, task: dict, tokenizer: PreTrainedTokenizerBase, rows: l
     rows, losses = sampled(rows), {}
     if task["target_type"] != "class" and task["target"] in rows[0]:
         write = reference_texts if task["target_type"] == "text" else lambda *one: [target_text(*one)]
-        references = [write(name, task, row) for row in rows]
+        references = [[text[:LONGEST_TEXT] for text in write(name, task, row)] for row in rows]
         losses["targets"], written = round_trip(tokenizer, [text for texts in references for text in texts])
         equals = next((METRICS[metric] for metric in task["metrics"] if metric in _EXACT), METRICS["exact_match"])
         written, right = iter(written), []

@@ -33,6 +33,7 @@ WHOLE, PARTS, UPPER, OTHER = "the whole text", "letters in parts (NFD)", "upper 
 UNKNOWN, CHANGED = "<unk>", "changed"  # characters without a token, and those read as others
 _HOW = {UNKNOWN: " (<unk>)", CHANGED: " (read as others)"}
 _RUNS = re.compile(" {2,}")
+_MARKER = re.compile(r"<[^<>\s]{1,32}>")
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Losses:
         if kind not in (UNKNOWN, CHANGED):
             return kind
         found = sorted(self.characters[kind], key=self.characters[kind].get, reverse=True)
-        shown = " ".join(f"\u25cc{c}" if unicodedata.category(c)[0] == "M" else c for c in found[:MOST_NAMED])
+        shown = " ".join(f"\u25cc{c}" if unicodedata.category(c[0])[0] == "M" else c for c in found[:MOST_NAMED])
         return shown + (f" and {len(found) - MOST_NAMED:,} more" if len(found) > MOST_NAMED else "")
 
 
@@ -112,6 +113,8 @@ def round_trip(
     read_back = [text.rstrip() for text in decoded(tokenizer, encode(texts))]
     special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True))))
     losses = Losses(len(texts))
+    markers = {marker for text in texts for marker in _MARKER.findall(text)}
+    markers = markers if len(markers) <= MOST_NAMED else set()  # more of them are HTML: its characters are named
 
     @functools.cache
     def is_unknown(character: str) -> bool:
@@ -119,7 +122,7 @@ def round_trip(
 
     for text, read in zip(texts, read_back, strict=True):
         if text != read:
-            losses.add(_lost(text, read, special, is_unknown))
+            losses.add(_lost(text, read, special, markers, is_unknown))
     return losses, read_back
 
 
@@ -127,12 +130,18 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
     return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def _lost(text: str, read: str, special: re.Pattern, is_unknown: Callable[[str], bool]) -> dict[str, set[str]]:
-    """{kind: characters} of what differs between a text and what is read back of it; never empty."""
+def _lost(
+    text: str, read: str, special: re.Pattern, markers: set[str], is_unknown: Callable[[str], bool]
+) -> dict[str, set[str]]:
+    """{kind: characters} of what differs between a text and what is read back of it; never empty. markers: texts such
+    as <sep>, which are named whole where the tokenizer has no < or >."""
     found: dict[str, set[str]] = {} if read.strip() else {WHOLE: set()}
     if names := {name for name in special.findall(text) if name not in read}:
         found |= {name: set() for name in names}
-        text = special.sub("", text)
+        text = re.sub(rf" *(?:{special.pattern}) *", " ", text).removeprefix(" ")
+    if unknown := {marker for marker in markers if marker in text and any(map(is_unknown, "<>"))}:
+        found[UNKNOWN] = unknown
+        text = "".join(part[1:-1] if part in unknown else part for part in re.split(f"({_MARKER.pattern})", text))
     written, read_back = Counter(text), Counter(read)
     missing, more = written - read_back, read_back - written
     composed = unicodedata.normalize("NFC", text)
@@ -164,8 +173,10 @@ def _kind(character: str, more: Counter, is_unknown: Callable[[str], bool]) -> s
 
 
 def is_invisible(character: str) -> bool:
-    """Whether a character shows nothing by itself: white space, joiners, direction marks, variation selectors."""
-    return unicodedata.category(character)[0] in "CZ" or "VARIATION SELECTOR" in unicodedata.name(character, "")
+    """Whether a character, or the first one of a marker, shows nothing by itself: white space, joiners, direction marks,
+    variation selectors."""
+    first = character[0]
+    return unicodedata.category(first)[0] in "CZ" or "VARIATION SELECTOR" in unicodedata.name(first, "")
 
 
 def percent(share: float) -> str:

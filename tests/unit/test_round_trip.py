@@ -125,6 +125,24 @@ class RoundTripTest(TestCase):
         self.assertIn("--byte_fallback", row)
         self.assertIn("the whole text", round_trip(self.of_family("t5"), ["{}"])[0].kinds)
 
+    def test_a_marker_is_named_whole(self):
+        """With what the row names the answer is the target; of HTML the characters are named."""
+        tokenizer, texts = self.of_family("t5"), ["ba <sep> bada", "<sep> ba", "ba"]
+        losses, _ = round_trip(tokenizer, texts)
+        self.assertEqual((losses.kinds, losses.characters), ({UNKNOWN: 2}, {UNKNOWN: {"<sep>": 2}}))
+        self.assertEqual(
+            described_losses({"train": {"targets": losses}}),
+            "<sep> in 67 % of targets (<unk>); kept by create_tokenizer.py --add_tokens '<sep>' or a new tokenizer "
+            "with --byte_fallback",
+        )
+        added, _ = create_tokenizer.add_tokens(tokenizer, ["<sep>"])
+        self.assertEmpty(round_trip(added, texts)[0].kinds)
+        html = round_trip(self.of_family("t5"), [f"<b{letter}> ba" for letter in "abdghik"])[0]
+        self.assertContainsSubset({"<", ">"}, html.characters[UNKNOWN])
+        special = self.of_family("t5")
+        special.add_special_tokens({"eos_token": "<end>"})
+        self.assertEqual({*round_trip(special, ["ba <end> ba", "<end> ba"])[0].kinds}, {"<end>"})
+
     def test_full_width_forms_are_those_of_unicode(self):
         forms = [chr(code) for code in range(0xFF01, 0xFF5E)]  # sentencepiece keeps the tilde
         losses, read = round_trip(self.trained(), [f"a{form}b" for form in forms])
@@ -219,6 +237,11 @@ class RowsTest(TestCase):
         rows = self.rows([["red\nblue", "red"], ["red\nblue", "a\tb"]])
         losses = losses_of("own", self.entry, self.trained(), rows)["targets"]
         self.assertEqual(losses.answerable, 0.5)
+
+    def test_a_long_target_is_compared_as_far_as_it_is_tried(self):
+        for family in ("byt5", "t5"):
+            losses = losses_of("own", self.entry, self.of_family(family), self.rows(["bada ba " * 400], 2))["targets"]
+            self.assertEqual((losses.kinds, losses.answerable), ({}, 1.0))
 
     def test_class_labels_are_spelt_by_the_entry(self):
         entry = self.entry | {"target_type": "class", "labels": ["a\tb", "c"]}
