@@ -188,7 +188,8 @@ class InputReader:
             raise UserError(f"{error}; {advice}") from None
         why = f"which the task reads; {advice}"
         for one in as_list(read):
-            values = {column: checked_value(one, column, renamed, place, why) for column in self.inputs}
+            keeps = self.entry.get("json_as_text", False)
+            values = {column: checked_value(one, column, renamed, place, why, keeps) for column in self.inputs}
             yield self.made(one if isinstance(read, list) else row, values)
 
     def _prepared(self, row: dict, renamed: dict, place: str) -> dict | list[dict]:

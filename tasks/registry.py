@@ -49,7 +49,7 @@ _KINDS = {
     ),
     "{name: function}": (("metric_functions",), lambda value: all(map(callable, value.values()))),
     "checked where it is used": (
-        ("preprocess", "held_out", "merge_references", "submission_file", "train_without"),
+        ("preprocess", "held_out", "merge_references", "submission_file", "train_without", "json_as_text"),
         lambda _: True,
     ),
 }

@@ -5,6 +5,7 @@ record of a file or the Hub --file_columns, preprocess--> rows --the entry's col
 
 import contextlib
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from foundry.corpora.files import (
 )
 from foundry.corpora.hub import classes_of, load_dataset_splits
 from foundry.corpora.reading import (
+    ListCell,
     class_names,
     first_line,
     is_missing,
@@ -256,6 +258,7 @@ class SplitReader:
         if isinstance(without, str) and self.files and not own_files(args, task):
             self.elsewhere = {source_text(task, row) for row in SplitReader(name, task, args, without)}
 
+        self.json_as_text = task.get("json_as_text", False)
         self.first = ""  # place and columns of the first record, named in errors about later ones
 
     def __iter__(self) -> Iterator[dict]:
@@ -333,7 +336,8 @@ class SplitReader:
                 why = f"which task {self.name} needs"
                 if value is MISSING and not self.first.startswith(place):
                     why += f" and {self.first}"
-                picked[column] = checked_value(row, column, self.renamed, place, why)
+                hint = "; --json_as_text true reads it as text" if self.name == OWN else ""
+                picked[column] = checked_value(row, column, self.renamed, place, why, self.json_as_text, hint)
         answers = answer_columns(task)
         single = answers if len(answers) > 1 or task["target_type"] != "text" else []
         for column in filter(picked.__contains__, single):
@@ -362,14 +366,20 @@ def is_written(value: object, text: str) -> bool:
     return means(text, value)
 
 
-def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -> object:
+def checked_value(
+    row: dict, column: str, renamed: dict, place: str, why: str, json_as_text: bool = False, hint: str = ""
+) -> object:
     """The value of a column, or its list of values, with spaces in place of separators. UserError if it is missing or
     empty, or if a value is a record, a list or bytes, which have no text but Python's notation, or of messages, whose
     roles would be lost.
 
     renamed: {column: its name in the source}, as an entry's `file_columns`. why: what the message says of the need.
+    json_as_text: a record or a list is the text of its cell, or in files with types its JSON. hint: ends the
+    message that a value is no text.
     """
     value, names = value_of(row, column), as_list(renamed.get(column, column))
+    if json_as_text and isinstance(value, dict | list):
+        return with_spaces(value.text if isinstance(value, ListCell) else json.dumps(value, ensure_ascii=False))
     around = [value_of(row, name.rpartition(".")[0]) for name in map(str, names) if "." in name]
     if any(map(is_messages, (value, *around))):
         raise UserError(
@@ -383,7 +393,10 @@ def checked_value(row: dict, column: str, renamed: dict, place: str, why: str) -
         raise UserError(f"{place}: the column {column} is empty{' in part' if value else ''}, {why}")
     for item in as_list(value):
         if isinstance(item, dict | list | bytes):
-            raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(item).__name__}")
+            kind = f"no text, but a value of type {type(item).__name__}"
+            if isinstance(item, dict) and isinstance(value, ListCell):
+                kind = "text that is a JSON object"
+            raise UserError(f"{place}: the column {column} holds {kind}{'' if isinstance(item, bytes) else hint}")
     texts = [with_spaces(item) if isinstance(item, str) else item for item in as_list(value)]
     return texts if isinstance(value, list | tuple) else texts[0]
 

@@ -30,7 +30,7 @@ _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_t
 _OF_FEATURES = recorded_types("fine_tune_t5")  # {flag: its type}
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", *_OF_FEATURES)
 _OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
-_OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where")
+_OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where", "json_as_text")
 _OWN_PAIRS += FLAGS_OF_FEATURES
 # {flag of the run: its type}; TaskArguments has the types of a task's flags.
 _RUN_FLAGS = {"bf16": bool, "bf16_full_eval": bool, "predict_with_generate": bool}

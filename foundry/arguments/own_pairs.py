@@ -45,6 +45,7 @@ _DESCRIBING = (
     "record_shape",
     "records",
     "skip_rows_where",
+    "json_as_text",
     "source_file",
     "target_file",
     "validation_source_file",
@@ -142,7 +143,7 @@ def own_entry(args: Any) -> dict:
     source_length, target_length = _LENGTHS[kind]
     entry = dict(prefix=prefix_of(args.source_prefix), **_columns(args), target_type=kind, labels=args.labels)
     entry |= dict(positive_label=args.positive_label, metrics=args.metrics or _METRICS[kind])
-    entry |= dict(records=args.records, skip_where=_skipped(args))
+    entry |= dict(records=args.records, skip_where=_skipped(args), json_as_text=args.json_as_text or None)
     entry |= dict(hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None, files=_files(args))
     entry |= dict(held_out=args.validation_split_percentage, **_fields_of_features(args))
     entry |= dict(max_source_length=args.max_source_length or source_length)

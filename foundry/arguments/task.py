@@ -36,7 +36,7 @@ class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
         "task": "task train_file validation_file max_source_length max_target_length",
         "own pairs": "source_column target_column source_prefix target_type labels positive_label metrics hub_dataset "
         "hub_config source_file target_file validation_source_file validation_target_file tsv_header record_shape "
-        "records skip_rows_where validation_split_percentage",
+        "records json_as_text skip_rows_where validation_split_percentage",
         "mixtures": "mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share",
     }
 
@@ -68,6 +68,7 @@ class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
     record_shape: str | None = option(None, "Own pairs: shape of the records. Not set: detected.", choices=SHAPES)
     records: str | None = option(None, "Own pairs: field that holds the rows, such as data.qas; * is any.")
     skip_rows_where: list[str] | None = option(None, "Own pairs: leave out rows with COLUMN=VALUE, such as label=-.")
+    json_as_text: bool | None = option(None, "Own pairs: objects and lists, in cells too, are read as text.")
     validation_split_percentage: float | None = option(
         None,
         "Own pairs: percent held out if no validation rows are named. Not set: 5, of the Hub 0.",
@@ -189,7 +190,7 @@ def find_entry(benchmark: str, name: str) -> dict:
 def _named_entry(args: TaskArguments) -> dict:
     """The entry of the one task that the flags name, with the `fields_of_flags`."""
     task = find_entry(args.benchmark, args.dataset_name)
-    if "max_piece_length" not in task:
+    if args.max_piece_length and "max_piece_length" not in task:
         refuse(args, "max_piece_length", f"the rows of task {args.dataset_name} are not pieces of a text: leave it out")
     return task | fields_of_flags(vars(args))
 

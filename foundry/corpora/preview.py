@@ -15,7 +15,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +61,24 @@ class Shown:
         return visible(self._decoded(tokenizer, self.ids[:count])) + f" [{'; '.join(notes)}]" * bool(notes)
 
     def _decoded(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-        decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        text, rest, due = "", [], 0
-        for number in map(int, ids):
-            if due < len(self.sentinels) and number == self.sentinels[due] and is_byte_level(tokenizer):
-                text, rest, due = f"{text}{decode(rest)}<extra_id_{due}>", [], due + 1
+        if not is_byte_level(tokenizer):
+            return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        ids, due, place, parts = list(map(int, ids)), 0, 0, []
+        sentinels = dict(enumerate(map(int, self.sentinels)))
+        while place < len(ids):
+            number, letter = ids[place], _letter_of(ids[place : place + 4], tokenizer.offset)
+            place += len(letter.encode()) if letter else 1
+            if letter:
+                parts.append(letter)
+            elif number == sentinels.get(due):
+                parts.append(f"<extra_id_{due}>")
+                due += 1
+            elif 0 <= number - tokenizer.offset < 256:
+                parts.append(f"<0x{number - tokenizer.offset:02X}>")
             else:
-                rest.append(number)
+                parts.append(tokenizer.decode([number]))
                 due = 0 if number == tokenizer.eos_token_id else due  # the next example of a packed row
-        return text + decode(rest)
+        return "".join(parts)
 
     def lines(self, tokenizer: PreTrainedTokenizerBase, room: int, most: int) -> list[str]:
         """As many tokens as fit into `most` lines of `room` columns."""
@@ -84,6 +92,15 @@ class Shown:
             return whole
         first_not = bisect.bisect_right(range(min(size, longest)), most, key=lambda count: len(lines_of(count)))
         return lines_of(max(0, first_not - 1))[:most]
+
+
+def _letter_of(ids: list[int], offset: int) -> str | None:
+    """The letter whose bytes these ids begin with, None where they begin with no whole one. offset: id of byte 0."""
+    size = 1 if ids[0] - offset < 0xC0 else 2 + (ids[0] - offset >= 0xE0) + (ids[0] - offset >= 0xF0)
+    if not all(0 <= number - offset < 256 for number in ids[:size]):
+        return None
+    letter = bytes(number - offset for number in ids[:size]).decode(errors="ignore")
+    return letter if len(letter.encode()) == size else None
 
 
 # ---------------------------------------------------------------- text for a terminal

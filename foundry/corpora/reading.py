@@ -141,7 +141,7 @@ def list_columns(path: Path, _stamp: tuple, header: bool = True) -> list:
             what = f"{path}: the column {column} holds lists"
             if next(filter(_is_numpys, lists), None):
                 raise UserError(f"{what} as numpy prints them, {lists[0]:.60}: write them with .tolist() or as .jsonl")
-            say_once(f"{what}, such as {lists[0]:.60}, which are read as in JSON")
+            say_once(f"{what}, such as {lists[0]:.60}, which are read as in JSON (--json_as_text: as text)")
             found.append(column)
     return found
 
@@ -149,7 +149,15 @@ def list_columns(path: Path, _stamp: tuple, header: bool = True) -> list:
 def with_lists(row: dict, columns: list) -> dict:
     """The row with lists in place of the cells of these columns that spell one: "['x', 'y']" -> ["x", "y"]."""
     lists = {column: list_of(row[column]) for column in columns}
-    return row | {column: cell for column, cell in lists.items() if cell is not None} if lists else row
+    return row | {column: ListCell(row[column], of) for column, of in lists.items() if of is not None} if lists else row
+
+
+class ListCell(list):
+    """The list that a cell spells. text: the cell itself."""
+
+    def __init__(self, text: str, items: list):
+        super().__init__(items)
+        self.text = text
 
 
 def list_of(cell: str) -> list | None:

@@ -173,8 +173,8 @@ def _kind(character: str, more: Counter, is_unknown: Callable[[str], bool]) -> s
 
 
 def is_invisible(character: str) -> bool:
-    """Whether a character, or the first one of a marker, shows nothing by itself: white space, joiners, direction marks,
-    variation selectors."""
+    """Whether a character, or the first one of a marker, shows nothing by itself: white space, joiners, direction
+    marks, variation selectors."""
     first = character[0]
     return unicodedata.category(first)[0] in "CZ" or "VARIATION SELECTOR" in unicodedata.name(first, "")
 

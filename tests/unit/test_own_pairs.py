@@ -574,6 +574,29 @@ class ReadTest(TestCase):
         self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
         self.assertEqual(plan["cut"], "50 % of the sources at 4 tokens (validation)")  # new is three bytes and EOS
 
+    @parameterized.parameters(
+        ("x.csv", ['[{"a":  1}]', "[]", '["x","y"]'], ['[{"a":  1}]', "[]", '["x","y"]'], "text that is a JSON object"),
+        ("x.jsonl", [{"a": "é"}, [], ["x", 1]], ['{"a": "é"}', "[]", '["x", 1]'], "no text, but a value of type dict"),
+    )
+    def test_json_is_kept_as_text(self, name, values, wanted, message):
+        rows = [{"q": "p", "a": value} for value in values]
+        with Path(name).open("w", newline="") as file:
+            if name.endswith("csv"):
+                writer = csv.DictWriter(file, ["q", "a"])
+                writer.writeheader()
+                writer.writerows(rows)
+            else:
+                file.write(lines(rows))
+        flags = f"--train_file {name} --validation_file {name} --source_column q --target_column a"
+        with self.assertRaisesRegex(UserError, f"the column a holds {message}.*--json_as_text true"):
+            self.rows(flags)
+        for split in ("train", "validation"):
+            found = self.rows(f"{flags} --json_as_text true", split)
+            self.assertEqual([text for _, texts in found for text in texts], wanted)
+        (task,) = self.tasks(f"{flags} --json_as_text true")
+        reader = InputReader(task.entry, ["a"])
+        self.assertEqual([text for item in reader.read(Path(name)) for text in item.texts], wanted)
+
     @parameterized.product(name=("x.csv", "x.tsv", "x.csv.gz"), write=(repr, json.dumps))
     def test_lists_in_cells(self, name, write):
         """As pandas writes a column of lists. The reference is the same file as JSON lines."""

@@ -113,6 +113,21 @@ class BlockTest(parameterized.TestCase):
         shown = Shown("", ids, None, sentinels).text(BYTES, 99)
         self.assertEqual(shown, "<extra_id_0>é a<extra_id_1></s>b<extra_id_0></s>")
 
+    def test_the_bytes_of_byt5_are_letters_or_numbers(self):
+        """Sentinel 27 is the byte 0xE4 (258 - 27 - 3 = 228), with which 中 begins; 0xE4 0xB8 0xAD are its bytes."""
+        sentinels, letter = find_sentinel_ids(BYTES).tolist(), [byte + 3 for byte in "中".encode()]
+        self.assertEqual(sentinels[27], letter[0])
+        before, shown = sentinels[:27], "".join(f"<extra_id_{n}>" for n in range(27))
+        for ids, wanted in (
+            ([*letter, BYTES.eos_token_id], "中</s>"),
+            (letter[:2], "<0xE4><0xB8>"),
+            ([*before, *letter, letter[0], *byte_ids("a")], f"{shown}中<extra_id_27>a"),
+            ([letter[0], sentinels[0], *letter[1:], 259, 0], "<0xE4><extra_id_0><0xB8><0xAD><extra_id_0><pad>"),
+            ([*byte_ids("aé🚀"), 0xC3 + 3], "aé🚀<0xC3>"),
+        ):
+            self.assertEqual(Shown("", ids, None, sentinels).text(BYTES, 999), wanted)
+        self.assertEqual(Shown("", [*letter, 1], 9).text(BYTES, 9), "中</s> [cut at 4 of 9 tokens]")
+
     def test_run_json_keeps_it(self):
         rows = [[Shown("source", byte_ids("a\x1b"), 7), Shown("target", byte_ids("b" * 300))]]
         first, second = recorded(BYTES, rows)
