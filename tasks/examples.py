@@ -6,6 +6,7 @@ tasks/registry.py make T5's texts of them, and the function of `build_tokenize_f
 
 import itertools
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -181,7 +182,14 @@ def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Ten
         if token := next((token for token in tokenizer.all_special_tokens if token in label), None):
             raise UserError(f"--labels {label}: {token} is a special token of the tokenizer. Take it off the labels.")
     encoded = encode_targets(tokenizer, task["labels"])
+    plain = Counter(unicodedata.normalize("NFKC", label) for label in task["labels"])
     if len(_labels_as_read_back(task, tokenizer)) < len(encoded):
+        if alike := [ascii(label) for label in task["labels"] if plain[unicodedata.normalize("NFKC", label)] > 1]:
+            raise UserError(
+                f"--labels {','.join(task['labels'])}: {' and '.join(alike)} look alike, and the tokenizer writes them "
+                "with the same text. Write one class in one way, or keep them apart with a tokenizer of "
+                "create_tokenizer.py --normalization identity"
+            )
         raise UserError(
             f"--labels {','.join(task['labels'])}: the tokenizer writes two of them with the same text. Give them "
             "other names, or another --tokenizer_name"

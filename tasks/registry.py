@@ -2,6 +2,8 @@
 
 import functools
 import math
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any
@@ -370,6 +372,35 @@ def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:
         counts["sources"] += not any(str(item).strip() for item in items)
         counts["targets"] += task["target"] in row and not target_text(name, task, row)
     return {what: count for what, count in counts.items() if count}
+
+
+def look_alikes(task: dict, rows: dict[str, list[dict]]) -> str | None:
+    """For the plan, of {split: rows}: "20 train targets composed (NFC), 20 validation targets in parts (NFD), 3 train
+    sources with no-break spaces": texts that look like others and differ. None where all are written in one way."""
+    found: dict[str, Counter] = {}
+    for split, of_split in rows.items():
+        for row in of_split:
+            targets = map(value_text, as_list(row.get(task["target"], [])))
+            for side, texts in (("sources", [source_text(task, row)]), ("targets", targets)):
+                for form in {form for text in texts if not text.isascii() for form in _forms(text)}:
+                    found.setdefault(side, Counter())[form, split] += 1
+    said = []
+    for side, counts in found.items():
+        mixed = {form for form, _ in counts} >= {COMPOSED, IN_PARTS}
+        told = ((form, split, count) for (form, split), count in counts.items() if mixed or form == BOUND)
+        said += [f"{count:,} {split} {side} {form}" for form, split, count in told]
+    return ", ".join(said) or None
+
+
+COMPOSED, IN_PARTS, BOUND = "composed (NFC)", "in parts (NFD)", "with no-break spaces"
+
+
+def _forms(text: str) -> list[str]:
+    """How a text is written where others that look like it are not."""
+    forms = [BOUND] if {"\u00a0", "\u2007", "\u202f"} & set(text) else []
+    if not unicodedata.is_normalized("NFC", text):
+        return [*forms, IN_PARTS]
+    return forms if unicodedata.is_normalized("NFD", text) else [*forms, COMPOSED]
 
 
 def as_list(value: object) -> list:

@@ -381,6 +381,8 @@ class TaskRows:
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )
         self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows, task.trained))
+        alike = {task.name: registry.look_alikes(task.entry, task.rows) for task in self.tasks}
+        self.alike = {name: text for name, text in alike.items() if text}
         self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
 
     def _name(self, task: Task, split: str) -> str:
@@ -430,13 +432,17 @@ class TaskRows:
             "files": described_files(read["files"]),
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
             "lengths": "; ".join(itertools.starmap(_described_lengths, read["rows"].items())),
-            "known": "; ".join(f"{text}{f' ({name})' * (len(self.tasks) > 1)}" for name, text in self.known.items())
-            or None,
+            "known": self._of_tasks(self.known),
+            "look alike": self._of_tasks(self.alike),
             "empty": ", ".join(empty) or None,
             "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
             **self._rows_of_features(),
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
         }
+
+    def _of_tasks(self, texts: dict[str, str]) -> str | None:
+        """One row of the plan of {name: its text}."""
+        return "; ".join(f"{text}{f' ({name})' * (len(self.tasks) > 1)}" for name, text in texts.items()) or None
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import tempfile
+import unicodedata
 from pathlib import Path
 from unittest import mock
 
@@ -26,6 +27,7 @@ from foundry.corpora.files import ROW_SUFFIXES, expand_files, say_once
 from foundry.corpora.reading import read_documents
 from foundry.corpora.round_trip import described_losses
 from foundry.modeling.loss import STATISTICS
+from tasks.examples import class_label_ids
 from tasks.own_entry import as_source, translated
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import check_entry, reference_texts, source_text
@@ -553,6 +555,25 @@ class ReadTest(TestCase):
         self.assertIn("train: 3 targets end in </s> or <pad>, which is left out", printed)
         self.assertIn("validation: 2 targets end in", printed)
         self.assertRegex(described_losses(tasks.losses), "</s> in 25 % of .*targets, </s> in 25 % of .*sources")
+
+    def test_texts_that_look_alike_are_counted(self):
+        """By unicodedata: é is one character in NFC and two in NFD; U+00A0 looks like a space."""
+        composed, in_parts = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
+        rows = [{"q": f"a\u00a0b {n}" if n < 3 else f"a b {n}", "a": composed if n < 5 else "x"} for n in range(8)]
+        held_out = [{"q": f"q{n}", "a": in_parts} for n in range(4)]
+        plan = self.load(rows, held_out)[0].plan(1)
+        told = (
+            "3 train sources with no-break spaces, 5 train targets composed (NFC), 4 validation targets in parts (NFD)"
+        )
+        self.assertEqual(plan["look alike"], told)
+        self.assertIsNone(self.load(rows[5:], held_out)[0].plan(1)["look alike"])
+
+    def test_classes_that_look_alike_to_the_tokenizer_are_told(self):
+        labels = ["caf\u00e9", "cafe\u0301"]
+        tokenizer = mock.Mock(all_special_tokens=[], batch_decode=lambda ids, **_: ["caf\u00e9"] * 2)
+        with mock.patch("tasks.examples.encode_targets", return_value=[[1], [1]]):
+            with self.assertRaisesRegex(UserError, r"'caf.xe9' and 'cafe.u0301' look alike.*--normalization identity"):
+                class_label_ids({"target_type": "class", "labels": labels}, tokenizer)
 
     def test_labels_with_special_tokens_are_refused(self):
         rows = [{"q": str(n), "a": f"{n % 2} </s>"} for n in range(8)]
