@@ -256,6 +256,7 @@ def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
         quoted = bare = (
             0  # fields in quotes as a CSV writer puts them, and fields with quotes that it would not leave so
         )
+        opened = ""  # of the line before, for an error
         for number, values in lines:
             if not values:  # an empty line
                 continue
@@ -265,11 +266,17 @@ def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
                 values = _joined(values, (more for _, more in lines))
             if len(values) != len(names):
                 wanted = f"the header has {len(names)}" if header else f"the lines before have {len(names)}"
-                raise UserError(f"{path}, line {number}: {len(values)} fields, {wanted}")
+                raise UserError(f"{path}, line {number}: {len(values)} fields, {wanted}{opened}")
             if header:
                 check_no_header(values, names, f"{path}, line {number}")
             with_quotes = [value for value in values if '"' in value]
             in_quotes = sum(map(_is_csv_field, with_quotes))
+            opened = ""
+            if _is_open(values[-1]):
+                opened = (
+                    f"; the last cell of line {number} opens a double quote: a line break within a cell, which .tsv "
+                )
+                opened += "cannot hold. Save the file as .csv with commas, or as .jsonl"
             quoted, bare = quoted + in_quotes, bare + len(with_quotes) - in_quotes
             yield dict(zip(names, values, strict=True))
     if quoted and not bare:
@@ -390,9 +397,10 @@ def read_text_documents(path: Path) -> Iterator[str]:
     Without control characters; entities of pages are resolved ("&amp;" -> "&"). Empty documents are yielded too.
     """
     page: list[str] | None = None  # lines of the open <doc>; None outside
-    place = 0
+    place = lines = indented = 0
     with open_binary(path) as stream:
         for piece in byte_lines(stream):
+            lines, indented = lines + 1, indented + (piece[:1] in (b" ", b"\t"))
             line = text_line(piece, path, place)
             if page is None and WIKI_OPEN.match(line):
                 page = []
@@ -405,6 +413,11 @@ def read_text_documents(path: Path) -> Iterator[str]:
             else:
                 yield line
             place += len(piece)
+    if indented > lines / 10:  # code, lists, verse
+        say_once(
+            f"*{path.suffix}, read as plain text: each line is a document without its indentation; write .jsonl with a "
+            "whole file as one text to keep both"
+        )
     if page:
         yield html.unescape("\n".join(page))
 

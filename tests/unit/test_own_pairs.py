@@ -86,6 +86,7 @@ FILES = {
     "other.jsonl": lines([{"question": "a", "answer": "b"}]),
     "book.csv": "PK\x03\x04\x14\0\0\0",
     "wide.tsv": "a\tb\na\tb\tc\n",
+    "broken.tsv": 'prompt\tcompletion\na\tb\nc\t"d\ne"\n',  # as pandas' to_csv(sep="\\t") writes "d\\ne"
     "zero.tsv": "0\t1\na\tb\n",
     "labels.jsonl": lines([{"text": f"text {n}", "label": n % 3 + 1} for n in range(12)]),
     "gold.tsv": "gold\ttext\nyes\ta\n-\tb\nno\tc\n\td\nyes\te\n",
@@ -570,10 +571,11 @@ class ReadTest(TestCase):
 
     def test_classes_that_look_alike_to_the_tokenizer_are_told(self):
         labels = ["caf\u00e9", "cafe\u0301"]
-        tokenizer = mock.Mock(all_special_tokens=[], batch_decode=lambda ids, **_: ["caf\u00e9"] * 2)
-        with mock.patch("tasks.examples.encode_targets", return_value=[[1], [1]]):
-            with self.assertRaisesRegex(UserError, r"'caf.xe9' and 'cafe.u0301' look alike.*--normalization identity"):
-                class_label_ids({"target_type": "class", "labels": labels}, tokenizer)
+        tokenizer = mock.Mock(all_special_tokens=[], batch_decode=lambda *_, **__: ["caf\u00e9"] * 2)
+        encoded = mock.patch("tasks.examples.encode_targets", return_value=[[1], [1]])
+        message = r"'caf.xe9' and 'cafe.u0301' look alike.*--normalization identity"
+        with encoded, self.assertRaisesRegex(UserError, message):
+            class_label_ids({"target_type": "class", "labels": labels}, tokenizer)
 
     def test_labels_with_special_tokens_are_refused(self):
         rows = [{"q": str(n), "a": f"{n % 2} </s>"} for n in range(8)]
@@ -772,6 +774,15 @@ class ReadTest(TestCase):
         self.assertEqual(tasks.args.dataset_name, "package_topic,pairs")
         self.assertEqual(tasks.main_metric, "average")
 
+    @parameterized.parameters(("def f(a):\n    return a\n", True), ("one\ntwo\n", False))
+    def test_indentation_that_plain_text_loses_is_told(self, text, told):
+        Path("code.py").write_text(text * 3)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            documents = list(read_documents(Path("code.py"), "text"))
+        self.assertEqual(documents, [line.strip() for line in (text * 3).splitlines()])
+        self.assertEqual("each line is a document without its indentation" in printed.getvalue(), told)
+
 
 class EntryTest(TestCase):
     @parameterized.parameters(
@@ -896,6 +907,11 @@ class MistakeTest(TestCase):
             "other.jsonl, row 1: no column prompt, .* a/1.jsonl, row 1 has .prompt, .*; available: question, answer",
         ),
         (f"--train_file book.csv {COLUMNS}", "book.csv: looks like .* Excel workbook: save its sheet as CSV"),
+        (
+            f"--train_file broken.tsv {COLUMNS}",
+            "broken.tsv, line 4: 1 fields, the header has 2; the last cell of line 3 opens a double quote: a line break "
+            "within a cell, which .tsv cannot hold",
+        ),
         (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: such columns are named by number"),
     )
     def test_message(self, flags, message, error=ValueError):
