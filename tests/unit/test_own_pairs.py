@@ -909,8 +909,8 @@ class MistakeTest(TestCase):
         (f"--train_file book.csv {COLUMNS}", "book.csv: looks like .* Excel workbook: save its sheet as CSV"),
         (
             f"--train_file broken.tsv {COLUMNS}",
-            "broken.tsv, line 4: 1 fields, the header has 2; the last cell of line 3 opens a double quote: a line break "
-            "within a cell, which .tsv cannot hold",
+            "broken.tsv, line 4: 1 fields, the header has 2; the last cell of line 3 opens a double quote: a line "
+            "break within a cell, which .tsv cannot hold",
         ),
         (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: such columns are named by number"),
     )
