@@ -161,4 +161,6 @@ next:
 
 
 if __name__ == "__main__":
-    main()
+    from foundry.common.processes import run_script
+
+    run_script(main)

@@ -3,7 +3,7 @@
     python pre_train_t5.py --train_file my_text.txt --push_to_hub --hub_model_id me/my-t5
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --push_to_hub me/my-t5
 
-uploads.py says what is published; model_cards.py fills model_card.md.j2.
+uploads.py says what is published, names.py what is a path of this machine; model_cards.py fills model_card.md.j2.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ class RunHub(Feature):
     _argument_group_name = "run"
     _usual = ""
     takes: ClassVar = ("push_to_hub",)
+    local = ()  # flags that name a path, found by `decide`
     rules: ClassVar[Rules] = tuple(
         (name, lambda flags: not flags.push_to_hub, "nothing is uploaded without --push_to_hub: give both")
         for name in ("hub_model_id", "hub_predictions")
@@ -34,11 +35,17 @@ class RunHub(Feature):
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError for a name that no repository can have."""
+        from features.hub.names import local_flags
         from features.hub.uploads import name_of
 
         if flags.push_to_hub:
             check_repository_name("--hub_model_id", name_of(flags))
+        self.local = local_flags(flags)
         return {}
+
+    def record(self) -> dict[str, Any]:
+        """The flags that name a path of this machine: a card of another place leaves them out."""
+        return {"local": self.local}
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         from features.hub.uploads import described_run

@@ -1,6 +1,6 @@
 """The README.md of a published model: model_card.md.j2, filled from run.json, all_results.json and metrics.jsonl.
 
-The card leaves out what these files lack, and shortens local paths to file names. Text from these files is set as
+The card leaves out what these files lack, and every path and file of a machine. Text from these files is set as
 Markdown code, so that it cannot become a link, a table or HTML.
 """
 
@@ -11,10 +11,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
+from features.hub.names import local_flags, names_in
 from foundry.arguments.task import task_names
-from foundry.common.command_line import comma_words
 from foundry.common.reports import human_count, human_time
-from foundry.corpora.files import split_weights
 from foundry.modeling.families import family_of, is_tied, shape_of
 from foundry.publishing.exports import shown_search
 from foundry.publishing.records import first_entry, task_of
@@ -42,6 +41,8 @@ def model_card(
     arguments, task = run.get("arguments", {}), task_of(run)
     entry = first_entry(task, arguments) if task else {}
     numbers = _numbers(results, record["metrics"])
+    # An export may be made elsewhere, where a relative path of the run looks like a name of the Hub.
+    local = {*local_flags(arguments), *as_list(run.get("local", []))}
     objective, family = arguments.get("objective") or "span_corruption", family_of(model.config)
     denoisers = [DENOISERS[name] for name in OBJECTIVES.get(objective, ("span_corruption",))]
     shown = min(denoisers, key=_is_prefix)  # prefers one that masks spans
@@ -50,11 +51,11 @@ def model_card(
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
     steps, seconds = (max((line.get(key, 0) for line in record["metrics"]), default=0) for key in ("step", "seconds"))
     card = ModelCard.from_template(
-        _front_matter(name, arguments, objective, task, entry, numbers, given),
+        _front_matter(name, arguments, local, objective, task, entry, numbers, given),
         TEMPLATE,
         name=name,
         run=run,
-        flags={flag: [_without_folders(flag, one) for one in as_list(value)] for flag, value in arguments.items()},
+        flags={name: value for name, value in arguments.items() if name not in local and not name.endswith("_file")},
         task=task and "/".join(task),
         objective=objective,
         builtin=BUILTIN_CORPUS,
@@ -94,6 +95,7 @@ def _numbers(results: dict, metrics: list[dict]) -> dict[str, float]:
 def _front_matter(
     name: str,
     arguments: dict,
+    local: set[str],
     objective: str,
     task: tuple[str, str] | None,
     entry: dict,
@@ -102,12 +104,11 @@ def _front_matter(
 ) -> ModelCardData:
     if task:
         entry = entry if len(task_names(*task)) == 1 else {}
-        hubs = list(entry.get("hub") or [])[:1]
+        hubs = [] if "hub_dataset" in local else list(entry.get("hub") or [])[:1]
     else:  # one data set or several, perhaps with weights
-        hubs, _ = split_weights("--dataset_name", comma_words(arguments.get("dataset_name") or ""))
-    hubs = [hub for hub in hubs if hub != BUILTIN_CORPUS and not _is_folder(hub)]
-    local = arguments.get("train_file") or arguments.get("data_dir")
-    base, kind = arguments.get("model_name_or_path") or "", hub_task(task, entry)
+        hubs = [] if "dataset_name" in local else names_in("dataset_name", arguments.get("dataset_name"))
+    hubs = [hub for hub in hubs if hub != BUILTIN_CORPUS]
+    kind = hub_task(task, entry)
     scored = {metric: round(value, 6) for metric, value in numbers.items() if task and not metric.endswith("loss")}
     where = dict(task_type=kind, dataset_name="/".join(task or ()))
     where["dataset_type"] = hubs[0] if hubs else where["dataset_name"]
@@ -116,17 +117,12 @@ def _front_matter(
         library_name="transformers",
         pipeline_tag=kind,
         tags=["t5", "t5-foundry", *([objective.replace("_", "-")] if arguments and not task else [])],
-        datasets=hubs if hubs and not local else None,
-        base_model=None if _is_folder(base) else base or None,
+        datasets=None if arguments.get("train_file") or arguments.get("data_dir") else hubs or None,
+        base_model=None if "model_name_or_path" in local else arguments.get("model_name_or_path") or None,
         metrics=entry.get("metrics"),
         **(dict(model_name=name.split("/")[-1], eval_results=results) if results else {}),
         **given,
     )
-
-
-def _is_folder(name: str) -> bool:
-    """Whether a name is a path, on this machine or on the run's, rather than a name on the Hub."""
-    return Path(name).exists() or name.startswith((".", "/", "~", "out/")) or name.count("/") > 1
 
 
 def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
@@ -150,14 +146,6 @@ def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: dict
         return f"{denoiser['mode']} {text}" if "mode" in denoiser else text
     entry = {"inputs": {"": "text"}} | entry  # own pairs have none if only their rows show the columns
     return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
-
-
-def _without_folders(flag: str, value: object) -> str:
-    """A flag's value as text, in which files, and paths that begin with ".", "/" or "~", keep only their last part."""
-    words = str(value).split(",")
-    return ",".join(
-        Path(word).name if flag.endswith("_file") or word.startswith((".", "/", "~")) else word for word in words
-    )
 
 
 def _code(value: object) -> str:

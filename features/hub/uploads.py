@@ -13,7 +13,7 @@ from huggingface_hub.errors import HTTPError  # the base of the errors of its HT
 from foundry.common.errors import UserError
 from foundry.common.processes import in_background, print_once
 from foundry.common.reports import read_json
-from foundry.common.whole_folders import MANIFEST
+from foundry.common.whole_folders import MANIFEST, TEXTS
 
 if TYPE_CHECKING:  # so that this module does not import torch
     from transformers import PreTrainedModel
@@ -118,9 +118,11 @@ def published(folder: Path, formats: Iterable[str] = (), texts: bool = False) ->
 
 
 def resumable(checkpoint: Path) -> dict[str, Path | bytes]:
-    """{name: file or content} of a whole checkpoint, from which a run resumes elsewhere. Its state names the best
-    checkpoint without the folder, and the manifest describes the files that are as they were."""
-    files = _own_files(checkpoint, checkpoint.rglob("*"))
+    """{name: file or content} of a whole checkpoint, from which a run resumes elsewhere, without what whoever wrote it
+    put into TEXTS. Its state names the best checkpoint without the folder, and the manifest describes the files that
+    are as they were."""
+    paths = (path for path in checkpoint.rglob("*") if TEXTS not in path.relative_to(checkpoint).parts)
+    files = _own_files(checkpoint, paths)
     state = read_json(files.pop("trainer_state.json"))
     state["best_model_checkpoint"] = (best := state["best_model_checkpoint"]) and Path(best).name
     files = {name: path for name, path in files.items() if path.name not in LOCAL}

@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 
 from constants import PACKAGE_TOPIC_LABELS
+from foundry.common.processes import run_script
 from foundry.corpora.sources import builtin_corpus
 
 TRAINED = 300  # rows for fine-tuning the model that then learns preferences from the other rows
@@ -40,4 +41,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

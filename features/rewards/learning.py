@@ -164,15 +164,17 @@ class RewardCallback(SumsCallback):
             logs |= reward_metrics(self.method, self.of_all_ranks())
 
     # ------------------------------------------------------------ checkpoints
-    def state(self) -> dict:
+    def texts(self) -> dict:
         kept = [{name: values.tolist() for name, values in batch.items()} for batch in self.kept]
-        answers = {"processes": self.trainer.args.world_size, "kept": kept, "shown": self.shown}
-        return super().state() | {"answers": answers}
+        return {"answers": {"processes": self.trainer.args.world_size, "kept": kept, "shown": self.shown}}
 
     def restore(self, state: dict) -> None:
-        device, answers = self.trainer.args.device, state["answers"]
         super().restore(state)
-        self.shown = answers["shown"]
+        if not (answers := state.get("answers")):  # an upload leaves them out
+            if self.method.updates > 1:
+                print_once("the checkpoint has no drawn answers (uploads leave them out): they are drawn anew")
+            return
+        device, self.shown = self.trainer.args.device, answers["shown"]
         # Of another number of processes, the rows of a step are not divided as before: answers are drawn anew.
         kept = answers["kept"] if answers["processes"] == self.trainer.args.world_size else []
         self.kept = [{name: torch.tensor(v, device=device) for name, v in batch.items()} for batch in kept]

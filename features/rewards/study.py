@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from foundry.common.command_line import comma_words
-from foundry.common.processes import say
+from foundry.common.processes import run_script, say
 from foundry.common.reports import PROJECT, write_json
 
 WAYS = ("targets", "reward")
@@ -99,4 +99,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -37,6 +37,7 @@ from foundry.common.processes import (
     is_first_of_its_node,
     is_first_process,
     one_line,
+    outlive_streams,
     print_once,
     say,
     switch_off_telemetry,
@@ -423,6 +424,7 @@ def answer_early(about: str) -> None:
     The flags are read from a file that an earlier start of the script, or `make setup`, has written (`keep_table`).
     Without that file this does nothing, and the script answers after its imports. about: the script's docstring.
     """
+    outlive_streams()
     file, key = _table_file(sys.argv[0])
     table = {}
     with contextlib.suppress(OSError, ValueError):

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import ctypes
+import errno
 import functools
 import importlib.util
 import io
@@ -14,6 +15,7 @@ import signal
 import socket
 import sys
 import sysconfig
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -272,6 +274,56 @@ def show_libraries_messages_visibly() -> None:
     warnings.formatwarning = lambda *args, **kwargs: shown(form(*args, **kwargs))
 
 
+class LastingStream(io.FileIO):
+    """Standard output or error that outlives its reader and a full disk: from the first text that cannot be written on,
+    all goes on in a file of the user's cache, or nowhere if that is full too. A line on standard error says so."""
+
+    log = ""  # the file's name, which forked processes share
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.go_on(error)
+            with contextlib.suppress(OSError):
+                return super().write(data)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+    def go_on(self, error: OSError) -> None:
+        """Lets the descriptor, and so all that write to it, lead into the file."""
+        place: Path | str = user_cache("output") / self.log
+        try:
+            opened = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            place, opened = os.devnull, os.open(os.devnull, os.O_WRONLY)
+        os.dup2(opened, self.fileno())
+        os.close(opened)
+        if sys.stderr is not None:  # closed, and its number may be that of another file
+            text = f"{self.name} cannot be written any further ({error.strerror}): the output goes on in {place}\n"
+            with contextlib.suppress(OSError):
+                os.write(sys.stderr.fileno(), text.encode(errors="replace"))
+
+
+def outlive_streams() -> None:
+    """Lets no closed or full standard output or error end this process. A log in ASCII shows an umlaut of a path as
+    \\xfc."""
+    if LastingStream.log:
+        return
+    LastingStream.log = f"{Path(sys.argv[0]).stem}-{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.log"
+    for name in ("stderr", "stdout"):
+        stream, form = getattr(sys, name), {"encoding": "utf-8", "line_buffering": True}
+        if stream is not getattr(sys, f"__{name}__"):  # of a notebook or a test
+            continue
+        if stream is not None:
+            form = {key: getattr(stream, key) for key in ("encoding", "line_buffering", "write_through")}
+        raw = LastingStream(os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno(), "w", closefd=False)
+        raw.name = name
+        if stream is None:  # closed before the start
+            raw.go_on(OSError(errno.EBADF, os.strerror(errno.EBADF)))
+        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", **form))
+
+
 def end_with_parent() -> None:
     """On Linux, lets this process get SIGTERM when its parent ends. `accelerate launch` with one process does not pass
     on signals: if one ended it, the training would go on alone."""
@@ -425,9 +477,7 @@ def run_script(main: Callable[[], object]) -> None:
     """
     several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
     os.environ["MPLBACKEND"] = "Agg"  # a notebook's own backend may not be there, or would show the pictures
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a log in ASCII shows an umlaut of a path as \xfc
+    outlive_streams()
     os.register_at_fork(after_in_child=_follow_parent)
     show_libraries_messages_visibly()
     try:

@@ -8,6 +8,7 @@ A folder is filled under another name, described in its manifest, synced to the 
 import contextlib
 import errno
 import functools
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from foundry.common.command_line import check_folder
 from foundry.common.digests import file_digests, keep, kept_digests, set_back, stamp
 from foundry.common.errors import UserError
 from foundry.common.processes import is_first_process, print_once
-from foundry.common.reports import check_files, elsewhere, first_line, record_json
+from foundry.common.reports import check_files, elsewhere, first_line, record_json, write_aside
 
 MANIFEST = "manifest.json"
 FREE_SPACE = "Free some space, or name a folder on another disk."
@@ -32,6 +33,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Libraries pass on the text of the system's error without its number. torch says only that the file's position is
 # unexpected.
 _FULL_MESSAGES = ("unexpected pos ", "PytorchStreamWriter failed writing", *map(os.strerror, _FULL))
+# Errors of disks and network file systems that may be back in a moment.
+_AWAY = (errno.EIO, errno.ESTALE)
+PATIENCE = 60.0  # seconds for which such an error is waited for
 # Errors of file systems that lack a feature, such as CIFS, a shared folder of a virtual machine or gcsfuse.
 _LACKING = (errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENOTSUP)
 
@@ -103,8 +107,46 @@ def share(paths: Iterable[Path]) -> None:
             path.chmod(special | (0o777 if path.is_dir() else 0o666) & ~umask)
 
 
+def patiently(act: Callable[[], object]) -> None:
+    """Calls act(), and again for PATIENCE seconds while the disk or the network file system is away."""
+    deadline, wait = time.monotonic() + PATIENCE, 1.0
+    while True:
+        try:
+            act()
+            return
+        except OSError as error:
+            if error.errno not in _AWAY or time.monotonic() + wait > deadline:
+                raise
+            _say(f"{error}: tried again for {PATIENCE:.0f} s")
+        time.sleep(wait)
+        wait = min(2 * wait, PATIENCE / 6)
+
+
+def move(source: Path, target: Path) -> None:
+    """Renames a folder, patiently. An attempt of which a network file system said that it failed may have been made."""
+    attempts = itertools.count()
+
+    def rename() -> None:
+        if next(attempts) == 0 or source.exists() or not target.exists():
+            source.rename(target)
+
+    patiently(rename)
+
+
 def fsync(path: Path) -> None:
-    """Syncs a file, or the list of names in a folder, to the disk."""
+    """Syncs a file, or the list of names in a folder, to the disk, patiently. After an attempt that failed, a kernel
+    takes what it holds of the file for written, so the file is written again."""
+    attempts = itertools.count()
+
+    def sync() -> None:
+        if next(attempts) and path.is_file():
+            write_aside(path, partial(shutil.copy2, path))
+        _fsync(path)
+
+    patiently(sync)
+
+
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with _where_possible("after a power cut, files that were just written may be incomplete"):
@@ -153,12 +195,12 @@ def put_in_place(aside: Path, final: Path, unless_whole: bool = False) -> None:
         if unless_whole and final.exists() and difference(final) is None:
             return
         with contextlib.suppress(FileNotFoundError):
-            final.rename(grave)
+            move(final, grave)
         try:
-            aside.rename(final)
+            move(aside, final)
         except OSError:
             if not final.exists():  # the rename failed for another reason than a folder of another process
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):
                     grave.rename(final)
                 raise
             remove(grave, quietly=True)
@@ -244,6 +286,7 @@ def _remove_abandoned(cache: Path, name: str) -> None:
 
 # ---------------------------------------------------------------- checkpoints
 SAVING = "_saving"  # folder in an output folder with checkpoints that are being written or deleted
+TEXTS = "of_the_data"  # folder in a checkpoint for all that holds texts of the data or token ids: it is never uploaded
 
 
 def publish(aside: Path, final: Path) -> None:
@@ -258,8 +301,8 @@ def discard(checkpoint: Path) -> None:
     """Deletes a checkpoint; a half-deleted one is never visible as a checkpoint."""
     grave = checkpoint.parent / SAVING / f"deleted-{checkpoint.name}"
     remove(grave, quietly=True)
-    grave.parent.mkdir(exist_ok=True)
-    checkpoint.rename(grave)
+    patiently(partial(grave.parent.mkdir, exist_ok=True))
+    move(checkpoint, grave)
     remove(grave, quietly=True)
     with contextlib.suppress(OSError):
         grave.parent.rmdir()
@@ -286,6 +329,17 @@ _STATE = {
     "best_metric": (int, float, _NONE),
 }
 _STATE |= {"epoch": (int, float, _NONE), "best_model_checkpoint": (str, _NONE), "stateful_callbacks": (_NONE, dict)}
+
+
+def what_is_left(output_dir: Path) -> str:
+    """The end of a message about a run that cannot save: its last checkpoint, and what to do."""
+    try:
+        last = next(reversed(checkpoints_of(output_dir)), None)
+    except OSError:  # the disk is away
+        return "its last checkpoint cannot be looked for. Run the same command with --resume_from_checkpoint later"
+    left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
+    again = "--resume_from_checkpoint" if last else "--overwrite_output_dir, which trains again"
+    return f"{left}. Free some space, or mend the disk, then run the same command with {again}"
 
 
 def damage(checkpoint: Path) -> str | None:

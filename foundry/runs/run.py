@@ -1,5 +1,6 @@
 """A run from start to end: plan and checks before it, results and files after it; `TrainingRun` trains in between."""
 
+import contextlib
 import json
 import math
 import shlex
@@ -27,7 +28,7 @@ from foundry.common.reports import (
     start_summary,
     write_json,
 )
-from foundry.common.whole_folders import SAVING, checkpoints_of, is_disk_full, remove
+from foundry.common.whole_folders import SAVING, is_disk_full, patiently, remove, what_is_left
 from foundry.corpora.preview import LINES, print_preview, recorded
 from foundry.corpora.round_trip import described_losses
 from foundry.corpora.unknown import refuse_unknown
@@ -259,7 +260,7 @@ class TrainingRun(Run):
         return results
 
     def _save_model(self) -> None:
-        """Saves the finished model. If the disk is full, SystemExit with one line that names the last checkpoint."""
+        """Saves the finished model. If the disk fails, SystemExit with one line that names the last checkpoint."""
         aside = self.output_dir / SAVING / "model"
         try:
             self.trainer.save_model(str(aside))
@@ -267,15 +268,13 @@ class TrainingRun(Run):
                 self.trainer.state.save_to_json(str(aside / TRAINER_STATE_NAME))
                 self._put_in_place(aside)
         except Exception as error:
-            if not is_disk_full(error):
+            if not (is_full := is_disk_full(error)) and not isinstance(error, OSError):
                 raise
-            remove(aside.parent, quietly=True)  # an incomplete file would be taken for the model
-            last = next(reversed(checkpoints_of(self.output_dir)), None)
-            left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
-            again = "--resume_from_checkpoint" if last else "--overwrite_output_dir, which trains again"
+            with contextlib.suppress(OSError):
+                remove(aside.parent, quietly=True)  # an incomplete file would be taken for the model
+            what = "no room for the finished model" if is_full else "the finished model was not saved"
             raise SystemExit(
-                f"no room for the finished model in {self.output_dir} ({first_line(error)}); {left}. Free "
-                f"some space, then run the same command with {again}"
+                f"{what} in {self.output_dir} ({first_line(error)}); {what_is_left(self.output_dir)}"
             ) from None
 
     def _put_in_place(self, aside: Path) -> None:
@@ -283,7 +282,7 @@ class TrainingRun(Run):
         an earlier model's files, beside which this one would not be found."""
         new = {path.name: path for path in aside.iterdir()}
         for name, path in new.items():
-            path.replace(self.output_dir / name)
+            patiently(partial(path.replace, self.output_dir / name))
         for pattern in ("*model*.safetensors*", "config.json", *(adapter.config for adapter in adapters())):
             for path in self.output_dir.glob(pattern):
                 if path.name not in new:

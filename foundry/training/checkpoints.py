@@ -37,6 +37,7 @@ from foundry.common.reports import code_of_pickle, first_line, is_secret, read_j
 from foundry.common.whole_folders import (
     MANIFEST,
     SAVING,
+    TEXTS,
     checkpoints_of,
     damage,
     discard,
@@ -218,6 +219,7 @@ def _losses(path: Path) -> None:
 _READERS: dict[str, Callable[[Path], object]] = {
     "trainer_state.json": TrainerState.load_from_json,
     "loss_state_*.json": _losses,
+    f"{TEXTS}/*.json": read_json,
     "optimizer.pt": _optimizer,
     "scheduler.pt": lambda path: _tensors(path).keys(),
     "rng_state*.pth": _random_numbers,
@@ -435,11 +437,15 @@ def is_restart(folder: Path) -> bool:
 
 
 # ---------------------------------------------------------------- the loss that is being averaged
-def save_loss_state(folder: Path, rank: int, state: dict) -> None:
+def save_loss_state(folder: Path, rank: int, state: dict, texts: dict | None = None) -> None:
     """Writes what Trainer does not save, so that a resumed run logs the same means: {"running_loss": this rank's sum of
     losses since the last log, "total_loss": sum up to that log, "last_logged_step", "owed_evaluation", and perhaps
-    lists of sums, of callbacks of features}."""
+    lists of sums, of callbacks of features}. texts: what holds texts of the data or token ids, for the folder
+    TEXTS."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
+    if texts:
+        (folder / TEXTS).mkdir(exist_ok=True)
+        (folder / TEXTS / f"{rank}.json").write_text(json.dumps(texts) + "\n", encoding="utf-8")
 
 
 def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
@@ -448,9 +454,10 @@ def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
     states = [record_json(path) for path in sorted(folder.glob("loss_state_*.json"))]
     if not states:
         return None
+    texts = read_json(folder / TEXTS / f"{rank}.json")
     if len(states) == num_ranks:
-        return record_json(folder / f"loss_state_{rank}.json")
+        return record_json(folder / f"loss_state_{rank}.json") | texts
     mean = {"running_loss": sum(state["running_loss"] for state in states) / len(states)}
     for name in (name for name, value in states[0].items() if isinstance(value, list)):
         mean[name] = np.mean([state[name] for state in states], axis=0).tolist()
-    return states[0] | mean
+    return states[0] | mean | texts

@@ -80,6 +80,10 @@ class SumsCallback(TrainerCallback):
     def state(self) -> dict:
         return {self.saved_as: self.sums.tolist()}
 
+    def texts(self) -> dict:
+        """What of its state holds texts of the data or token ids. It is saved where no upload takes it."""
+        return {}
+
     def restore(self, state: dict) -> None:
         self.sums = torch.tensor(state[self.saved_as], device=self.trainer.args.device)
 

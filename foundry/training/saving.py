@@ -15,7 +15,7 @@ from constants import TASK_RECORD
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import difference_of_names, write_json
-from foundry.common.whole_folders import SAVING, is_disk_full, publish, share
+from foundry.common.whole_folders import SAVING, is_disk_full, patiently, publish, share, what_is_left
 from foundry.corpora.tokenizers import use_older_names
 from foundry.model_t5 import is_adapted
 from foundry.training.checkpoints import load_loss_state, rotate, save_loss_state
@@ -81,12 +81,10 @@ class SavingTrainer(RowOrderTrainer):
             self._find_best(output_dir)
             self._delete_surplus(final)  # an evaluation that was made up for may have found a better one
             return
-        if self.args.should_save:
-            shutil.rmtree(output_dir / SAVING, ignore_errors=True)
-            aside.mkdir(parents=True)
-        self.accelerator.wait_for_everyone()
         earlier_best = self.state.best_model_checkpoint
-        if self._is_disk_full(self._write_checkpoint, model, trial, aside):
+        if self._is_disk_full(self._begin_checkpoint, aside) or self._is_disk_full(
+            self._write_checkpoint, model, trial, aside
+        ):
             self.state.best_model_checkpoint = earlier_best  # Trainer may have named the checkpoint that failed
             return
         self._find_best(output_dir, final)
@@ -94,7 +92,7 @@ class SavingTrainer(RowOrderTrainer):
             self.state.best_model_checkpoint = earlier_best
             return
         self._saved_step = self.state.global_step
-        self._delete_surplus(final)
+        self._is_disk_full(self._delete_surplus, final)
         if self.uploads and not self.is_leaving:
             self.uploads.start(final, self.state.global_step)
         self.accelerator.wait_for_everyone()
@@ -117,6 +115,14 @@ class SavingTrainer(RowOrderTrainer):
         if self.state.best_global_step and (best == being_saved or best.is_dir()):
             self.state.best_model_checkpoint = str(best)
 
+    def _begin_checkpoint(self, aside: Path) -> None:
+        def make_folder() -> None:
+            shutil.rmtree(aside.parent, ignore_errors=True)
+            aside.mkdir(parents=True)
+
+        if self.args.should_save:
+            patiently(make_folder)
+
     def _write_checkpoint(self, model, trial, aside: Path) -> None:
         self._is_saving, self._put_off = True, None
         try:
@@ -127,20 +133,22 @@ class SavingTrainer(RowOrderTrainer):
             raise self._put_off
         losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
         losses |= {"last_logged_step": self._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
+        texts: dict = {}
         for callback in filter(_has_state, self.feature_callbacks):
             losses |= callback.state()
-        save_loss_state(aside, self.args.process_index, losses)
+            texts |= callback.texts()
+        save_loss_state(aside, self.args.process_index, losses, texts)
         if hasattr(self.train_dataset, "save_place"):
             self.train_dataset.save_place(aside)
 
     @contextlib.contextmanager
     def _full_disk_put_off(self) -> Iterator[None]:
-        """Keeps the error of a full disk until the end of `_write_checkpoint`. A rank that raised it early would leave
-        the others waiting in a collective call."""
+        """Keeps an error of the disk until the end of `_write_checkpoint`. A rank that raised it early would leave the
+        others waiting in a collective call."""
         try:
             yield
         except Exception as error:
-            if not self._is_saving or not is_disk_full(error):
+            if not self._is_saving or not (is_disk_full(error) or isinstance(error, OSError)):
                 raise
             self._put_off = error
 
@@ -151,14 +159,22 @@ class SavingTrainer(RowOrderTrainer):
 
     def _is_disk_full(self, write: Callable, *args) -> bool:
         """Calls write(*args) and returns whether that failed on any rank because its disk is full. If so, deletes the
-        half-written checkpoint and prints a line."""
-        full = None
+        half-written checkpoint and prints a line. For another error of the disk, SystemExit with one line and exit
+        code 1."""
+        full = other = None
         try:
             write(*args)
         except Exception as error:
-            if not is_disk_full(error):
+            if is_disk_full(error):
+                full = error
+            elif isinstance(error, OSError):
+                other = error
+            else:
                 raise
-            full = error
+        if self.any_rank(other is not None):
+            name = f"step {self.state.global_step:,}: no checkpoint in {self.args.output_dir}"
+            text = f"{name} ({other or 'on another rank'}); {what_is_left(Path(self.args.output_dir))}"
+            raise SystemExit(text if other or self.args.process_index == 0 else 1)
         if not self.any_rank(full is not None):
             return False
         shutil.rmtree(Path(self.args.output_dir) / SAVING, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Whole runs to which something happens: a full disk, a tracker that cannot start, an early stop that is resumed."""
 
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from warm_python import warm_python
 
 import fine_tune_t5
 import pre_train_t5
+from foundry.common import whole_folders
 from foundry.common.whole_folders import checkpoints_of, damage
 from foundry.training import saving
 from foundry.training.preemption import EvaluationStopped, with_own_workers
@@ -256,6 +258,8 @@ class SignalAfterTrainingTest(TestCase):
 
 
 class FullDiskTest(TestCase):
+    numbers = itertools.count()
+
     def test_the_manifest(self):
         out, publish, calls = self.folder / "manifest", saving.publish, []
 
@@ -315,6 +319,49 @@ class FullDiskTest(TestCase):
         mask = os.umask(0)
         os.umask(mask)
         return mask
+
+    @parameterized.product(
+        what=("mkdir", "rename", "_fsync"), number=(errno.EIO, errno.ESTALE), first=(0, 1), goes_on=(True, False)
+    )
+    def test_a_disk_that_is_away(self, what, number, first, goes_on):
+        """It is back after two attempts, or not within the time for which it is waited for."""
+        out, calls = self.folder / f"away_{next(self.numbers)}", []
+        holder = whole_folders if what == "_fsync" else Path
+        whole = getattr(holder, what)
+
+        def away(path, *args, **how):
+            if saving.SAVING in path.parts and (first == 0 or (out / "checkpoint-2").exists()):
+                calls.append(path)
+                if len(calls) <= 2 or not goes_on:
+                    raise OSError(number, os.strerror(number), str(path))
+            return whole(path, *args, **how)
+
+        self.enter_context(mock.patch.object(holder, what, away))
+        self.enter_context(mock.patch.object(whole_folders.time, "sleep", lambda _: None))
+        self.enter_context(mock.patch.object(whole_folders, "PATIENCE", 60 if goes_on else 0))
+        whole_folders._say.cache_clear()
+        _, printed, error = self.run_script(out, "--save_total_limit", "9", code=None if goes_on else 1)
+        if goes_on:
+            self.assertEqual(self.steps_saved(out), [2, 4, 6])
+            self.assertRegex(printed, rf"\[Errno {number}\] .*: tried again for 60 s")
+        else:
+            self.assertEqual(self.steps_saved(out), [2] * first)
+            left = "the last checkpoint is .*checkpoint-2. " if first else "there is no checkpoint. "
+            self.assertRegex(error, rf"step {2 + 2 * first}: no checkpoint in .*\[Errno {number}\] .*; {left}Free")
+            self.assertNotIn("Traceback", error)
+
+    def test_an_output_folder_that_becomes_a_file(self):
+        out = self.folder / "file"
+
+        def replace(trainer, *args):
+            shutil.rmtree(out)
+            out.touch()
+            return begin(trainer, *args)
+
+        begin = saving.SavingTrainer._begin_checkpoint
+        with mock.patch.object(saving.SavingTrainer, "_begin_checkpoint", replace):
+            *_, error = self.run_script(out, code=1)
+        self.assertRegex(error, "step 2: no checkpoint in .*file .*(Not a directory|File exists).*; there is no")
 
     def test_what_lies_beside_the_model(self):
         out = self.folder / "beside"

@@ -233,7 +233,8 @@ def run(words: list[str], environment: dict, folder: str) -> None:
     os.chdir(folder)
     # The server's own believe that they can seek, as its log can.
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
-        setattr(sys, name, open(number, "w", buffering=1, errors=errors, closefd=False))  # noqa: PTH123, SIM115
+        stream = open(number, "w", buffering=1, errors=errors, closefd=False)  # noqa: PTH123, SIM115
+        vars(sys).update({name: stream, f"__{name}__": stream})
     sys.path[1:1] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     while words[0] in ("-u", "-I", "-P", "-W"):
         del words[: 2 if words[0] == "-W" else 1]

@@ -380,7 +380,7 @@ class StepTest(parameterized.TestCase):
         learning, trainer = self.learning(dict(kind="grpo", samples=2, updates=2), "")
         first = self.batches([2, 2])
         learning.begin_step(first)
-        saved = json.loads(json.dumps(learning.state()))
+        saved = json.loads(json.dumps(learning.state() | learning.texts()))
         trainer.state.global_step = 1
         other, _ = self.learning(dict(kind="grpo", samples=2, updates=2), "")
         other.trainer.state.global_step = 1
@@ -394,6 +394,9 @@ class StepTest(parameterized.TestCase):
                     torch.testing.assert_close(two[name], one[name], rtol=0, atol=0, msg=name)
         other.restore(saved | {"answers": saved["answers"] | {"processes": 2}})
         self.assertEmpty(other.kept)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.learning(dict(kind="grpo", samples=2, updates=2), "")[0].restore(learning.state())
+        self.assertIn("the checkpoint has no drawn answers (uploads leave them out)", printed.getvalue())
 
 
 class ReferenceTest(absltest.TestCase):
