@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import difflib
+import errno
 import hashlib
 import importlib.metadata
 import itertools
@@ -735,20 +736,33 @@ def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns a UserError in the `with` block into one line on stderr and exit code 2; not if T5_FOUNDRY_TRACEBACK is
-    set. Any other exception is a defect of this project or of a library: it is raised again, with a line on where to
-    report it."""
+    """Turns a UserError in the `with` block into one line on stderr and exit code 2, and an error of the machine, such
+    as a full disk or no memory, into one and exit code 1; not if T5_FOUNDRY_TRACEBACK is set. Any other exception is a
+    defect of this project or of a library: it is raised again, with a line on where to report it."""
     try:
         yield
-    except UserError as error:
-        if os.environ.get("T5_FOUNDRY_TRACEBACK"):
+    except Exception as error:
+        is_of_user = isinstance(error, UserError)
+        is_known = is_of_user or _is_of_machine(error)
+        if not is_known:
+            error.add_note(DEFECT)
+        if not is_known or os.environ.get("T5_FOUNDRY_TRACEBACK"):
             raise
-        if is_first_of_its_node():
-            text = one_line(" ".join(str(error).split())) or type(error).__name__
+        if is_first_of_its_node() or not is_of_user:
+            text = str(error) if is_of_user else f"{type(error).__name__}: {error}"
+            text = one_line(" ".join(text.split())) or type(error).__name__
             text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
             rank = "" if is_first_process() else f", rank {os.environ['RANK']} on {socket.gethostname()}"
             say([f"{Path(sys.argv[0]).name}{rank}: ", Painted("error", RED), f": {text}"], stream=sys.stderr)
-        raise SystemExit(2) from None
-    except Exception as error:
-        error.add_note(DEFECT)
-        raise
+        raise SystemExit(2 if is_of_user else 1) from None
+
+
+# The disk is full, away, or read-only; too little memory, too many open files.
+_OF_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
+_OF_MACHINE += (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Whether the machine lacks something, and neither the user nor this project is wrong."""
+    no_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # torch's, a RuntimeError
+    return no_memory or (isinstance(error, OSError) and error.errno in _OF_MACHINE)

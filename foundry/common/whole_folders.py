@@ -230,6 +230,17 @@ def _temporary(name: str, parent: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder in TMPDIR until the `with` block ends. UserError that names the disk if that is full."""
+    try:
+        place = tempfile.gettempdir()
+    except FileNotFoundError as error:  # it tries to write a few bytes
+        raise UserError(f"TMPDIR: {error.strerror}. {FREE_SPACE}") from None
+    with told_if_full(f"TMPDIR {place}", FREE_SPACE), tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
 def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
     """An empty folder to fill. It is renamed to `final` when the `with` block ends, or deleted after an error.
 

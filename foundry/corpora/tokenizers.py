@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -37,6 +36,7 @@ from foundry.common.reports import (
     record_json,
     write_json,
 )
+from foundry.common.whole_folders import temporary_folder
 from foundry.corpora.files import refuse_pointers
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.corpora.sentencepiece_models import (
@@ -523,11 +523,11 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
         first = max([len(tokens) - 1, *(token["id"] for token in added)]) + 1
         count = len(listed) or config.get("extra_ids", NUM_SENTINELS)
         added += [special_token(first + n, f"<extra_id_{count - 1 - n}>") for n in range(count)]
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         for name in CONFIGS:
             if name in files:
-                shutil.copyfile(files[name], Path(folder) / name)
-        write_json(Path(folder) / RULES, content)
+                shutil.copyfile(files[name], folder / name)
+        write_json(folder / RULES, content)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     sentinels = sorted(
         (t["content"] for t in added if SENTINEL_NAME.fullmatch(t["content"])), key=lambda t: (len(t), t)
@@ -596,9 +596,9 @@ def check_saved(tokenizer: PreTrainedTokenizerBase) -> None:
     """Saves the tokenizer and loads it again, here and by AutoTokenizer. AssertionError if one is another then."""
     texts = probe_texts(tokenizer.get_vocab())
     wanted = tokenizer(texts)["input_ids"], tokenizer.get_vocab(), tokenizer.eos_token_id, tokenizer.pad_token_id
-    with tempfile.TemporaryDirectory() as folder:
-        save_tokenizer(tokenizer, Path(folder))
-        for again in (load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)):
+    with temporary_folder() as folder:
+        save_tokenizer(tokenizer, folder)
+        for again in (load_tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)):
             found = again(texts)["input_ids"], again.get_vocab(), again.eos_token_id, again.pad_token_id
             assert found == wanted, f"{tokenizer.name_or_path}: the tokenizer is another when it is saved and loaded"
 

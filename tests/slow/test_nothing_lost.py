@@ -321,20 +321,20 @@ class FullDiskTest(TestCase):
         return mask
 
     @parameterized.product(
-        what=("mkdir", "rename", "_fsync"), number=(errno.EIO, errno.ESTALE), first=(0, 1), goes_on=(True, False)
+        how=(("mkdir", errno.EIO), ("rename", errno.ESTALE), ("_fsync", errno.EIO)), first=(0, 1), goes_on=(True, False)
     )
-    def test_a_disk_that_is_away(self, what, number, first, goes_on):
+    def test_a_disk_that_is_away(self, how, first, goes_on):
         """It is back after two attempts, or not within the time for which it is waited for."""
-        out, calls = self.folder / f"away_{next(self.numbers)}", []
+        (what, number), out, calls = how, self.folder / f"away_{next(self.numbers)}", []
         holder = whole_folders if what == "_fsync" else Path
         whole = getattr(holder, what)
 
-        def away(path, *args, **how):
+        def away(path, *args, **more):
             if saving.SAVING in path.parts and (first == 0 or (out / "checkpoint-2").exists()):
                 calls.append(path)
                 if len(calls) <= 2 or not goes_on:
                     raise OSError(number, os.strerror(number), str(path))
-            return whole(path, *args, **how)
+            return whole(path, *args, **more)
 
         self.enter_context(mock.patch.object(holder, what, away))
         self.enter_context(mock.patch.object(whole_folders.time, "sleep", lambda _: None))

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import errno
 import functools
 import gzip
 import io
@@ -781,6 +782,22 @@ class ProcessTest(TestCase):
         ):
             raise UserError("--train_file my.txt: no such file")
         self.assertEqual(out.getvalue(), f"{told}: error: --train_file my.txt: no such file\n" if told else "")
+
+    @parameterized.parameters(
+        (MemoryError(), "MemoryError:"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"),
+            "RuntimeError: Default.* 8 bytes",
+        ),
+        (OSError(errno.ENOSPC, "No space left", "/a"), r"OSError: \[Errno 28\] No space left: '/a'"),
+        (OSError(errno.EROFS, "Read-only file system", "/a"), r"OSError: \[Errno 30\] .*: '/a'"),
+    )
+    def test_errors_of_the_machine(self, error, line):
+        out = self.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        with self.assertRaises(SystemExit) as ended, exit_on_user_error():
+            raise error
+        self.assertEqual(ended.exception.code, 1)
+        self.assertRegex(out.getvalue(), rf"^\S+: error: {line}\n$")
 
     def test_errors_of_ours_and_tracebacks_on_demand(self):
         for kind in (AssertionError, KeyError, ValueError, OSError):
