@@ -703,6 +703,17 @@ class TokenizerTest(TestCase):
         super().setUp()
         self.tokenizer = load_tokenizer(str(TRAINED / "plain"))
 
+    def test_a_full_disk_of_temporary_files_is_named(self):
+        train_tokenizer(["a b c"] * 9, self.folder / "t", 108)
+        full = OSError(errno.ENOSPC, "No space left on device")
+        none = FileNotFoundError(errno.ENOENT, "No usable ['/t']")
+        for place, error, line in (
+            ("foundry.corpora.tokenizers.write_json", full, "TMPDIR .*: no room on the disk .*Free some space"),
+            ("tempfile.gettempdir", none, r"TMPDIR: No usable \['/t'\]. Free some space"),
+        ):
+            with mock.patch(place, side_effect=error), self.assertRaisesRegex(UserError, f"^{line}"):
+                load_tokenizer(str(self.folder / "t"))
+
     def test_special_tokens_are_at_the_places_of_t5(self):
         named = {"pad_token_id": 0, "eos_token_id": 1, "unk_token_id": 2}
         self.assertEqual({name: getattr(self.tokenizer, name) for name in named}, named)
