@@ -14,6 +14,7 @@ from absl.testing import parameterized
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from scipy import stats
 
+from foundry.common.errors import UserError
 from tools.search.sweep_files import Sweep, brackets, is_hopeless, read_sweep
 from tools.search.trials import take_trial
 
@@ -98,6 +99,30 @@ class DistributionTest(parameterized.TestCase):
         first, other = ([values["x"] for values in self.grow(sweep, 5, seed, lambda v: v["x"])] for seed in (0, 1))
         self.assertEqual(first, [values["x"] for values in self.grow(sweep, 5, 0, lambda v: v["x"])])
         self.assertLen(set(first + other), 10)
+
+
+class HostileTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("learning_rate", "{min: .nan, max: 1}", "learning_rate, min: nan must be a finite number"),
+        ("learning_rate", "{min: 1, max: .inf}", "learning_rate, max: inf must be a finite number"),
+        ("learning_rate", "{min: 0, max: 1, q: 1.0e-300, distribution: q_uniform}", "learning_rate .q_uniform"),
+        ("run_cap", "x", "run_cap: 'x' must be a finite number"),
+        ("run_cap", "[1]", "run_cap: .1. must be a finite number"),
+        ("metric", "{name: a, goal: minimize, target: x}", "target: 'x' must be a finite number"),
+        ("early_terminate", "5", "early_terminate: 5 must be a mapping"),
+        ("early_terminate", "{type: hyperband, min_iter: x}", "early_terminate, min_iter: 'x' must be a finite number"),
+        ("early_terminate", "{type: hyperband, max_iter: 27, s: 2, eta: 1}", "eta 1: must be above 1"),
+        ("early_terminate", "{type: hyperband, max_iter: 1000000000, s: 1000000000}", "s 1000000000: must be a whole"),
+        ("project", "&a [*a]", "not valid YAML: the alias"),
+    )
+    def test_one_line(self, key, value, message):
+        parts = {"program": "fine_tune_t5.py", "method": "random", "metric": "{name: eval/loss, goal: minimize}"}
+        rates = value if key == "learning_rate" else "{min: 0.1, max: 0.2}"
+        parts |= {"parameters": f"{{learning_rate: {rates}}}"} | ({} if key == "learning_rate" else {key: value})
+        path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "sweep.yaml"
+        path.write_text("".join(f"{name}: {text}\n" for name, text in parts.items()))
+        with self.assertRaisesRegex(UserError, message):
+            read_sweep(str(path))
 
 
 class HyperbandTest(parameterized.TestCase):

@@ -107,6 +107,8 @@ def read_sweep(path: str, output_dir: str | None = None) -> Sweep:
     if secret := next(filter(is_secret, distributions), None):
         raise UserError(f"{path}, {secret}: a secret cannot be searched for: give it as an environment variable")
     metric = _metric(path, file)
+    numbers = {key: found[key] for found, key in ((file, "run_cap"), (metric, "target")) if found.get(key) is not None}
+    _check_numbers(path, numbers)
     words = file.get("command") or USUAL_COMMAND
     words = _checked_command(path, [str(word) for word in (words if isinstance(words, list) else [words])])
     program = str(file.get("program"))
@@ -185,9 +187,10 @@ def _distribution(where: str, spec: Any, grid: bool) -> "tuple[Any] | BaseDistri
     if kind is None:
         raise UserError(f"{where}: {spec!r} must be a mapping with value, values, min and max, or a distribution")
     _choice(f"{where}, distribution", kind, tuple(kinds))
+    _check_numbers(where, {key: keys[key] for key in ("min", "max", "q") if key in keys})
     try:
         found = kinds[kind](**{key: value for key, value in keys.items() if key != "distribution"})
-    except (TypeError, ValueError, OverflowError) as error:  # missing or unknown keys, min above max
+    except (TypeError, ValueError, ArithmeticError) as error:  # missing or unknown keys, min above max
         raise UserError(
             f"{where} ({kind}): {str(error).removeprefix('read_sweep.').split('.<lambda>() ')[-1]}"
         ) from None
@@ -205,6 +208,13 @@ def _distribution(where: str, spec: Any, grid: bool) -> "tuple[Any] | BaseDistri
     if isinstance(found, CategoricalDistribution) and len(found.choices) == 1:
         return (value_of(found.choices[0]),)
     return found
+
+
+def _check_numbers(where: str, values: dict) -> None:
+    """UserError unless all values are finite numbers."""
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise UserError(f"{where}, {key}: {value!r:.80} must be a finite number")
 
 
 def _choice_of(value: object) -> object:
@@ -241,7 +251,17 @@ def _early_terminate(path: str, stop: dict | None) -> dict | None:
     """Hyperband's settings, with the defaults of W&B's documentation (its package `sweeps` 0.3 sets strict: true)."""
     if stop is None:
         return None
+    if not isinstance(stop, dict):
+        raise UserError(
+            f"{path}, early_terminate: {stop!r:.80} must be a mapping, such as {{type: hyperband, min_iter: 3}}"
+        )
     stop = {"eta": 3, "strict": False} | stop
+    numbers = {key: stop[key] for key in ("eta", "min_iter", "max_iter", "s") if key in stop}
+    _check_numbers(f"{path}, early_terminate", numbers)
+    if numbers["eta"] <= 1:
+        raise UserError(f"{path}, early_terminate: eta {numbers['eta']}: must be above 1")
+    if numbers.get("s", 1) not in range(100):
+        raise UserError(f"{path}, early_terminate: s {numbers['s']}: must be a whole number below 100")
     _choice(f"{path}, early_terminate, type", stop.get("type"), ("hyperband",))
     if ("min_iter" in stop) == ("max_iter" in stop) or ("max_iter" in stop) != ("s" in stop) or not brackets(stop):
         raise UserError(
