@@ -35,6 +35,9 @@ from foundry.common.reports import (
     with_floats,
 )
 
+MOST_STEPS = 10**12  # a picture's axis has no room for more
+MOST_VALUE = 1e30
+
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags. SystemExit, with argparse's message, if they are wrong."""
@@ -86,14 +89,20 @@ def read_run(folder: Path, x: str) -> dict:
     lines = read_metrics(folder / "metrics.jsonl")
     if not lines:
         raise UserError(f"{folder / 'metrics.jsonl'} is empty: the run has logged nothing yet")
-    if not all(isinstance(line.get("step"), int) for line in lines):
+    if not all(isinstance(line.get("step"), int) and 0 <= line["step"] <= MOST_STEPS for line in lines):
         raise UserError(f"{folder / 'metrics.jsonl'} has a line without a step: is it of a training run?")
     if x == "tokens":
         tokens_per_step = read_json(folder / "run.json").get("tokens_per_step")
-        if not tokens_per_step:
+        if not isinstance(tokens_per_step, int) or not 0 < tokens_per_step <= MOST_STEPS:
             raise UserError(f"--x tokens needs tokens_per_step, which {folder / 'run.json'} does not have")
         lines = [line | {"tokens": line["step"] * tokens_per_step} for line in lines]
+    lines = [{key: value for key, value in line.items() if not _is_beyond(value)} for line in lines]
     return {"lines": lines, "results": with_floats(read_json(folder / "all_results.json"))}
+
+
+def _is_beyond(value: object) -> bool:
+    """Whether a value is a number that no axis has room for."""
+    return isinstance(value, Real) and abs(value) > MOST_VALUE
 
 
 def choose_metrics(wanted: str | None, runs: list[dict]) -> list[str]:
@@ -129,7 +138,7 @@ def table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
     rows = [["run", "n", "steps", "train loss", "eval loss", *shown, "time"]]
     for label, runs in groups.items():
         steps = sorted({max(line["step"] for line in run["lines"]) for run in runs})
-        seconds = [max(line.get("seconds", 0) for line in run["lines"]) for run in runs]
+        seconds = [max([0, *(line["seconds"] for line in run["lines"] if line.get("seconds", 0) > 0)]) for run in runs]
         row = [label, str(len(runs)), "-".join(f"{step:,}" for step in steps[:: max(1, len(steps) - 1)])]
         row.append(mean_and_deviation([last(run, "loss") for run in runs], "{:.3f}"))
         row.append(mean_and_deviation([last(run, eval_loss_key(run["lines"])) for run in runs], "{:.3f}"))

@@ -28,6 +28,7 @@ from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loading import load_config
 from foundry.publishing.records import read_run
 from tasks.task_records import read_record
+from tools import plot_runs
 
 SECONDS = 2  # for each file, most of which take milliseconds
 
@@ -215,6 +216,27 @@ class TokenizerTest(TestCase):
         (self.folder / "own.model").write_bytes(proto.SerializeToString())
         with self.assertRaisesRegex(UserError, message):
             load_tokenizer(str(self.folder / "own.model"))
+
+
+class PlotTest(TestCase):
+    @parameterized.product(
+        line=(
+            '{"step": 1, "loss": 1e308}\n{"step": 2, "loss": -1e308, "seconds": 1e300}',
+            '{"step": 1, "seconds": null}',
+            '{"step": 100000000000000000000000000000, "loss": 1}',
+            '{"step": 1, "eval_x\\u001b[2J": 1, "eval_a$b_{^{": 1.0}',
+        ),
+        flags=((), ("--x", "tokens")),
+    )
+    def test_folders_that_no_run_has_written(self, line, flags):
+        (self.folder / "metrics.jsonl").write_text(line + "\n")
+        (self.folder / "run.json").write_text('{"tokens_per_step": "x"}')
+        (self.folder / "all_results.json").write_text('{"eval_loss": "x", "eval_accuracy": [1]}')
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+            plot_runs.main([str(self.folder), "--output", str(self.folder / "x.png"), *flags])
+        self.assertRegex(out.getvalue(), "^(run  .*\n.*\n)?(wrote .*|plot_runs.py: error: .*)\n$")
+        self.assertNotIn("\x1b", out.getvalue())
 
 
 if __name__ == "__main__":

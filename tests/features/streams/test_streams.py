@@ -432,14 +432,18 @@ class BlockTest(TestCase):
         with self.assertRaisesRegex(ValueError, message):
             list(FileCorpus([self.folder / name]).all_rows())
 
-    @parameterized.parameters(("a.txt", b"two\xff\nthree\n"), ("a.jsonl", b'{"t\n{"text": "three"}\n'))
-    def test_broken_lines_can_be_left_out(self, name, content):
-        line = b"one\r\n" if name == "a.txt" else b'{"text": "one"}\r\n'
+    @parameterized.parameters(
+        ("a.txt", "a.txt", b"two\xff\nthree\n"),
+        ("a.jsonl", "a.jsonl", b'{"t\n{"text": "three"}\n'),
+        ("a\x1b[2J\n---- run ----.txt", r"a<U\+001B>\[2J\\n---- run ----.txt", b"two\xff\nthree\n"),
+    )
+    def test_broken_lines_can_be_left_out(self, name, shown, content):
+        line = b'{"text": "one"}\r\n' if name == "a.jsonl" else b"one\r\n"
         (self.folder / name).write_bytes(line * 20_000 + content)
         with contextlib.redirect_stderr(io.StringIO()) as printed:
             corpus = FileCorpus([self.folder / name], skip_broken=True)
             self.assertEqual([row["text"] for _, row in corpus.all_rows()], ["one"] * 20_000 + ["three"])
-        self.assertRegex(printed.getvalue(), f"^left out, 1 in this process: .*{name}.* line 20001")
+        self.assertRegex(printed.getvalue(), f"^left out, 1 in this process: .*{shown}.* line 20001.*\n$")
 
     def test_held_out_rows_are_not_trained_on(self):
         for kind in (*WRITERS, "hub"):
