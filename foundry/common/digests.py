@@ -1,15 +1,16 @@
 """SHA-256 digests of files, kept in a cache so that an unchanged file is not read again, as git's index does.
 
-    digests.json   {"/data/a.txt": [size, time, inode, "SHA-256"], "2048 pieces of /data/b.txt": [...], ...}
+    digests.json   {"/data/a.txt": [size, time, inode, change time, "SHA-256"], "2048 pieces of /data/b.txt": [...]}
 
-A file counts as unchanged if its size, modification time and inode are the same. So a second start on the same text
-hashes nothing.
+A file counts as unchanged if its size, modification time, inode and change time are the same. So a second start on the
+same text hashes nothing.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -58,13 +59,13 @@ def file_digests(paths: Iterable[Path], pieces: Iterable[int] | None = None) -> 
 
 
 def stamp(path: Path) -> list[int] | None:
-    """[size in bytes, modification time in ns, inode] of a file, one of which changes with its contents; None if there
-    is no such file."""
+    """[size in bytes, modification time in ns, inode, change time in ns] of a file, one of which changes with its
+    contents, also where a program sets the modification time back; None if there is no such file."""
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 def kept_digests(paths: Sequence[Path], cache: Path | None, pieces: Sequence[int] | None = None) -> list[str]:
@@ -78,7 +79,7 @@ def kept_digests(paths: Sequence[Path], cache: Path | None, pieces: Sequence[int
         for path, count in zip(paths, pieces, strict=True)
     ]
     stamps = [stamp(path) for path in paths]  # taken before reading: a file that changes meanwhile has another one
-    found = {name: known[name][3] for name, now in zip(names, stamps, strict=True) if known.get(name, [])[:3] == now}
+    found = {name: known[name][-1] for name, now in zip(names, stamps, strict=True) if known.get(name, [])[:-1] == now}
     new = [file for file in zip(names, stamps, paths, pieces, strict=True) if file[0] not in found]
     size = sum(count * PIECE_BYTES or path.stat().st_size for _, _, path, count in new)
     if size > TOLD_BYTES:
@@ -107,9 +108,16 @@ def keep(cache: Path | None, entries: dict[str, list], began: int) -> None:
 
 
 def _known(cache: Path | None) -> dict[str, list]:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((cache / DIGESTS).read_text(encoding="utf-8")) if cache else {}
+    """The entries of a cache's index. Whatever else stands there is left out, since the files can be hashed again."""
+    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+        is_there = cache is not None and (cache / DIGESTS).is_file()
+        entries = json.loads((cache / DIGESTS).read_text(encoding="utf-8")) if is_there else {}
+        return {name: entry for name, entry in entries.items() if isinstance(entry, list) and _is_digest(entry[-1:])}
     return {}
+
+
+def _is_digest(found: list) -> bool:
+    return isinstance(found and found[0], str) and re.fullmatch("[0-9a-f]{64}", found[0]) is not None
 
 
 def set_back(paths: Iterable[Path]) -> None:

@@ -282,7 +282,7 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
             began, digests = time.time_ns(), write_manifest(aside)
             made = {final / name: [*stamp(aside / name), digest] for name, digest in digests.items()}
         put_in_place(aside, final, unless_whole=not overwrite)
-    keep(cache, {str(path.absolute()): entry for path, entry in made.items() if stamp(path) == entry[:3]}, began)
+    keep(cache, {str(path.absolute()): entry for path, entry in made.items() if stamp(path) == entry[:-1]}, began)
     return final
 
 

@@ -69,6 +69,7 @@ class DigestsTest(parameterized.TestCase):
         ("contents_of_the_same_size", write, "after ", 1),
         ("another_size_at_the_same_time", write, "afterwards", 0),
         ("replaced_by_one_of_the_same_size_and_time", replace, "after ", 0),
+        ("contents_of_the_same_size_at_the_same_time", write, "after ", 0),
     )
     def test_a_change_is_noticed(self, change, text, later):
         write(self.file, "before", self.old)
@@ -98,10 +99,17 @@ class DigestsTest(parameterized.TestCase):
             kept_digests([self.file], self.cache)
         self.assertEqual(kept_digests([self.file], self.cache), [sha256("after ")])
 
-    @parameterized.parameters('{"cut', "")
+    @parameterized.parameters(
+        *('{"cut', "", "[]", "5", "null", "[" * 10**5),
+        *(f'{{"{{file}}": {entry}}}' for entry in ("5", "[]", "null", '{"a": 1}', "[1, 2, 3, 4, 5]")),
+        '{"{file}": [{stamp}, "no digest"]}',
+    )
     def test_a_damaged_index_counts_as_none(self, content):
         write(self.file, "text", self.old)
         self.cache.mkdir()
+        if "file" in content:
+            stamp = ", ".join(map(str, digests.stamp(self.file)))
+            content = content.replace("{file}", str(self.file)).replace("{stamp}", stamp)
         (self.cache / digests.DIGESTS).write_text(content)
         for _ in range(2):
             self.assertEqual(kept_digests([self.file], self.cache), [sha256("text")])
@@ -125,7 +133,7 @@ class DigestsTest(parameterized.TestCase):
         known = json.loads((self.cache / digests.DIGESTS).read_text())
         self.assertNotEmpty(known)
         for name, entry in known.items():  # whichever of them are there
-            self.assertEqual(entry[3], sha256(Path(name).name))
+            self.assertEqual(entry[-1], sha256(Path(name).name))
 
     def test_pieces_of_large_files(self):
         """Contents of 10 and 30 pieces where 8 may be read: two of the small file, six of the large one."""
