@@ -9,27 +9,33 @@ import huggingface_hub
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from constants import DATASET_VALS
-from foundry.common.command_line import check_folder, parse_yaml, read_yaml
+from foundry.common.command_line import check_folder, listed, parse_yaml, read_yaml
 from foundry.common.errors import UserError
 from foundry.common.processes import answers, print_once
 from foundry.common.reports import elsewhere, first_line, read_json, record_bytes
 from foundry.corpora.files import SAVED_BY_DATASETS, say_once
 
+# Types of `datasets` that hold values themselves, and no address or name of a file.
+PLAIN_TYPES = ("Value", "ClassLabel", "Translation", "TranslationVariableLanguages", "Json")
+
 
 def load_dataset_splits(
     name: str, config: str | None, flag: str, needed: str | None = None, **how: Any
 ) -> dict[str, Any]:
-    """{split: a datasets.Dataset} of a saved folder or a Hub name. how: further arguments of `datasets.load_dataset`,
-    for the Hub. UserError if there is none, or no split called `needed`."""
+    """{split: a datasets.Dataset} of a saved folder or a Hub name, with columns of texts, numbers, and lists and
+    records of these alone. how: further arguments of `datasets.load_dataset`, for the Hub. UserError if there is none,
+    no split called `needed`, or no such column."""
     import datasets
 
     do_not_wait_for_the_hub(name)
     if Path(name).is_file():
         raise UserError(f"{flag} {name}: is a file. Give it with --train_file")
-    _check_saved(name, flag)
     if Path(name).is_dir():
+        if odd := next(filter(_is_special, Path(name).rglob("*")), None):
+            raise UserError(f"{flag} {name}: {odd.relative_to(name)} is a pipe or a device, and no file")
+        _check_saved(name, flag)
         _check_card(Path(name), flag)
-    failures = OSError, ValueError, RuntimeError, LookupError, TypeError, datasets.exceptions.DatasetsError
+    failures = OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError
     try:
         if any((Path(name) / file).is_file() for file in SAVED_BY_DATASETS):
             loaded = datasets.load_from_disk(name)
@@ -37,7 +43,7 @@ def load_dataset_splits(
             splits = {split: _plain(rows) for split, rows in splits.items()}
         else:
             splits = _published(name, config, how)
-    except failures as error:
+    except (*failures, datasets.exceptions.DatasetsError) as error:
         is_reached = Path(name).exists() or hub_is_reachable()
         hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
         tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
@@ -45,6 +51,7 @@ def load_dataset_splits(
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
         reason = f"cannot be loaded from disk or the Hub ({first_line(error, 2)}){hint}"
         raise UserError(f"{flag} {name}: {reason}") from None
+    splits = {split: _without_decoded(rows, f"{flag} {name}") for split, rows in splits.items()}
     if needed and needed not in splits:
         raise UserError(f"{flag} {name}: no split called {needed}; available: {', '.join(splits)}")
     return splits
@@ -58,6 +65,11 @@ def saved_files(name: str, split: str) -> list[Path]:
 
 def _names_of_files(folder: Path) -> list:
     return [file["filename"] for file in read_json(folder / "state.json").get("_data_files", [])]
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a path leads to something that opening it may wait for, or that has no end."""
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def _check_saved(name: str, flag: str) -> None:
@@ -125,6 +137,30 @@ def _plain(rows: Any) -> Any:
     return rows if saved["type"] is None and saved["columns"] == rows.column_names else rows.with_format(None)
 
 
+def _without_decoded(rows: Any, shown: str) -> Any:
+    """The rows without the columns that `datasets` would decode, such as pictures: whoever wrote the data says which
+    address or which file elsewhere it opens for that. A line names them; UserError if no column is left."""
+    types = {column: _decoded_type(kind) for column, kind in (rows.features or {}).items()}
+    odd = [f"{column} ({kind})" for column, kind in types.items() if kind]
+    if not odd:
+        return rows
+    what = f"{shown}: only texts, numbers, and lists and records of these are read, and not the column {listed(odd)}"
+    if len(odd) == len(types):
+        raise UserError(what)
+    say_once(what)
+    return rows.select_columns([column for column, kind in types.items() if not kind])
+
+
+def _decoded_type(kind: Any) -> str | None:
+    """The name of the first type in a column's type that is decoded; None if none is."""
+    if isinstance(kind, dict | list):
+        inner = kind.values() if isinstance(kind, dict) else kind
+        return next(filter(None, map(_decoded_type, inner)), None)
+    if hasattr(kind, "feature"):  # lists
+        return _decoded_type(kind.feature)
+    return None if type(kind).__name__ in PLAIN_TYPES else type(kind).__name__
+
+
 def classes_of(rows: Any) -> dict[str, list[str]]:
     """{column: names of its classes by their number} of a datasets.Dataset or IterableDataset."""
     features = getattr(rows, "features", None) or {}
@@ -150,5 +186,5 @@ def do_not_wait_for_the_hub(name: str) -> None:
 
 
 def hub_is_reachable() -> bool:
-    """Whether the Hugging Face Hub answers."""
-    return answers(huggingface_hub.constants.ENDPOINT)
+    """Whether the Hugging Face Hub answers. With HF_HUB_OFFLINE it is not asked."""
+    return not huggingface_hub.constants.HF_HUB_OFFLINE and answers(huggingface_hub.constants.ENDPOINT)

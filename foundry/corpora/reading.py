@@ -59,13 +59,20 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 
 def class_names(path: Path) -> dict[str, list[str]]:
-    """{column: names of its classes by their number} of a .parquet that `datasets` wrote; {} of any other file."""
+    """{column: names of its classes by their number} of a .parquet that `datasets` wrote; {} of any other file.
+    UserError if what the file says of its columns is not as `datasets` writes it."""
     if data_suffix(path) != ".parquet":
         return {}
     with open_parquet(path) as file:
         written = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
-    features = json.loads(written).get("info", {}).get("features", {})
-    return {column: kind["names"] for column, kind in features.items() if "names" in kind}
+    try:
+        features = (json.loads(written).get("info") or {}).get("features") or {}
+        names = {column: kind["names"] for column, kind in features.items() if "names" in kind}
+        if all(isinstance(of, list) and all(isinstance(name, str) for name in of) for of in names.values()):
+            return names
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        pass
+    raise UserError(f"{path}: its metadata called huggingface is not as `datasets` writes it. Save the file without it")
 
 
 def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
