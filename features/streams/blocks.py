@@ -5,7 +5,7 @@
     .parquet                a row group
     .npy                    a stretch of rows of ready-made ids, or of pieces of a flat array
     .csv                    a file, since rows are only found by reading from its start; a resumed run seeks its row
-    .json, .tsv, anything compressed, WikiExtractor's <doc> format
+    .json, .tsv, anything compressed, text with pages of WikiExtractor's <doc> format anywhere
                             a file; a resumed run reads again what comes before its row
     a Hub stream            a shard, or a row group if there are few shards
 
@@ -17,16 +17,17 @@ rows of a piece, from the place `start` on.
 import functools
 import hashlib
 import itertools
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foundry.common.digests import contents_digest
+from foundry.common.digests import HASHED_BYTES, PIECE_BYTES, contents_digest, kept_digests, stamp
 from foundry.common.errors import UserError
 from foundry.common.processes import say
-from foundry.corpora.files import COMPRESSIONS, data_kind, is_plain_text, open_text
+from foundry.corpora.files import COMPRESSIONS, TEXT_SUFFIXES, data_kind, data_suffix, is_plain_text
 from foundry.corpora.hub import load_dataset_splits, saved_files
 from foundry.corpora.own_ids import ArrayDocuments
 from foundry.corpora.reading import (
@@ -34,6 +35,7 @@ from foundry.corpora.reading import (
     byte_lines,
     csv_rows,
     decoded,
+    has_pages,
     json_object,
     json_value,
     open_parquet,
@@ -47,6 +49,7 @@ BLOCK_BYTES = 2**15  # smallest block of text: small, so that a small corpus has
 MOST_BLOCKS = 2**14  # text of more than half a gigabyte gets this many, larger blocks
 READ_BYTES = 2**15  # bytes of text read at a time; its file is closed in between
 PARQUET_ROWS, PARQUET_BYTES = 256, 2**18  # rows decoded and bytes read at a time, instead of a whole row group
+CHECKED_ROWS = 64  # of so many rows of a block, one has its file looked at again
 SAVED_SHARDS = 96  # shards into which a saved data set is cut
 FEW_SHARDS = 96  # a Hub stream with fewer shards opens its files at the start to find their row groups
 Rows = Iterator[tuple[int, dict]]
@@ -96,6 +99,7 @@ class Corpus:
     def __init__(self, blocks: list[Block]):
         self.blocks = blocks
         self.last_read = blocks[0], 0
+        self.stamps: dict[Path, list[int] | None] = {}
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -124,11 +128,27 @@ class Corpus:
         return block._replace(start=begin, end=block.end if piece.end is None else piece.end)
 
     def rows(self, piece: Piece, start: int | None = None) -> Rows:
-        """(place, row) for the rows of a piece, from the place `start` on."""
+        """(place, row) for the rows of a piece, from the place `start` on. UserError if the file is no longer the one
+        that was opened, which is looked at before the block, with some of its rows and after it."""
         block = self._part(piece)
-        for place, row in self._rows(block, start):
-            self.last_read = block, place
-            yield place, row
+        self._check_unchanged(block.path)
+        try:
+            for number, (place, row) in enumerate(self._rows(block, start)):
+                if number % CHECKED_ROWS == 0:
+                    self._check_unchanged(block.path)
+                self.last_read = block, place
+                yield place, row
+        except (ValueError, OSError):  # of a row that the change has broken, or of one that was broken before
+            self._check_unchanged(block.path)
+            raise
+        self._check_unchanged(block.path)
+
+    def _check_unchanged(self, path: Path | None) -> None:
+        for file, before in self.stamps.items() if path is None else [(path, self.stamps.get(path))]:
+            now = stamp(file)
+            if now != before:
+                what = "has gone" if now is None else "has changed"
+                raise UserError(f"{file} {what} while it was read: start again when it is complete")
 
     def _rows(self, block: Block, start: int | None) -> Rows:
         raise NotImplementedError
@@ -186,17 +206,20 @@ class FileCorpus(Corpus):
         self.text_column, self.read_whole = text_column, read_whole or self._rows_of
         self.only = None if read_whole else text_column  # the one column of parquet that is read; None: all
         self.arrays = {}
+        stamps = {file: stamp(file) for file in files}
         sizes = [(".txt" if is_plain_text(file) else data_kind(file), file.stat().st_size) for file in files]
         total = sum(size for _, size in sizes)
         blocks, length = [], max(BLOCK_BYTES, total // MOST_BLOCKS)
+        paged = set() if read_whole else _with_pages(files, total, cache)
         for file in files:
             if ids and file.suffix == ".npy":
                 self.arrays[file] = ArrayDocuments(file)
                 blocks += _blocks_of_array(file, self.arrays[file], length)
                 continue
-            blocks += _blocks_of(file, length, only_whole=read_whole is not None and is_plain_text(file))
+            only_whole = file in paged or read_whole is not None and is_plain_text(file)
+            blocks += _blocks_of(file, length, only_whole)
         super().__init__(blocks)
-        self.files = files
+        self.files, self.stamps = files, stamps
         self.fingerprint = hashlib.sha256(
             repr((BLOCK_BYTES, sizes, contents_digest(files, cache))).encode()
         ).hexdigest()
@@ -228,7 +251,11 @@ class FileCorpus(Corpus):
     def _row_of(self, block: Block, place: int, line: bytes, number: int = 1) -> dict | None:
         """The row in a line of text or .jsonl; None if it is blank. number: the line's in the file, for messages."""
         if block.kind == "text":
-            return {self.text_column: text_line(line, block.path, place)}
+            document = text_line(line, block.path, place)
+            if document.startswith("<doc ") and WIKI_OPEN.match(document):
+                wrong = "pages of <doc> begin here, after gigabytes of lines: give them in a file of their own"
+                raise UserError(f"{block.path}, line {number}: {wrong}")
+            return {self.text_column: document}
         text = decoded(line, block.path, place).strip()
         return json_object(json_value(text, block.path, number), f"{block.path}, line {number}") if text else None
 
@@ -269,8 +296,6 @@ def _blocks_of(file: Path, length: int, only_whole: bool) -> list[Block]:
         return [Block(file, "whole", size=size)]
     if kind == "csv":
         return [Block(file, "csv", size=size)]
-    if kind == "text" and _has_pages(file):
-        return [Block(file, "whole", size=size)]
     ends = [*range(length, size, length), size]
     return [Block(file, kind, start, end, end - start) for start, end in itertools.pairwise([0, *ends])]
 
@@ -283,10 +308,19 @@ def _blocks_of_array(file: Path, documents: ArrayDocuments, length: int) -> list
     ]
 
 
-def _has_pages(file: Path) -> bool:
-    """Whether a text is in WikiExtractor's format, where a document is a page of several lines."""
-    with open_text(file) as stream:
-        return WIKI_OPEN.match(stream.readline(10_000).strip()) is not None
+def _with_pages(files: list[Path], total: int, cache: Path | None) -> set[Path]:
+    """The text files in which pages of WikiExtractor's format begin, where a document is several lines. Of more than
+    HASHED_BYTES in all only the first ones of each file are searched. cache: keeps what was found."""
+    texts = [file for file in files if is_plain_text(file) and file.suffix.lower() not in (*COMPRESSIONS, ".npy")]
+    share = HASHED_BYTES / max(total, 1)
+    counts = [math.ceil(file.stat().st_size * share / PIECE_BYTES) if share < 1 else 0 for file in texts]
+
+    def found(paths: list[Path], counts: list[int]) -> list[str]:
+        searched = (count * PIECE_BYTES or math.inf for count in counts)
+        return [f"{has_pages(path, most):064x}" for path, most in zip(paths, searched, strict=True)]
+
+    kept = kept_digests(texts, cache, counts, found, "pages in ")
+    return {file for file, digest in zip(texts, kept, strict=True) if int(digest, 16)}
 
 
 def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
@@ -297,8 +331,8 @@ def _lines(block: Block, start: int | None) -> Iterator[tuple[int, bytes]]:
             stream.seek(block.start - 1)  # if a line ends right before the block, the block's first line counts
             found = re.search(rb"\r\n|\n|\r", stream.read(block.end - block.start + 1))
         place = block.start - 1 + found.end() if found else block.end
-    while place < block.end:
-        for line in _some_lines(block.path, place):
+    while place < block.end and (lines := _some_lines(block.path, place)):  # none: the file was cut
+        for line in lines:
             if place >= block.end:
                 return
             yield place, line
@@ -375,6 +409,8 @@ class HubCorpus(Corpus):
         self.number_of_shards = self.dataset.num_shards
         super().__init__([Block(None, "shard", group=number) for number in range(self.number_of_shards)])
         saved = saved_files(name, split)
+        below = (path for path in Path(name).rglob("*") if path.is_file() and data_suffix(path) in TEXT_SUFFIXES)
+        self.stamps = {path: stamp(path) for path in saved or below}
         described = (name, config, split, len(self), *([contents_digest(saved)] if saved else ()))
         self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"

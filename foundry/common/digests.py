@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -68,14 +68,21 @@ def stamp(path: Path) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
-def kept_digests(paths: Sequence[Path], cache: Path | None, pieces: Sequence[int] | None = None) -> list[str]:
+def kept_digests(
+    paths: Sequence[Path],
+    cache: Path | None,
+    pieces: Sequence[int] | None = None,
+    computed: Callable[[list[Path], list[int]], list[str]] = file_digests,
+    what: str = "",
+) -> list[str]:
     """The `file_digest` of each file: from the cache if its `stamp` is unchanged, else computed, and kept in the cache.
 
-    cache: the folder of the index; None: all files are read. pieces: for each file as in `file_digest`.
+    cache: the folder of the index; None: all files are read. pieces: for each file as in `file_digest`. computed: makes
+    other values of 64 hexadecimal digits of the files, which are kept as `what`.
     """
     began, known, pieces = time.time_ns(), _known(cache), pieces or [0] * len(paths)
     names = [
-        f"{count} pieces of {path.absolute()}" if count else str(path.absolute())
+        what + (f"{count} pieces of {path.absolute()}" if count else str(path.absolute()))
         for path, count in zip(paths, pieces, strict=True)
     ]
     stamps = [stamp(path) for path in paths]  # taken before reading: a file that changes meanwhile has another one
@@ -84,7 +91,7 @@ def kept_digests(paths: Sequence[Path], cache: Path | None, pieces: Sequence[int
     size = sum(count * PIECE_BYTES or path.stat().st_size for _, _, path, count in new)
     if size > TOLD_BYTES:
         print_once(f"reading {human_bytes(size)} of {len(new):,} files, which are new or have changed")
-    digests = file_digests([path for _, _, path, _ in new], [count for *_, count in new])
+    digests = computed([path for _, _, path, _ in new], [count for *_, count in new])
     for (name, _, _, _), digest in zip(new, digests, strict=True):
         found[name] = digest
     keep(cache, {name: [*now, found[name]] for name, now, _, _ in new}, began)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from constants import NUM_SENTINELS
 from data_collator_t5 import SENTINEL_NAME
+from foundry.common.digests import stamp
 from foundry.common.errors import UserError
 from foundry.corpora.files import data_kind, expand_files, split_weights
 from foundry.corpora.reading import read_rows
@@ -96,9 +97,10 @@ class ArrayDocuments(Sequence):
     Only the requested documents are read."""
 
     def __init__(self, path: Path):
+        self.stamp = stamp(path)
         try:
             array = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, OverflowError) as error:
             if "Python objects" in str(error):  # of numpy.array([[5, 6], [7]], dtype=object)
                 raise UserError(
                     f"{path}: holds Python objects, such as lists of different lengths. Write a parquet file with a "
@@ -109,6 +111,8 @@ class ArrayDocuments(Sequence):
             raise UserError(f"{path}: holds {array.dtype}; ids must be whole numbers")
         if array.ndim not in (1, 2):
             raise UserError(f"{path}: has the shape {array.shape}; ids must be a flat array, or one document a row")
+        if not array.size:
+            raise UserError(f"{path}: has the shape {array.shape}, which holds no ids")
         self.path, self.array = path, array
         self.length = min(max(len(array) // 200, PIECE[0]), PIECE[1]) if array.ndim == 1 else 1
 
@@ -118,11 +122,13 @@ class ArrayDocuments(Sequence):
     def __getitem__(self, number: int) -> IdDocument:  # type: ignore[override]  # no slices
         if not 0 <= number < len(self):
             raise IndexError(number)
+        if stamp(self.path) != self.stamp:  # to read what was cut off a mapped file ends the process
+            raise UserError(f"{self.path} has changed while it was read: start again when it is complete")
         if self.array.ndim == 2:
-            return IdDocument(self.array[number], f"{self.path}, row {number + 1}")
+            return IdDocument(np.array(self.array[number]), f"{self.path}, row {number + 1}")
         first, is_last = number * self.length, number == len(self) - 1
         where = f"{self.path}, after {first:,} ids"
-        return IdDocument(self.array[first : first + self.length], where, goes_on=not is_last)
+        return IdDocument(np.array(self.array[first : first + self.length]), where, goes_on=not is_last)
 
 
 def row_ids(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[IdDocument]:

@@ -24,6 +24,8 @@ from foundry.common.errors import UserError
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
 
 CHUNK_BYTES = 2**16  # bytes read at once; within a longer line, as many as have been read of it
+SEARCHED_BYTES = 2**20  # bytes searched for pages at once
+LONGEST_TAG = 10_000  # bytes of a line that is searched for a page's beginning
 LISTS_SOUGHT = 100  # first rows of a file by which a column is seen to hold lists
 csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
 
@@ -427,6 +429,21 @@ def read_text_documents(path: Path) -> Iterator[str]:
         )
     if page:
         yield html.unescape("\n".join(page))
+
+
+def has_pages(path: Path, most: float) -> bool:
+    """Whether a page of WikiExtractor's format begins in the first `most` bytes of a text file. True also where the
+    beginning of a very long line looks like one."""
+    rest = b""
+    with path.open("rb") as stream:
+        while stream.tell() < most and (chunk := stream.read(SEARCHED_BYTES)):
+            part = rest + chunk
+            if b"<doc " in part:
+                lines = (line.decode("utf-8", "ignore") for line in part.splitlines() if b"<doc " in line)
+                if any(WIKI_OPEN.match(CONTROL.sub("", with_spaces(line)).strip("\ufeff \t\r\n")) for line in lines):
+                    return True
+            rest = part[max(part.rfind(b"\n"), part.rfind(b"\r")) + 1 :][:LONGEST_TAG]
+    return False
 
 
 def byte_lines(stream: BinaryIO) -> Iterator[bytes]:

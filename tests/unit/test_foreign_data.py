@@ -19,8 +19,8 @@ import pyarrow.parquet
 from absl.testing import parameterized
 
 from foundry.arguments.task import TaskArguments
-from foundry.arguments.training import FineTuningArguments
 from foundry.arguments.text import PreTrainingDataArguments
+from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.corpora.files import expand_files, say_once
