@@ -32,6 +32,7 @@ from foundry.corpora.hub import load_dataset_splits, saved_files
 from foundry.corpora.own_ids import ArrayDocuments
 from foundry.corpora.reading import (
     WIKI_OPEN,
+    batches,
     byte_lines,
     csv_rows,
     decoded,
@@ -48,7 +49,7 @@ from foundry.corpora.reading import (
 BLOCK_BYTES = 2**15  # smallest block of text: small, so that a small corpus has many blocks and is mixed well
 MOST_BLOCKS = 2**14  # text of more than half a gigabyte gets this many, larger blocks
 READ_BYTES = 2**15  # bytes of text read at a time; its file is closed in between
-PARQUET_ROWS, PARQUET_BYTES = 256, 2**18  # rows decoded and bytes read at a time, instead of a whole row group
+PARQUET_BYTES = 2**18  # bytes of parquet read at a time, instead of a whole row group
 CHECKED_ROWS = 64  # of so many rows of a block, one has its file looked at again
 SAVED_SHARDS = 96  # shards into which a saved data set is cut
 FEW_SHARDS = 96  # a Hub stream with fewer shards opens its files at the start to find their row groups
@@ -368,7 +369,7 @@ def _row_group(block: Block, start: int, column: str | None) -> Rows:
     place = 0
     with open_parquet(block.path, pre_buffer=False, buffer_size=PARQUET_BYTES) as file:
         columns = [column] if column in file.schema_arrow.names else None
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[block.group], columns=columns):
+        for batch in batches(file, block.path, block.group, columns):
             skipped, end = max(0, start - place), min(len(batch), block.end - place)
             if skipped < end:
                 where, first = f"{block.path}, row group {block.group:,}", place + skipped
@@ -409,8 +410,7 @@ class HubCorpus(Corpus):
         self.number_of_shards = self.dataset.num_shards
         super().__init__([Block(None, "shard", group=number) for number in range(self.number_of_shards)])
         saved = saved_files(name, split)
-        below = (path for path in Path(name).rglob("*") if path.is_file() and data_suffix(path) in TEXT_SUFFIXES)
-        self.stamps = {path: stamp(path) for path in saved or below}
+        self.stamps = {path: stamp(path) for path in saved or Path(name).rglob("*.parquet")}
         described = (name, config, split, len(self), *([contents_digest(saved)] if saved else ()))
         self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"

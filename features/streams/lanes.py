@@ -33,6 +33,7 @@ from transformers import TrainingArguments
 from features.streams.blocks import Corpus, Piece
 from foundry.common.command_line import listed
 from foundry.common.errors import StreamError, UserError
+from foundry.common.reports import read_json
 from foundry.corpora.chunks import LANES, readers_of, shares
 from foundry.corpora.own_ids import is_blank, with_eos
 
@@ -414,18 +415,45 @@ class StreamDataset(torch.utils.data.IterableDataset):
                 f"--resume_from_checkpoint {checkpoint}: its run did not have --streaming. Go on without it, or give "
                 "a new --output_dir"
             )
-        states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        if states[0]["fingerprint"] != self.fingerprint:
+        try:
+            states = [read_json(file) for file in files]
+            known = {state["fingerprint"] for state in states}
+        except (OSError, KeyError, TypeError) as error:
+            raise UserError(
+                f"--resume_from_checkpoint {checkpoint}: its place in the stream is lost ({error})"
+            ) from None
+        if known != {self.fingerprint}:
             raise UserError(
                 f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
                 "--shuffle_buffer_size, tokenizer and lengths must stay"
             )
-        self.next_example, self.lane_states = states[0]["next_example"], {}
-        for lane, of_corpora in (pair for state in states for pair in state["lanes"].items()):
-            # If several ranks have read a lane, the state of the rank that has read furthest counts.
-            known = self.lane_states.get(int(lane), of_corpora)
-            pairs = zip(known, of_corpora, strict=True)
-            self.lane_states[int(lane)] = [max(pair, key=lambda state: state[0]) for pair in pairs]
+        try:
+            self.next_example, self.lane_states = states[0]["next_example"], {}
+            for lane, of_corpora in (pair for state in states for pair in state["lanes"].items()):
+                # If several ranks have read a lane, the state of the rank that has read furthest counts.
+                known = self.lane_states.get(int(lane), of_corpora)
+                pairs = zip(known, of_corpora, strict=True)
+                self.lane_states[int(lane)] = [max(pair, key=lambda state: state[0]) for pair in pairs]
+            fits = all(map(self._fits, range(self.lanes)))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            fits = False
+        if not fits:
+            raise UserError(
+                f"--resume_from_checkpoint {checkpoint}: its stream_state_*.json name no place in the stream"
+            )
+
+    def _fits(self, lane: int) -> bool:
+        """Whether a lane's state is that of one whose next example is in its buffer, or the first one after it."""
+        unread = [[0, [0, 0, None, 0]] for _ in self.sources]
+        given, begun, room = -(-(self.next_example - lane) // self.lanes), 0, 0
+        for source, (first, (number, which, place, skip)) in zip(
+            self.sources, self.lane_states.get(lane, unread), strict=True
+        ):
+            begun, room = begun + first, room + source.buffer
+            numbers = first, number, which, skip, *([] if place is None else [place])
+            if not all(type(value) is int and value >= 0 for value in numbers):
+                return False
+        return type(self.next_example) is int and self.next_example >= 0 and 0 <= max(0, given) - begun <= room
 
     def loader(self, collate: Callable, args: TrainingArguments, **others: Any) -> "StreamLoader":
         """The data loader of this rank, which keeps track of its place in the stream."""

@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from foundry.common.command_line import home_path
 from foundry.common.digests import stamp
@@ -29,6 +29,8 @@ SYNONYMS = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".pq": ".parquet", ".ta
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")  # files in a folder that `save_to_disk` wrote
 SNIFFED = 65_536  # bytes read at the beginning of a file to see whether it is text
+# A file may unpack to EXPANDED_BYTES in any case; beyond that to so many times its size. Text shrinks to a tenth or so.
+EXPANDED_BYTES, MOST_EXPANSION = 2**27, 500
 LOOKED_AT, LONGEST_LINE = 8, 2**24  # lines, and bytes of each, that are read to see whether a file is JSON lines
 
 
@@ -373,11 +375,16 @@ def open_binary(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a plain or compressed file. UserError with its name if it turns out to be damaged anywhere in the
     `with` block."""
     openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+    opener = openers.get(path.suffix.lower())
     try:
-        with openers.get(path.suffix.lower(), io.open)(path, "rb") as stream:
-            if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # by themselves they ignore what follows the archive
-                stream._buffer.raw._trailing_error = ()
-            yield stream
+        with path.open("rb") as raw:
+            if opener is None:
+                yield raw
+                return
+            with opener(raw, "rb") as stream:
+                if isinstance(stream, bz2.BZ2File | lzma.LZMAFile):  # by themselves they ignore what follows
+                    stream._buffer.raw._trailing_error = ()
+                yield io.BufferedReader(_Unpacked(stream, raw), SNIFFED)
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if "too much memory" in reason:  # pyarrow allows a window of 128 MB
@@ -385,10 +392,32 @@ def open_binary(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{path}: cannot be read ({reason})") from None
 
 
-def _open_zstd(path: Path, mode: str) -> BinaryIO:  # noqa: ARG001
+def _open_zstd(raw: BinaryIO, mode: str) -> BinaryIO:  # noqa: ARG001
     import pyarrow
 
-    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+    return pyarrow.CompressedInputStream(raw, "zstd")
+
+
+class _Unpacked(io.RawIOBase):
+    """What a compressed file holds, up to the limit of `check_expansion`. raw: the file itself."""
+
+    def __init__(self, stream: Any, raw: BinaryIO):
+        self.stream, self.raw, self.size = stream, raw, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self.stream.readinto(buffer)
+        self.size += count
+        check_expansion(self.size, self.raw.tell())
+        return count
+
+
+def check_expansion(size: int, packed: int) -> None:
+    """OSError if so many bytes come of so many packed ones that they are no text."""
+    if size > EXPANDED_BYTES and size > MOST_EXPANSION * packed:
+        raise OSError(f"it unpacks to more than {MOST_EXPANSION} times its size, as no text does")
 
 
 @contextlib.contextmanager

@@ -21,9 +21,18 @@ import numpy as np
 from foundry.common.command_line import listed
 from foundry.common.digests import stamp
 from foundry.common.errors import UserError
-from foundry.corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_binary, open_text, say_once
+from foundry.corpora.files import (
+    ROW_SUFFIXES,
+    check_expansion,
+    data_suffix,
+    is_plain_text,
+    open_binary,
+    open_text,
+    say_once,
+)
 
 CHUNK_BYTES = 2**16  # bytes read at once; within a longer line, as many as have been read of it
+PARQUET_ROWS = 256  # rows of parquet decoded at a time
 SEARCHED_BYTES = 2**20  # bytes searched for pages at once
 LONGEST_TAG = 10_000  # bytes of a line that is searched for a page's beginning
 LISTS_SOUGHT = 100  # first rows of a file by which a column is seen to hold lists
@@ -82,9 +91,19 @@ def _read_parquet(path: Path, columns: list[str] | None) -> Iterator[dict]:
         all_there = columns and set(columns) <= set(file.schema_arrow.names)
         for group in range(file.num_row_groups):
             place = 0
-            for batch in file.iter_batches(row_groups=[group], columns=columns if all_there else None):
+            for batch in batches(file, path, group, columns if all_there else None):
                 yield from python_rows(batch, f"{path}, row group {group:,}", place)
                 place += len(batch)
+
+
+def batches(file: Any, path: Path, group: int, columns: list[str] | None) -> Iterator[Any]:
+    """The rows of a row group of an open parquet file, PARQUET_ROWS at a time: a value that stands there once may be
+    that of all rows. OSError if they hold so much more than the file that they are no text."""
+    size, packed = 0, path.stat().st_size
+    for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[group], columns=columns):
+        size += batch.nbytes
+        check_expansion(size, packed)
+        yield batch
 
 
 def python_rows(table: Any, where: str, place: int = 0) -> list[dict]:

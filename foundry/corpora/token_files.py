@@ -332,10 +332,22 @@ def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callab
     return lambda documents: flat([encode(document) for document in documents])
 
 
+class MappedTokens(np.memmap):
+    """Tokens in a file. UserError once another program has cut it: to read what is gone would end the process."""
+
+    def __getitem__(self, index: Any) -> Any:
+        mapped = self._mmap  # type: ignore[attr-defined]
+        if mapped is not None and mapped.size() < len(mapped):
+            raise UserError(f"{self.filename} was cut while it was read: start again, and it is made anew")
+        found = super().__getitem__(index)
+        is_copy = isinstance(found, MappedTokens) and found._mmap is None  # type: ignore[attr-defined]
+        return found.view(np.ndarray) if is_copy else found
+
+
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
     losses = Losses(**info.pop("losses"))
     info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
-    tokens = np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+    tokens = MappedTokens(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
     return TokenFile(tokens, losses=losses, **info)

@@ -3,10 +3,13 @@
 Outside references: a server on this machine that counts its requests, and sizes and shapes that are written by hand.
 """
 
+import bz2
 import contextlib
+import gzip
 import http.server
 import io
 import json
+import lzma
 import os
 import threading
 from pathlib import Path
@@ -14,6 +17,7 @@ from unittest import mock
 
 import datasets
 import huggingface_hub.constants
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 from absl.testing import parameterized
@@ -23,10 +27,14 @@ from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
+from foundry.corpora import files
+from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.files import expand_files, say_once
 from foundry.corpora.hub import hub_is_reachable, load_dataset_splits
-from foundry.corpora.reading import class_names
+from foundry.corpora.own_ids import read_ids
+from foundry.corpora.reading import class_names, read_documents
 from foundry.corpora.sources import find_sources
+from foundry.corpora.token_files import MappedTokens
 from tasks.rows import load_rows
 from tasks.tasks import Tasks
 
@@ -176,3 +184,69 @@ class FolderTest(parameterized.TestCase):
             with contextlib.suppress(UserError):  # `datasets` may take it as none
                 rows = load_dataset_splits(str(self.folder), None, "--dataset_name", **how)["train"]
                 self.assertEqual([row["text"] for row in rows], ["a", "b"])
+
+
+class ExpansionTest(parameterized.TestCase):
+    """Small files that hold gigabytes end in one line, while a megabyte of them is read."""
+
+    def setUp(self):
+        super().setUp()
+        self.enter_context(mock.patch.object(files, "EXPANDED_BYTES", 2**21))
+
+    @parameterized.parameters(
+        *((name, b"x" * 99 + b"\n") for name in ("a.txt.bz2", "a.txt.xz")),
+        *((name, b"x" * 100) for name in ("a.txt.gz", "a.jsonl.bz2", "a.csv.xz", "a.json.zst")),
+    )
+    def test_archives(self, name, unit):
+        path = self.folder / name
+        openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+        opener = openers.get(path.suffix, lambda path, _: pyarrow.CompressedOutputStream(str(path), "zstd"))
+        with opener(path, "wb") as file:
+            for _ in range(2**3):
+                file.write(unit * 2**13)
+        with self.assertRaisesRegex(UserError, f"^{path}: cannot be read .it unpacks to more than 500 times its size"):
+            list(read_documents(path, "text"))
+
+    def test_one_value_of_parquet_that_is_all(self):
+        one = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 70_000, pyarrow.int32()), ["x" * 2**16])
+        path = self.folder / "a.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"text": one}), path, compression="zstd", write_statistics=False)
+        self.assertLess(path.stat().st_size, 2_000)
+        with self.assertRaisesRegex(UserError, f"^{path}: cannot be read .it unpacks to more than 500 times its size"):
+            list(read_documents(path, "text"))
+
+    @parameterized.parameters(
+        *(((10**12,), "cannot be read as an array"), ((2**62, 2**62), "cannot be read")),
+        *(((10**9, 0), "holds no ids"), ((0,), "holds no ids"), ((-5,), "cannot be read")),
+        *(((), "has the shape"), ((10**40,), "cannot be read"), (("a",), "cannot be rea")),
+    )
+    def test_shapes_that_an_array_claims(self, shape, message):
+        head = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape!r}}}\n"
+        path = self.folder / "a.npy"
+        path.write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + b"\0" * 64)
+        with self.assertRaisesRegex(UserError, f"^{path}: .*{message}"):
+            list(read_ids(path, None))
+
+    def test_a_token_file_that_is_cut(self):
+        """Reading what is gone of a mapped file ends the process with a bus error."""
+        path = self.folder / "train.bin"
+        np.arange(100_000, dtype=np.uint16).tofile(path)
+        rows = ChunkDataset(MappedTokens(path, np.uint16, mode="r"), 100)
+        found = rows.__getitems__([1, 3])["input_ids"]
+        self.assertEqual(found[:, 0].tolist(), [100, 300])
+        self.assertIs(type(found), np.ndarray)
+        os.truncate(path, 5_000)
+        with self.assertRaisesRegex(UserError, f"^{path} was cut while it was read: start again, and it is made anew"):
+            rows.__getitems__([900])
+
+    @parameterized.parameters("a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.parquet")
+    def test_deep_json(self, name):
+        deep, path = "[" * 10**5, self.folder / name
+        if name.endswith(".parquet"):
+            pyarrow.parquet.write_table(pyarrow.table({"text": [deep]}), path)
+        else:
+            path.write_text(f'text\n"{deep}"\n' if name.endswith("sv") else f'{{"text": {deep}\n')
+        try:
+            self.assertLen(list(read_documents(path, "text")), 1)
+        except UserError as error:
+            self.assertRegex(str(error), f"^{path}, line 1: broken JSON")

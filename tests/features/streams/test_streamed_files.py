@@ -13,7 +13,6 @@ from unittest import mock
 
 import datasets
 import numpy as np
-
 from absl.testing import parameterized
 from helpers import only
 
@@ -28,7 +27,15 @@ from tests.features.streams import test_streams
 
 CHOOSER = random.Random(7)
 PARTS = (
-    *("a line\n", "\n", "another &amp; line\r\n", "\x0cform\x07 feed\r", "\ufeffmark\n", "</doc>\n", '{"text": "row"}\n'),
+    *(
+        "a line\n",
+        "\n",
+        "another &amp; line\r\n",
+        "\x0cform\x07 feed\r",
+        "\ufeffmark\n",
+        "</doc>\n",
+        '{"text": "row"}\n',
+    ),
     *("a <doc id=1> inside\n", '<doc id="1" title="T">\nT\n\nOne &amp; two.\nThree.\n</doc>\n', "<doc >\n", "<b>\n"),
     *(' \x00<doc url="u">\r\nU\r\ntext\r\n</doc>\r\n', "<doc title=open>\nnever closed\n", "x" * 700 + "\n"),
 )
@@ -62,7 +69,9 @@ class MixedTest(parameterized.TestCase):
             if name.endswith((".csv", ".tsv")):
                 file = io.StringIO()
                 mark = "\t" if name.endswith(".tsv") else ","
-                rows = [{name: text.replace("\n", " ").replace("\r", " ") for name, text in row.items()} for row in rows]
+                rows = [
+                    {name: text.replace("\n", " ").replace("\r", " ") for name, text in row.items()} for row in rows
+                ]
                 writer = reading.csv.DictWriter(file, ["text", "n"], delimiter=mark)
                 writer.writeheader()
                 writer.writerows(rows)
@@ -108,14 +117,22 @@ def overwritten(path: Path) -> None:
     os.utime(path, ns=(times, times))
 
 
-CHANGES = {"cut": cut, "cut_in_a_row": cut_in_a_row, "replaced": replaced, "gone": Path.unlink, "overwritten": overwritten}
+CHANGES = {
+    "cut": cut,
+    "cut_in_a_row": cut_in_a_row,
+    "replaced": replaced,
+    "gone": Path.unlink,
+    "overwritten": overwritten,
+}
 
 
 class ChangedTest(test_streams.TestCase):
     @parameterized.product(kind=tuple(test_streams.WRITERS), change=tuple(CHANGES))
     def test_readers(self, kind, change):
         corpus = self.corpus(kind)
-        with self.assertRaisesRegex(UserError, r"has (changed|gone) while it was read: start again when it is complete"):
+        with self.assertRaisesRegex(
+            UserError, r"has (changed|gone) while it was read: start again when it is complete"
+        ):
             for number, (block, _) in enumerate((corpus.last_read[0], row) for _, row in corpus.all_rows()):
                 if number == 40:
                     CHANGES[change](block.path)
@@ -165,7 +182,7 @@ class ChangedScriptTest(test_streams.ScriptTest):
         with mock.patch.object(StreamDataset, "items", changing):
             code, text = self.run_script(script, *flags, "--output_dir", str(self.folder / "out"))
         self.assertEqual(code, 2, text)
-        self.assertRegex(text, r"error: .*text.txt has (changed|gone) while it was read: .*checkpoint-\d+ holds the wei")
+        self.assertRegex(
+            text, r"error: .*text.txt has (changed|gone) while it was read: .*checkpoint-\d+ holds the wei"
+        )
         self.assertNotIn("Traceback", text)
-
-

@@ -33,6 +33,7 @@ from features.streams.streamed_tasks import StreamedTask, training_stream
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common import digests
+from foundry.common.errors import UserError
 from foundry.corpora.chunks import readers_of
 from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.tokenizers import plain_encoder
@@ -325,6 +326,29 @@ class ResumeTest(TestCase):
         with self.assertRaisesRegex(ValueError, "its run did not have --streaming"):
             self.stream().resume(str(self.folder / "text"))
 
+    @parameterized.parameters(
+        *({"next_example": n} for n in (10**12, -1, 3.5, "5", None, [1], 10**400)),
+        *(
+            {"lanes": lanes}
+            for lanes in (5, [], None, {"0": 5}, {"0": []}, {"x": [[0, [0, 0, None, 0]]]}, {"0": [[0, 0]]})
+        ),
+        *({"lanes": {"0": [[first, place]]}} for first, place in ((10**12, [0, 0, None, 0]), (-1, [0, 0, None, 0]))),
+        *({"lanes": {"0": [[0, [0, 0, None, -1]]]}}, {"lanes": {"0": [[0, [0, 0, "7", 0]]]}}),
+        *({"lanes": {"0": [[0, [0.5, 0, 7, 0]]]}}, {"fingerprint": 7}, {"fingerprint": []}),
+    )
+    def test_a_place_of_another_shape_is_refused(self, **changes):
+        stream = self.stream()
+        checkpoint = save(self.folder / "checkpoint", stream.first_state() | changes)
+        with self.assertRaisesRegex(UserError, rf"^(--resume_from_checkpoint )?{checkpoint}\S* (its|is not) "):
+            stream.resume(checkpoint)
+
+    @parameterized.parameters("[]", "5", "{", "{}", "[" * 10**5)
+    def test_a_place_that_is_no_record_is_refused(self, text):
+        (self.folder / "checkpoint").mkdir()
+        (self.folder / "checkpoint/stream_state_0.json").write_text(text)
+        with self.assertRaisesRegex(UserError, "stream_state_0.json|its place in the stream is lost"):
+            self.stream().resume(str(self.folder / "checkpoint"))
+
 
 class FingerprintTest(TestCase):
     def changed(self, name: str, place: int) -> bool:
@@ -512,7 +536,8 @@ class UnitsTest(TestCase):
 
     def test_a_weight_that_gives_no_example_is_refused(self):
         units = one_by_one(lambda row: [row["text"]])
-        corpora = [(FileCorpus(write_jsonl(self.folder)), units) for _ in range(2)]
+        files = write_jsonl(self.folder)
+        corpora = [(FileCorpus(files), units) for _ in range(2)]
         args = FineTuningArguments(output_dir=str(self.folder / "out"), max_steps=2, report_to="none")
         StreamDataset.of_run(corpora, list, args, 1, weights=[0.9998, 0.0002])
         with self.assertRaisesRegex(ValueError, "a.jsonl, .*: its weight, 0.0001 of all, gives none of 4,096 examples"):
