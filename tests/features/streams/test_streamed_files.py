@@ -91,9 +91,9 @@ class MixedTest(parameterized.TestCase):
         self.assertLen(rows, 820)
         self.assertEmpty([text for text in rows if "<" in text])
         too_large = mock.patch.multiple(blocks, HASHED_BYTES=1_000, PIECE_BYTES=500)  # to be searched to its end
-        with too_large, mock.patch.object(reading, "SEARCHED_BYTES", 100):
-            with self.assertRaisesRegex(UserError, "a.txt, line 701: pages of <doc> begin here"):
-                list(FileCorpus([file]).all_rows())
+        is_refused = self.assertRaisesRegex(UserError, "a.txt, line 701: pages of <doc> begin here")
+        with too_large, mock.patch.object(reading, "SEARCHED_BYTES", 100), is_refused:
+            list(FileCorpus([file]).all_rows())
 
 
 def cut(path: Path) -> None:
