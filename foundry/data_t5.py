@@ -11,6 +11,7 @@ place of both classes, which reads the text otherwise.
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,15 @@ from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.corpora.chunks import SomeExamples, WeightedExamples, evaluation_shares
 from foundry.corpora.own_ids import has_ids, ids_tokenizer
-from foundry.corpora.preview import Shown, described_files, described_spread, evenly, files_read, spread
+from foundry.corpora.preview import (
+    Shown,
+    described_files,
+    described_repeats,
+    described_spread,
+    evenly,
+    files_read,
+    spread,
+)
 from foundry.corpora.round_trip import Losses
 from foundry.corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from foundry.corpora.token_files import ONE_DOCUMENT, TokenFile, tokenised
@@ -194,16 +203,24 @@ class Text:
         if self.args.validation_file:  # that of every corpus
             sources["validation"] = sources["validation"][:1]
         files = {split: [getattr(one, "files", None) for one in several] for split, several in sources.items()}
-        documents = {}
+        documents, of_files = {}, {}
         for split, of_split in self.files.items():
             counts = {"read": self.documents[split], "empty": sum(file.empty_documents for file in of_split)}
             documents[split] = counts | spread(sum((file.lengths for file in of_split), Counter()))
-        return {"files": files_read(files), "documents": documents}
+            first, of_files[split] = 0, {}
+            for lists, file in zip(files[split], of_split, strict=False):
+                of_files[split] |= {first + number: row for number, row in file.found.files.items()}
+                first += len(lists or ())
+        found = {
+            split: [asdict(file.found) | {"files": None} for file in files] for split, files in self.counted.items()
+        }
+        return {"files": files_read(files, of_files), "documents": documents, "found": found}
 
     def shown(self, whole: bool) -> list[list[Shown]]:
-        """For the preview: the first and a middle document, and an example as the objective makes it. whole: twice as
-        many documents. Of several corpora the first document of each."""
+        """For the preview: the first, a middle and the oddest document, the first one of validation, and an example as
+        the objective makes it. whole: twice as many documents. Of several corpora the first document of each."""
         documents, name, examples = self.shown_of_training(whole)
+        documents += self.shown_of("validation", 1)[:1]
         rows = [[document] for document in documents]
         if examples is None:
             return rows
@@ -212,19 +229,51 @@ class Text:
             Shown(f"{name} {side}", [n for n in batch[ids][0].tolist() if n >= 0], None, self.objective.sentinel_ids)
             for side, ids in (("source", "input_ids"), ("target", "labels"))
         ]
-        return [*rows[:4], parts, *rows[4:]]
+        return [*rows[:5], parts, *rows[5:]]
 
     def shown_of_training(self, whole: bool) -> tuple[list[Shown], str, Dataset | None]:
         """(training documents for the preview, the name of an example, the data set whose first one is shown)."""
+        documents = self.shown_of("train", 1 if self.found.is_mixed else 4 if whole else 2)
+        return documents + self.shown_oddest(self.files["train"], documents), "example", self.train
+
+    def shown_of(self, split: str, count: int) -> list[Shown]:
+        """`count` documents of each corpus of a split, with the corpus's name and weight if there are several."""
         documents, found = [], self.found
-        for corpus, file in zip(found.names, self.files["train"], strict=True):
-            chosen = evenly(file.places, 1 if found.is_mixed else 4 if whole else 2)
-            before = f"{corpus}, " if found.is_mixed else ""
+        for corpus, weight, file in zip(found.names, found.weights, self.files[split], strict=False):
+            before = f"{corpus} {weight:.0%}, " if found.is_mixed and len(self.files[split]) > 1 else ""
+            before += "validation " * (split == "validation")
             documents += [
                 Shown(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
-                for number, begin, size in chosen
+                for number, begin, size in evenly(file.places, count)
             ]
-        return documents, "example", self.train
+        return documents
+
+    def shown_oddest(self, files: list[TokenFile], others: list[Shown]) -> list[Shown]:
+        """The document whose tokens are farthest from those of its corpus, unless it is among the others."""
+        odd = max((file for file in files if file.found.oddest), key=lambda file: file.found.oddest[3], default=None)
+        if odd is None:
+            return []
+        number, begin, size, _ = odd.found.oddest
+        ids = odd.tokens[begin : begin + size]
+        is_shown = any(len(ids) == len(other.ids) and (ids == other.ids).all() for other in others)
+        return [] if is_shown else [Shown(f"oddest, document {number + 1:,}", ids)]
+
+    @property
+    def counted(self) -> dict[str, list[TokenFile]]:
+        """{split, or what it is a sample of: [a TokenFile of each corpus]}, for all that is counted."""
+        return self.files
+
+    @property
+    def repeats(self) -> str | None:
+        """For the plan: what repeats more than in ordinary text, of each corpus and split."""
+        tokenizer, parts = self.found.tokenizer, []
+        for split, files in self.counted.items():
+            files = files[: 1 if split == "validation" and self.args.validation_file else None]  # that of every corpus
+            for corpus, file in zip(self.found.names, files, strict=False):
+                where = [split] * (split != "train") + [corpus] * (len(files) > 1)
+                if text := described_repeats(file.found, tokenizer, file.tokens):
+                    parts.append(f"{text} ({' of '.join(where)})" if where else text)
+        return "; ".join(parts) or None
 
     @property
     def unknown(self) -> dict[str, float] | None:
@@ -239,7 +288,7 @@ class Text:
     @property
     def losses(self) -> dict[str, dict[str, Losses]]:
         """What the tokenizer loses of each split, as `described` of corpora/round_trip.py takes it."""
-        return {split: {"documents": sum((f.losses for f in files), Losses())} for split, files in self.files.items()}
+        return {split: {"documents": sum((f.losses for f in files), Losses())} for split, files in self.counted.items()}
 
     @property
     def tokens_per_example(self) -> float:
@@ -280,7 +329,7 @@ class Text:
             for file, name in zip(self.files["validation"], found.names, strict=True)
             if file.known
         ]
-        rows |= {"known": "; ".join(known) or None} | self.plan_of_training()
+        rows |= {"repeats": self.repeats, "known": "; ".join(known) or None} | self.plan_of_training()
         if found.is_mixed:
             seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(found.names)
             parts = zip(found.names, found.weights, seen, strict=True)

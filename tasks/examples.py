@@ -34,7 +34,6 @@ from tasks.registry import (
     source_text,
     target_text,
 )
-from tasks.trained_rows import TrainedRows
 
 _EXACT = ("exact_match", "squad_exact_match")  # metrics that are 1 for the right text alone
 
@@ -108,23 +107,6 @@ def without_end_tokens(
     if place and cut:
         print_once(f"{place}: {cut:,} targets end in {' or '.join(ends)}, which is left out: the tokenizer writes it")
     return kept
-
-
-def known_sources(task: dict, rows: dict[str, list[dict]], trained: TrainedRows) -> dict[str, str]:
-    """{split: "3 of 8 dev sources are trained on, 1 of them with source and target swapped"} of the splits with such
-    rows. rows: {split: its rows}.
-
-    A row counts if its source is also that of a training row, or, in tasks of texts, if a training row has its source
-    as target and its target as source.
-    """
-    known = {}
-    for split, of_split in rows.items():
-        same, swapped, is_estimate = trained.count(task, of_split) if split != "train" else (0, 0, False)
-        if same + swapped:
-            about = "about " if is_estimate else ""
-            known[split] = f"{about}{same + swapped:,} of {len(of_split):,} {split} sources are trained on"
-            known[split] += f", {swapped:,} of them with source and target swapped" if swapped else ""
-    return known
 
 
 def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], most: int) -> dict[str, int]:

@@ -16,9 +16,9 @@ from pathlib import Path
 from foundry.arguments.own_pairs import OWN, own_entry
 from foundry.arguments.task import fields_of_flags, find_entry, task_arguments, task_names
 from foundry.common.errors import UserError
+from foundry.common.processes import visible
 from foundry.common.reports import plain_json, read_json, write_json
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
-from foundry.corpora.preview import visible
 from foundry.corpora.reading import first_line, with_spaces
 from foundry.corpora.sentences import cut_sentences
 from tasks.own_entry import translated

@@ -27,15 +27,25 @@ from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.chunks import row_lengths
+from foundry.corpora.counts import Counts, Found
 from foundry.corpora.files import say_once
-from foundry.corpora.preview import UNCUT, Shown, described_files, described_spread, evenly, files_read, spread
+from foundry.corpora.preview import (
+    UNCUT,
+    Shown,
+    described_files,
+    described_repeats,
+    described_spread,
+    evenly,
+    files_read,
+    spread,
+)
 from foundry.corpora.round_trip import Losses, percent
 from foundry.corpora.token_files import TOKENS_FORMAT
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
 from foundry.features import NO_FEATURES, Features, features_of_tasks
 from foundry.model_t5 import flops_per_sequence
-from tasks import examples, registry
+from tasks import examples, registry, repeated_rows
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_entry import as_source, completed, name_of, translated
@@ -46,6 +56,7 @@ from tasks.trained_rows import TrainedRows
 if TYPE_CHECKING:
     from datasets import Dataset
 
+COUNTED_AT_ONCE = 2**16  # rows
 MEASURED = 1_000  # rows of a split in which the columns that a cut takes away are looked for
 SHOWN_ROWS = 4  # rows of a split that are kept for the preview
 
@@ -103,8 +114,9 @@ class LoadedTask(Task):
     """A task with its rows and their tokens.
 
     rows: {split: its rows}, of which at most --max_train_samples or --max_eval_samples are kept; data: {split: their
-    tokens}; shown: {split: some of them for the preview}; examples: {split: number of rows before this limit}. The
-    entry of a task of numbers gets step and range from the training rows, or else from the first split that has
+    tokens}; found: {split: {"sources" or "targets": what repeats and what is odd}}; shown: {split: some of them for the
+    preview}; oddest: {split: one more, if it is not among them}; examples: {split: number of rows before this limit}.
+    The entry of a task of numbers gets step and range from the training rows, or else from the first split that has
     targets. trained: what the model was trained on before; None: on the rows of train.
     """
 
@@ -125,7 +137,7 @@ class LoadedTask(Task):
                 self.numbers_from = f"from the {known[0]} rows"
                 numbers = registry.found_numbers(row[target] for row in rows[known[0]])
                 self.entry = self.entry | {"numbers": numbers}
-        self.rows, self.data, self.shown, plain = {}, {}, {}, self.entry
+        self.rows, self.data, self.shown, self.found, self.oddest, plain = {}, {}, {}, {}, {}, self.entry
         self.examples = {split: len(all_rows) for split, all_rows in rows.items()}
         for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
@@ -135,9 +147,7 @@ class LoadedTask(Task):
                 self.entry, of_split = feature.rows(self.entry, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
-            numbers = evenly(range(len(of_split)), SHOWN_ROWS)
-            made = [self.data[split][number] for number in numbers]
-            self.shown[split] = self.shown_of(split, [of_split[number] for number in numbers], made)
+            self.count(split)
             if self.entry["target_type"] == "class" and self.entry["target"] in of_split[0]:
                 used = {registry.target_text(self.name, self.entry, row) for row in of_split}
                 missing = [label for label in self.entry["labels"] if label not in used]
@@ -146,6 +156,20 @@ class LoadedTask(Task):
                     print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
             self._warn_about_rouge(split)
         self.trained = trained or TrainedRows.of_rows(self.entry, self.rows.get("train", []))
+
+    def count(self, split: str) -> None:
+        """Counts the tokens of a split's rows, and keeps some rows of it for the preview."""
+        rows, data = self.rows[split], self.data[split]
+        sides = {"input_ids": "sources", "labels": "targets"}
+        found = self.found[split] = {
+            name: counted_tokens(data, column) for column, name in sides.items() if column in data.column_names
+        }
+        numbers = evenly(range(len(rows)), SHOWN_ROWS)
+        self.shown[split] = self.shown_of(split, [rows[number] for number in numbers], [data[n] for n in numbers])
+        farthest = max((side.oddest for side in found.values() if side.oddest), key=lambda odd: odd[3], default=[0])
+        if farthest[0] not in numbers:
+            odd = int(farthest[0])
+            self.oddest[split] = self.shown_of(f"oddest {split}", [rows[odd]], [data[odd]])
 
     def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Shown]]:
         """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
@@ -240,6 +264,17 @@ class LoadedTask(Task):
             try_metrics(self.name, self.entry, *examples.references_of(self.entry, rows))
         compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, rows)
         return examples.EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
+
+
+def counted_tokens(rows: "Dataset", column: str) -> Found:
+    """What repeats and what is odd among the ids in a column of tokenised rows."""
+    from pyarrow import compute
+
+    counts, table = Counts(), rows.with_format("arrow")
+    for start in range(0, len(rows), COUNTED_AT_ONCE):
+        ids = table[start : start + COUNTED_AT_ONCE][column]
+        counts.add(compute.list_flatten(ids).to_numpy(), np.cumsum(compute.list_value_length(ids).to_numpy()))
+    return counts.found()
 
 
 def _unknown_direction(metric: str) -> str:
@@ -369,18 +404,28 @@ class Tasks:
 class TaskRows:
     """The tokenised rows of tasks, and what the plan of a training or an evaluation says of them.
 
-    losses: what the tokenizer loses of each split. train: see TaskData.
+    losses: what the tokenizer loses of each split. repeats: {split: its RowCounts}. unknown: {split: share of <unk> in
+    its rows}. train: see TaskData.
     """
 
     train: Any = None
+    known_in = "trained on"  # words of the plan
 
     def __init__(self, tasks: list[LoadedTask]):
         self.tasks, self.args = tasks, tasks[0].args
+        self.count()
+
+    def count(self) -> None:
+        """Counts what the rows are, split by split, while those for training are there."""
+        self.unknown = self._by_name(lambda task: unknown_in_rows(task.tokenizer, task.data))
         self.losses = self._by_name(LoadedTask.losses)
         self.empty = self._by_name(
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )
-        self.known = self._by_name(lambda task: examples.known_sources(task.entry, task.rows, task.trained))
+        counted_rows = repeated_rows.counted_rows
+        self.repeats = self._by_name(lambda task: counted_rows(task.name, task.entry, task.rows, task.trained))
+        self.found = self._by_name(lambda task: task.found)
+        self.splits = [(task, split) for task in self.tasks for split in task.rows]
         alike = {task.name: registry.look_alikes(task.entry, task.rows) for task in self.tasks}
         self.alike = {name: text for name, text in alike.items() if text}
         self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
@@ -408,20 +453,26 @@ class TaskRows:
         for name, data in self._by_name(lambda task: task.data).items():
             lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
             rows[name] = {"read": self.documents[name], "lengths": lengths}
-        return {"files": files, "rows": rows}
+        counts = {
+            name: {"rows": vars(counts), **{side: vars(found) for side, found in self.found[name].items()}}
+            for name, counts in self.repeats.items()
+        }
+        return {"files": files, "rows": rows, "counts": counts}
 
     def shown(self, whole: bool, tasks: list[LoadedTask] | None = None) -> list[list[Shown]]:
-        """Rows for the preview: the first training row of each task and of corrupted text, then the first row of each
-        evaluated split. whole: more rows of each. tasks: some of them, None: all."""
-        tasks = self.tasks if tasks is None else tasks
-        train = [task.shown["train"] for task in tasks if "train" in task.shown]
+        """Rows for the preview: the first training row of each task and of corrupted text, and the oddest one of a
+        single task; then the first row of each evaluated split. whole: more rows of each. tasks: some of them, None:
+        all."""
+        tasks, count = self.tasks if tasks is None else tasks, None if whole else 1
+        train = [task.shown["train"][:count] for task in tasks if "train" in task.shown]
+        train += [task.oddest["train"] for task in tasks if "train" in task.oddest and len(tasks) == 1]
         if self.args.span_corruption_file:
             text = self.train.datasets[-1]
             row, sentinels = text[0], text.collator.sentinel_ids
             sides = {"input_ids": "source", "labels": "target"}
             train.append([[Shown(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()]])
-        others = [rows for task in tasks for split, rows in task.shown.items() if split != "train"]
-        return [row for rows in [*train, *others] for row in rows[: None if whole else 1]]
+        others = [rows[:count] for task in tasks for split, rows in task.shown.items() if split != "train"]
+        return list(itertools.chain.from_iterable([*train, *others]))
 
     def described(self) -> dict[str, str | None]:
         """The rows of the plan on what is read."""
@@ -432,13 +483,30 @@ class TaskRows:
             "files": described_files(read["files"]),
             "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
             "lengths": "; ".join(itertools.starmap(_described_lengths, read["rows"].items())),
-            "known": self._of_tasks(self.known),
+            **self._plan_of_repeats(),
             "look alike": self._of_tasks(self.alike),
             "empty": ", ".join(empty) or None,
             "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
             **self._rows_of_features(),
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
         }
+
+    def _plan_of_repeats(self) -> dict[str, str | None]:
+        """The rows of the plan about what repeats within a split, and between it and the training rows."""
+        repeats: list[str] = []
+        known: dict[str, str] = {}
+        near: dict[str, str] = {}
+        for (name, counts), (task, split) in zip(self.repeats.items(), self.splits, strict=True):
+            texts = [repeated_rows.described_repeats(counts, task.entry["target_type"])]
+            for side, found in self.found[name].items():
+                if text := described_repeats(found, task.tokenizer, common=1):
+                    texts.append(f"{text} ({side})")
+            repeats += [f"{text} ({name})" for text in texts if text]
+            if text := repeated_rows.described_known(split, counts, self.known_in):
+                known[name] = text
+            if text := repeated_rows.described_near(split, counts):
+                near[name] = text
+        return {"repeats": "; ".join(repeats) or None, "known": self._of_tasks(known), "near": self._of_tasks(near)}
 
     def _of_tasks(self, texts: dict[str, str]) -> str | None:
         """One row of the plan of {name: its text}."""
@@ -506,7 +574,6 @@ class TaskData(TaskRows):
                 )
             read.append((task, self.read_rows(task)))
         super().__init__([LoadedTask(task, rows, tokenizer) for task, rows in read])
-        self.unknown = self._by_name(lambda task: unknown_in_rows(tokenizer, task.data))
         for feature in args.features:
             feature.read(self.tasks, tokenizer)
         for task in self.tasks:

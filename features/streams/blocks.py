@@ -45,6 +45,7 @@ from foundry.corpora.reading import (
     read_text_documents,
     text_line,
 )
+from foundry.corpora.sources import not_read
 
 BLOCK_BYTES = 2**15  # smallest block of text: small, so that a small corpus has many blocks and is mixed well
 MOST_BLOCKS = 2**14  # text of more than half a gigabyte gets this many, larger blocks
@@ -183,6 +184,12 @@ class Corpus:
                 held_out.append(row)
                 total += measure(row)
         raise UserError(f"{self.description}: too little text to hold some out for evaluation; give --validation_file")
+
+
+def halves(corpus: Corpus) -> list[range]:
+    """The numbers of the blocks in the first and the second half; of a single block one range."""
+    middle = len(corpus) // 2
+    return [half for half in (range(middle), range(middle, len(corpus))) if half]
 
 
 # ---------------------------------------------------------------- files
@@ -390,7 +397,9 @@ def hub_corpora(
         found = {
             s: rows.select_columns([only]) if only in (rows.column_names or ()) else rows for s, rows in found.items()
         }
-    return {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
+    corpora = {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
+    corpora["train"].description += not_read(found) * ("validation" in splits)
+    return corpora
 
 
 def streamed_splits(name: str, config: str | None, flag: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from features.streams import TaskStreams
-from features.streams.blocks import Corpus, FileCorpus, hub_corpora
+from features.streams.blocks import Corpus, FileCorpus, Piece, halves, hub_corpora
 from features.streams.lanes import StreamDataset, one_by_one
 from foundry.arguments.own_pairs import OWN, has_validation_files
 from foundry.arguments.task import TaskArguments
@@ -21,7 +21,9 @@ from foundry.corpora.reading import class_names
 from tasks import examples, registry
 from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
 from tasks.tasks import LoadedTask, Task, TaskData, Tasks
+from tasks.trained_rows import TrainedRows
 
+SAMPLED = 500  # rows of a stream that are counted before it is trained on
 HELD_OUT = 1_000  # rows held out of a text where neither --validation_file nor --max_eval_samples is given
 
 
@@ -73,7 +75,8 @@ class StreamedTasks(Tasks):
 class StreamedTaskData(TaskData):
     """A TaskData whose `train` is a stream. corpus: that of the training rows, which are not known beforehand."""
 
-    steps_per_epoch, holds_out = None, True
+    steps_per_epoch, holds_out, tried = None, True, 0
+    known_in = "among the streamed rows that were tried"
 
     def __init__(self, stream: TaskStreams, *others: Any):
         self.stream = stream
@@ -82,6 +85,23 @@ class StreamedTaskData(TaskData):
     def read_rows(self, task: Any) -> dict[str, list[dict]]:
         self.corpus = task.open_stream()
         return task.read(registry.eval_splits(task.entry))
+
+    def count(self) -> None:
+        """As of rows that are all there, of a sample of the stream."""
+        (task,) = self.tasks
+        rows = sampled_rows(task, self.corpus)
+        self.tried = len(rows)
+        trained, task.trained = task.trained, TrainedRows.of_rows(task.entry, rows)
+        if rows:
+            task.rows, task.data = {"train": rows} | task.rows, {"train": tokenised_rows(task, rows)} | task.data
+            task.count("train")
+        super().count()
+        task.trained = trained  # task.json has those of all training rows, or none
+        for of_split in (task.rows, task.data):
+            of_split.pop("train", None)
+
+    def _name(self, task: Task, split: str) -> str:
+        return f"{self.tried:,} streamed" if split == "train" else super()._name(task, split)
 
     def training_data(self) -> StreamDataset:
         return training_stream(self.tasks[0], self.corpus, self.training_args, self.stream.shuffle_buffer_size)
@@ -112,13 +132,33 @@ def training_stream(task: LoadedTask, corpus: Corpus, args: T5TrainingArguments,
         rows = examples.without_end_tokens(task.entry, task.tokenizer, rows)
         return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
-    split = row_splitter(task.name, task.entry, task.args, corpus=corpus)
-    first = itertools.islice((row for _, record in corpus.all_rows() for row in split(record)), 1)
-    first = examples.without_end_tokens(task.entry, task.tokenizer, list(first))
-    task.shown = {"train": task.shown_of("train", first, make_examples(None, first) if first else [])} | task.shown
-    units = one_by_one(split)
+    units = one_by_one(row_splitter(task.name, task.entry, task.args, corpus=corpus))
     described = f"{registry.preprocess_of(task.entry)[1]} {task.entry.get('max_piece_length')}"
     return StreamDataset.of_run([(corpus, units)], make_examples, args, buffer, description=described)
+
+
+def sampled_rows(task: LoadedTask, corpus: Corpus) -> list[dict]:
+    """About SAMPLED training rows, from the first and the middle block on. A broken row ends the sample of its half:
+    training says what is wrong with it."""
+    split, rows, parts = row_splitter(task.name, task.entry, task.args, corpus=corpus), [], halves(corpus)
+    for half in parts:
+        made = (row for number in half for _, record in corpus.rows(Piece(number)) for row in split(record))
+        try:
+            rows += itertools.islice(made, SAMPLED // len(parts))
+        except UserError:
+            if not rows:
+                raise
+    return examples.without_end_tokens(task.entry, task.tokenizer, rows)
+
+
+def tokenised_rows(task: LoadedTask, rows: list[dict]) -> Any:
+    """A table of these training rows, cut and with EOS."""
+    import datasets
+
+    tokenize = examples.build_tokenize_function(
+        task.name, task.entry, task.tokenizer, *examples.max_lengths(task.entry, "train")
+    )
+    return datasets.Dataset.from_dict(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
 
 def open_corpus(name: str, task: dict, args: TaskArguments, skip_broken: bool = False) -> Corpus:

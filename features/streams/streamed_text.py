@@ -6,6 +6,7 @@
 import io
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,12 +17,12 @@ from transformers import TrainingArguments
 from constants import BUILTIN_CORPUS
 from data_collator_t5 import example_keys
 from features.streams import CHUNKS, Streams, check_held_out
-from features.streams.blocks import Corpus, FileCorpus, Piece, hub_corpora, streamed_splits
+from features.streams.blocks import Corpus, FileCorpus, Piece, halves, hub_corpora, streamed_splits
 from features.streams.lanes import StreamDataset, packed
 from foundry.common.command_line import listed
 from foundry.common.errors import UserError
-from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank, with_eos
-from foundry.corpora.preview import Shown
+from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row
+from foundry.corpora.preview import Shown, described_spread, spread
 from foundry.corpora.reading import column_texts, text_of
 from foundry.corpora.sources import builtin_sources
 from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
@@ -29,6 +30,7 @@ from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.data_t5 import FoundText, Text
 
 SEEN = 1_000  # first documents of a stream that are compared with a --validation_file
+SAMPLED, SAMPLED_LENGTH = 500, 2**19  # documents, and characters or ids, of a corpus in which losses and oddities show
 
 
 class StreamedFoundText(FoundText):
@@ -57,7 +59,10 @@ class StreamedText(Text):
         super().__init__(*others)
 
     def read_files(self, most: list[int]) -> dict[str, list[TokenFile]]:
-        return held_out_files(self.found, self.objective, most)
+        files = held_out_files(self.found, self.objective, most)
+        sampled = [sample_of(self.found, name) for name in self.found.names]
+        self.sample, self.firsts = [file for file, _ in sampled], [shown for _, several in sampled for shown in several]
+        return files
 
     def training(self, checkpoint: str | None) -> tuple[list, StreamDataset]:
         size, held_out = self.stream.shuffle_buffer_size, self.files["validation"]
@@ -67,7 +72,11 @@ class StreamedText(Text):
         return "give a longer --validation_file"
 
     def shown_of_training(self, whole: bool) -> tuple[list[Shown], str, Any]:  # noqa: ARG002
-        return first_documents(self.found), "validation", self.validation
+        return self.firsts + self.shown_oddest(self.sample, self.firsts), "validation", self.validation
+
+    @property
+    def counted(self) -> dict[str, list[TokenFile]]:
+        return {f"{sum(file.documents for file in self.sample):,} streamed": self.sample} | self.files
 
     @property
     def tokens_per_example(self) -> float:
@@ -75,7 +84,10 @@ class StreamedText(Text):
         return getattr(self.validation, "tokens_length", self.objective.tokens_length)
 
     def plan_of_training(self) -> dict[str, str | None]:
-        rows = {"stream": self.train.described()}
+        lengths, tried = sum((file.lengths for file in self.sample), Counter()), next(iter(self.counted))
+        empty = sum(file.empty_documents for file in self.sample)
+        rows = {"sample": f"{tried} documents ({empty:,} empty ones left out) of {described_spread(spread(lengths))}"}
+        rows |= {"stream": self.train.described()}
         if any(file.digests for file in self.files["validation"]):
             documents = self.documents["validation"]
             rows = {"known": f"copies of the {documents:,} held-out documents are left out of the stream"} | rows
@@ -158,20 +170,36 @@ def _first_tokens(found: FoundText, sources: dict[str, Corpus], wanted: int, enc
     return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **info, known=known, digests=frozenset(digests))
 
 
-def first_documents(found: FoundText) -> list[Shown]:
-    """The first training document, and the first one of the middle block, as the model gets them; of several corpora
-    the first one of each. No more is read."""
-    encode, shown = document_encoder(found.tokenizer, found.ids), []
-    for name, corpus in zip(found.names, found.of_split("train"), strict=True):
-        document_of = document_reader(found, corpus)
-        before = f"{name}, " if found.is_mixed else ""
-        for number in [0] if found.is_mixed else sorted({0, len(corpus) // 2}):
-            documents = (document_of(row) for _, row in corpus.rows(Piece(number)))
-            if document := next(itertools.filterfalse(is_blank, documents), None):
-                ids, ends = encode([document])
-                ids, _ = with_eos(ids, ends, [document], eos_between(found))
-                shown.append(Shown(f"{before}first of block {number + 1:,}", ids))
-    return shown
+def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Shown]]:
+    """(about SAMPLED training documents of a corpus, from its first and its middle block on; the first one of both for
+    the preview). A broken row ends the sample of its half: training says what is wrong with it."""
+    corpus, file, firsts = found.sources[name]["train"], io.BytesIO(), {}
+    writer = TokenWriter(file, found.tokenizer, document_encoder(found.tokenizer, found.ids), eos_between(found))
+    document_of, parts = document_reader(found, corpus), halves(corpus)
+    for half in parts:
+        length, begin, block = 0, writer.size, half[0]
+        rows = (row for number in half for _, row in corpus.rows(Piece(number)))
+        try:
+            for row in itertools.islice(rows, SAMPLED // len(parts)):
+                document = document_of(row)
+                writer.add(document)
+                if block not in firsts:
+                    writer.flush()
+                    firsts |= {block: slice(begin, writer.size)} if writer.size > begin else {}
+                length += len(document)
+                if length > SAMPLED_LENGTH // len(parts):
+                    break
+        except UserError:
+            if not writer.size:
+                raise
+        writer.break_off()
+        writer.flush()
+    info = writer.finish()
+    tokens = np.frombuffer(file.getvalue(), writer.dtype)
+    weight = found.weights[found.names.index(name)]
+    before = f"{name} {weight:.0%}, " if found.is_mixed else ""
+    shown = [Shown(f"{before}first of block {block + 1:,}", tokens[place]) for block, place in firsts.items()]
+    return TokenFile(tokens, **info), shown[: 1 if found.is_mixed else None]
 
 
 def training_stream(

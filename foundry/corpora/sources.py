@@ -9,8 +9,8 @@ import hashlib
 import importlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,19 @@ class Source:
     size: int | None = None  # bytes, if known
     ids: bool = False  # the column holds ready-made ids, not text
     stamps: Sequence[tuple] = ()  # the files' stamps at the time of their fingerprint
+    begins: list[int] = field(default_factory=list)  # number of the first document of each file that was read so far
 
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
         if self.dataset is not None:
             read = row_ids if self.ids else column_texts
             yield from read(self.dataset.select_columns([self.column]), self.column, self.description)
+        self.begins.clear()
+        number = 0
         for file in self.files:
-            yield from read_ids(file, self.column) if self.ids else read_documents(file, self.column)
+            self.begins.append(number)
+            for document in read_ids(file, self.column) if self.ids else read_documents(file, self.column):
+                yield document
+                number += 1
 
     def check_unchanged(self) -> None:
         """UserError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
@@ -138,12 +144,18 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cach
             if column not in dataset.column_names:
                 flag = "--input_ids_column" if ids else "--text_column"
                 raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
-            shown = f"{name} ({len(dataset):,} rows)"
+            shown = f"{name} ({len(dataset):,} rows{not_read(splits)})"
             # state.json of a saved data set may claim any fingerprint: two of other contents would share their tokens.
             saved = saved_files(name, split)
             fingerprint = contents_digest(saved, cache) if saved else dataset._fingerprint
             sources[split] = Source(shown, fingerprint, [], column, dataset, ids=ids)
     return sources
+
+
+def not_read(splits: Iterable[str]) -> str:
+    """For a description: "; not read: its splits dev, test" of a data set's splits, which are read under two names."""
+    others = [split for split in splits if split not in ("train", "validation")]
+    return f"; not read: its split{'s' * (len(others) > 1)} {', '.join(others)}" if others else ""
 
 
 def builtin_sources(cache: Path) -> dict[str, Source]:

@@ -10,7 +10,7 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foundry.common.errors import UserError
 from foundry.common.whole_folders import cached
+from foundry.corpora.counts import Counts, Found
 from foundry.corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
 from foundry.corpora.round_trip import Losses, Sample, round_trip
 from foundry.corpora.sources import Source
@@ -37,6 +38,7 @@ ONE_DOCUMENT = "the text is one document, which cannot be divided: write its par
 MOST_PLACES = 32  # documents whose places are kept, spread evenly over the file
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
 TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
+COUNTS_FORMAT = 1  # part of a text's key too: raise it when something else is counted of the same tokens
 
 
 @dataclass
@@ -58,6 +60,7 @@ class TokenFile:
     lengths: Counter = field(default_factory=Counter)
     places: list[list[int]] = field(default_factory=list)
     losses: Losses = field(default_factory=Losses)  # what the tokenizer loses of a sample of the documents
+    found: Found = field(default_factory=Found)  # what repeats and what is odd
 
     def bytes_per_token(self, eos_id: int | None = None) -> float | None:
         """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
@@ -75,7 +78,8 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     args: the flags of the text. UserError if more documents are to be held out than the text has; without effect
     where it has a validation split.
     """
-    choices = [TOKENS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents, args.max_train_samples]
+    choices = [TOKENS_FORMAT, COUNTS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents]
+    choices += [args.max_train_samples]
     choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
     count = args.validation_split_count
     if "validation" not in sources:
@@ -94,9 +98,10 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     def build(folder: Path) -> None:
         eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
         encode = document_encoder(tokenizer, sources["train"].ids)
+        begins = {split: sources.get(split, sources["train"]).begins for split in ("train", "validation")}
         writers = {
-            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encode, eos_id)
-            for split in ("train", "validation")
+            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encode, eos_id, begins[split])
+            for split in begins
         }
         bar_of = partial(tqdm, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
         held_out_texts, trained, moved = Counter(), set(), {}
@@ -105,7 +110,7 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
             if "validation" not in sources:
                 with bar_of(total=source.size, desc="looking for copies") as bar:
                     moved = sides_of_copies(blocks_of(source, limit), folder / "hashes", bar.update)
-            last = None
+            last, number = None, 0
             with bar_of(total=source.size, desc="tokenising") as bar:
                 for held_out, block in blocks_of(source, limit):
                     for document in block:
@@ -114,7 +119,8 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
                         writer = writers["validation" if moved.get(text, held_out) else split]
                         if last not in (None, writer):
                             last.break_off()
-                        bar.update(writer.add(document))
+                        bar.update(writer.add(document, number))
+                        number += 1
                         last = writer
                         if is_compared and split == "validation":
                             held_out_texts[text] += 1
@@ -234,10 +240,20 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
 class TokenWriter:
     """Writes the tokens of documents, texts or ready-made ids, to a binary file, some megabytes at a time.
 
-    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does.
+    encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does. begins:
+    numbers of the documents at which the files begin, as `Source` has them.
     """
 
-    def __init__(self, file: BinaryIO, tokenizer: PreTrainedTokenizerBase, encode: Callable, eos_id: int | None):
+    def __init__(
+        self,
+        file: BinaryIO,
+        tokenizer: PreTrainedTokenizerBase,
+        encode: Callable,
+        eos_id: int | None,
+        begins: Sequence[int] = (),
+    ):
+        self.begins, self.counts = begins, Counts()
+        self.numbers, self.sizes = [], []  # of the documents in the batch
         self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.info: dict[str, Any] = dict(
@@ -250,8 +266,8 @@ class TokenWriter:
         self.size = self.begin = 0  # tokens written, and those before the document that has not ended yet
         self.ended, self.stride = 0, 1  # documents that have ended; of so many one has its place kept
 
-    def add(self, document: str | IdDocument) -> int:
-        """Takes one document; returns its size in bytes."""
+    def add(self, document: str | IdDocument, number: int = 0) -> int:
+        """Takes one document; returns its size in bytes. number: its place among all that were read."""
         if is_blank(document):
             self.info["empty_documents"] += 1
             return 0
@@ -264,6 +280,8 @@ class TokenWriter:
         self.goes_on = goes_on(document)
         self.info["documents"] += not self.goes_on
         self.batch.append(document)
+        self.numbers.append(number)
+        self.sizes.append(size)
         self.batch_size += len(document)
         if self.batch_size >= TOKENISE_BATCH:
             self.flush()
@@ -286,30 +304,36 @@ class TokenWriter:
         if isinstance(self.batch[0], str):
             self.info["unknown"] += int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
         ids, ends = with_eos(ids, ends, self.batch, self.eos_id)
+        files = np.searchsorted(self.begins, self.numbers, side="right") - 1 if self.begins else ()
+        names = self.batch
+        if not isinstance(self.batch[0], str):
+            names = [] if any(map(goes_on, self.batch)) else [document.ids.tobytes() for document in self.batch]
+        self.counts.add(ids, ends, names, files, self.sizes, self.size)
         if not isinstance(self.batch[0], str):
             ends = ends[[not goes_on(document) for document in self.batch]]
         self._end(self.size + ends)
         self._write(ids)
-        self.batch, self.batch_size = [], 0
+        self.batch, self.batch_size, self.numbers, self.sizes = [], 0, [], []
 
     def _end(self, ends: np.ndarray) -> None:
         """Counts the documents that end at these places of the file. While the text is read nobody knows how many there
         will be, so every place is kept at first, then every second one, and so on."""
-        lengths, places, begin = self.info["lengths"], self.info["places"], self.begin
-        for number, end in enumerate(ends.tolist(), start=self.ended):
-            lengths[end - begin] += 1
-            if number % self.stride == 0:
-                places.append([number, begin, end - begin])
-                if len(places) > MOST_PLACES:
-                    places[:], self.stride = places[::2], 2 * self.stride
-            begin = end
-        self.begin, self.ended = begin, self.ended + len(ends)
+        places, lengths = self.info["places"], np.diff(ends, prepend=self.begin).tolist()
+        self.info["lengths"].update(lengths)
+        number = -(-self.ended // self.stride) * self.stride
+        while number < self.ended + len(ends):
+            size = lengths[number - self.ended]
+            places.append([number, int(ends[number - self.ended]) - size, size])
+            if len(places) > MOST_PLACES:
+                places[:], self.stride = places[::2], 2 * self.stride
+            number += self.stride
+        self.begin, self.ended = int(ends[-1]) if len(ends) else self.begin, self.ended + len(ends)
 
     def finish(self) -> dict[str, Any]:
         """Writes what is left; returns the other fields of the `TokenFile`."""
         self.flush()
         losses, _ = round_trip(self.tokenizer, self.sample.texts, self._lists_of_ids)
-        return self.info | {"losses": losses}
+        return self.info | {"losses": losses, "found": self.counts.found()}
 
     def _lists_of_ids(self, texts: list[str]) -> list[np.ndarray]:
         ids, ends = self.encode(texts)
@@ -347,7 +371,8 @@ class MappedTokens(np.memmap):
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
-    losses = Losses(**info.pop("losses"))
+    losses, found = Losses(**info.pop("losses")), Found(**info.pop("found"))
+    found.files = {int(number): counts for number, counts in found.files.items()}
     info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
     tokens = MappedTokens(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
-    return TokenFile(tokens, losses=losses, **info)
+    return TokenFile(tokens, losses=losses, found=found, **info)

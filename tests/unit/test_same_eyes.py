@@ -151,7 +151,7 @@ class EvaluationTest(parameterized.TestCase):
         lost = re.search(r"line break in .*% of targets|line break in .*% of validation", now["lost by the tokenizer"])
         self.assertIsNotNone(lost, now)
         for name in ("validation source", "validation target"):
-            self.assertEqual(now[name], before[name])
+            self.assertEqual(now[name].split(), before[name].split())  # its lines are broken elsewhere
         self.assertIn(" ".join(sources[0].split()[1:4]), now["validation source"])
 
     def test_rows_that_were_trained_on_are_counted_when_the_file_has_grown(self):

@@ -647,6 +647,7 @@ class ScriptTest(parameterized.TestCase):
                 examined.append((block, place))
                 yield place, row
 
+        self.enter_context(mock.patch("features.streams.streamed_text.SAMPLED", 4))  # which are read at each start
         with mock.patch.object(FileCorpus, "_rows", counting):
             where = ["--output_dir", str(self.folder / "resumed"), "--resume_from_checkpoint"]
             code, text = self.run_script(script, *flags, *where)
