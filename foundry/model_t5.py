@@ -100,6 +100,8 @@ def _overridden(config: T5Config, overrides: dict) -> T5Config:
     for key, value in overrides.items():
         if key not in config.to_dict():
             raise UserError(f"--config_overrides {key}={value}: the T5 configuration has no such key")
+        if isinstance(config.to_dict()[key], bool) and not isinstance(value, bool):
+            raise UserError(f"--config_overrides {key}={value}: must be true or false")
     values = config.to_dict() | {"tie_word_embeddings": getattr(config, "scale_decoder_outputs", False)} | overrides
     for derived in {"is_gated_act", "dense_act_fn", "scale_decoder_outputs"} - overrides.keys():
         values.pop(derived, None)
