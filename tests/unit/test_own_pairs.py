@@ -571,10 +571,11 @@ class ReadTest(TestCase):
 
     def test_classes_that_look_alike_to_the_tokenizer_are_told(self):
         labels = ["caf\u00e9", "cafe\u0301"]
-        tokenizer = mock.Mock(all_special_tokens=[], batch_decode=lambda *_, **__: ["caf\u00e9"] * 2)
+        tokenizer = mock.Mock(all_special_tokens=[])
         encoded = mock.patch("tasks.examples.encode_targets", return_value=[[1], [1]])
+        decoded = mock.patch("tasks.examples.decoded", return_value=["caf\u00e9"] * 2)
         message = r"'caf.xe9' and 'cafe.u0301' look alike.*--normalization identity"
-        with encoded, self.assertRaisesRegex(UserError, message):
+        with encoded, decoded, self.assertRaisesRegex(UserError, message):
             class_label_ids({"target_type": "class", "labels": labels}, tokenizer)
 
     def test_labels_with_special_tokens_are_refused(self):
