@@ -130,7 +130,7 @@ class CTranslate2Engine:
     def log_probs(self, sources: list[list[int]], targets: list[list[int]], eos: int) -> list[list[float]]:
         """Log-probabilities [T] of the tokens of each target."""
         bodies = [target[:-1] if target[-1:] == [eos] else target for target in targets]  # score_batch adds the EOS
-        scores = self.translator.score_batch(self._named(sources), self._named(bodies))
+        scores = self.translator.score_batch(self._named(sources), self._named(bodies), max_input_length=0)
         return [scored.log_probs[: len(target)] for scored, target in zip(scores, targets, strict=True)]
 
 

@@ -40,6 +40,17 @@ class BackendTest(test_predict_t5.TestCase):
         _, _, error = self.predict(path, *more, workspace() / "model", code=2)
         self.assertIn("needs a folder that export_checkpoint.py --formats ctranslate2 wrote", error)
 
+    def test_scores_are_those_of_the_whole_source(self):
+        """CTranslate2 scores the first 1,024 tokens of a source, unless it is told otherwise."""
+        model = load_model(str(self.model)).eval()
+        sources, target = torch.randint(5, 150, (2, 1500), generator=torch.Generator().manual_seed(1)), [7, 9, 1]
+        with torch.no_grad():
+            logits = model(input_ids=sources, labels=torch.tensor([target] * 2)).logits
+        wanted = logits.log_softmax(-1)[:, range(3), target]
+        engine = CTranslate2Engine(workspace() / "export" / "ctranslate2")
+        found = engine.log_probs(sources.tolist(), [target] * 2, eos=1)
+        torch.testing.assert_close(torch.tensor(found), wanted, atol=0.01, rtol=0)
+
     def test_ctranslate2_forbids_the_tokens_that_transformers_forbids(self):
         path = self.write("in.txt", "\n".join(LINES))
         tokenizer, model = load_tokenizer(str(self.model)), load_model(str(self.model)).eval()
