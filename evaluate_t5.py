@@ -361,6 +361,8 @@ def build_trainer(
         class_label_ids=judged.class_label_ids,
     )
     install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
+    if judged.predict_with_generate:
+        print_once(f"search of answers to {job.task.name}: {trainer.described_search()}")
     return trainer
 
 

@@ -122,7 +122,8 @@ def main(argv: list[str] | None = None) -> dict:
         data = run.args.features.replacement(TaskData)(tasks, tokenizer, run.args)
     check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), *run.groups)
     data.resume(run.checkpoint)
-    forget_search(model, greedy=not any(task.predict_with_generate for task in data.judged.values()))
+    generates = any(task.predict_with_generate for task in data.judged.values())
+    forget_search(model, greedy=not generates)
     set_generation_length(model, data.generation_length)
     collator = padding_collator(tokenizer, model)
     splits = data.train, data.validation
@@ -143,6 +144,7 @@ def main(argv: list[str] | None = None) -> dict:
     )
     origin = run.model.tokenizer_name or run.model.model_name_or_path or "trained on the sources and targets"
     rows = {"from": run.source, "tokenizer": described_tokenizer(tokenizer, origin), "vocabulary": vocabulary}
+    rows["search"] = trainer.described_search() if generates else None
     if start := run.model.model_name_or_path:
         rows["earlier task"] = other_task(start, [task.entry for task in tasks])
     return TrainingRun(run, trainer, data, rows).execute("evaluate_t5.py")

@@ -36,6 +36,7 @@ from foundry.common.errors import StreamError, UserError
 from foundry.common.processes import finish_process_group, is_first_process, print_once, say
 from foundry.model_t5 import use_one_embedding_module
 from foundry.modeling.families import family_of
+from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
@@ -341,6 +342,13 @@ class T5Trainer(FiniteTrainer):
         chosen = {"max_length": self._max_length, "do_sample": False, "num_return_sequences": 1}
         chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
         return {name: value for name, value in chosen.items() if value is not None} | self._gen_kwargs
+
+    def described_search(self) -> str:
+        """How the answers of an evaluation are searched, for the plan: by the model's own settings and the flags."""
+        own = copy.deepcopy(self.model.generation_config)
+        own.update(do_sample=False, num_beams=self.args.generation_num_beams or own.num_beams)
+        most = (self.args.generation_max_length or own.max_length) - 1  # both count the start token too
+        return described_search(deciding_settings(own), {"max_new_tokens": most})
 
     def _prepare_input(self, data):
         """Overrides Trainer, which gives a batch's fractions the type of DeepSpeed's weights. None is read by a layer:

@@ -19,7 +19,7 @@ from foundry.common.command_line import listed
 from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
-from foundry.modeling.generation_settings import deciding_settings
+from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from tasks.examples import decode_texts
@@ -202,8 +202,7 @@ def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
     """The rows of the printed plan. inputs: what is answered. engine: None if nothing is left to be answered."""
     search = None
     if engine is not None:
-        kind = [] if "num_beams" in engine.settings or plan.search.get("do_sample") else ["greedy"]
-        search = ", ".join(kind + [f"{name} {value}" for name, value in (engine.settings | plan.search).items()])
+        search = described_search(engine.settings, plan.search)
     return {
         "model": f"{plan.args.model_name_or_path}, {plan.args.backend}",
         "inputs": inputs,

@@ -131,6 +131,13 @@ def deciding_settings(own: GenerationConfig) -> dict:
     return {name: value for name, value in values.items() if value not in (None, [], NEUTRAL.get(name))}
 
 
+def described_search(settings: dict, given: dict) -> str:
+    """For the plan: {"num_beams": 2, "min_length": 9}, {"max_new_tokens": 6} -> "num_beams 2, min_length 9,
+    max_new_tokens 6". settings: what `deciding_settings` returns; given: what flags say beside it."""
+    kind = [] if "num_beams" in settings or given.get("do_sample") else ["greedy"]
+    return ", ".join(kind + [f"{name} {value}" for name, value in (settings | given).items()])
+
+
 def own_limit(folder: str) -> tuple[int, str] | None:
     """(tokens of an answer, the setting that says so) of the generation_config.json in a folder or under a Hub name;
     None if it says nothing. UserError for a value that is no such number."""

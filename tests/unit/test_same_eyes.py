@@ -80,6 +80,12 @@ class TokenizerTest(parameterized.TestCase):
         self.assertTrue((self.folder / "out").exists())
 
 
+def with_settings(folder: Path, **rules) -> None:
+    """Adds settings to the folder's generation_config.json."""
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | rules))
+
+
 def rows_of_plan(printed: str) -> dict[str, str]:
     """{row of a plan: its text, without line breaks}, of all plans that were printed."""
     rows, name = {}, ""
@@ -140,8 +146,15 @@ class EvaluationTest(parameterized.TestCase):
         rows = self.pairs(0, 60)
         rows[5] = rows[50]  # of which one may be held out
         self.write(rows)
-        trained = self.fine_tune(validation_split_percentage=40)
-        printed, sources = self.evaluate()
+        start = shutil.copytree(workspace() / "model", self.folder / "start")
+        with_settings(start, num_beams=2, no_repeat_ngram_size=3, min_length=4)
+        trained = self.fine_tune(validation_split_percentage=40, model_name_or_path=start)
+        search = "num_beams 2, no_repeat_ngram_size 3, max_new_tokens 12"
+        self.assertEqual(rows_of_plan(trained)["search"], search)  # the least length was that of another task
+        with_settings(self.folder / "out", min_length=6)
+        printed, sources = self.evaluate("--generation_num_beams", 3)
+        search = "num_beams 3, min_length 6, no_repeat_ngram_size 3, max_new_tokens 12"
+        self.assertIn(f"search of answers to pairs: {search}\n", printed)
         before, now = rows_of_plan(trained), rows_of_plan(printed)
         for row in ("lengths", "cut", "empty", "rows"):
             parts = re.split("; |, (?=[0-9])", now[row])
