@@ -345,9 +345,15 @@ def load_to_answer(
     name_or_path: str, attn_implementation: str | None, features: Features, device: torch.device, bf16: bool
 ) -> PreTrainedModel:
     """`load_model` for evaluation and prediction. Where features hold the weights in a form other than float32, an
-    adapter is not merged, since the merged model would not fit where the frozen weights do."""
+    adapter is not merged, since the merged model would not fit where the frozen weights do. UserError for weights that
+    are not finite, with which all answers would be empty (one pass over the weights)."""
     as_saved = features.holds_as_saved()
     model = load_model(name_or_path, attn_implementation, as_saved, merge=not as_saved)
+    for name, weight in model.named_parameters():
+        if not torch.stack(weight.detach().aminmax()).isfinite().all():  # a NaN is least and largest
+            raise UserError(
+                f"--model_name_or_path {name_or_path}: {name} has NaN or infinite numbers. Take an earlier checkpoint"
+            )
     for feature in features:
         feature.hold(model, device, bf16)
     return model

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from absl.testing import parameterized
 from helpers import argv_of, run_main, sentences, write_tiny_model
+from safetensors.torch import load_file, save_file
 
 import evaluate_t5
 import export_checkpoint
@@ -45,29 +46,31 @@ def workspace() -> Path:
     return folder
 
 
+def run_door(out: Path, door: str, model: Path | str, tokenizer: Path | str, code: int | None) -> str:
+    """What a script prints that answers with, or exports, a model and tokenizer of the workspace."""
+    place = workspace()
+    flags = ["--model_name_or_path", place / model, "--tokenizer_name", place / tokenizer]
+    to = ["--output_dir", out / "out"]
+    pairs = ["--validation_file", place / "rows.jsonl", "--source_column", "q", "--target_column", "a"]
+    cache = ["--data_cache_dir", out / "cache", "--use_cpu", "true"]
+    main, more = {
+        "predict": (
+            predict_t5.main,
+            ["--input_file", place / "in.txt", "--output_file", out / "out", "--max_new_tokens", 3],
+        ),
+        "evaluate": (evaluate_t5.main, [*pairs, *to, *cache, "--max_target_length", 9]),
+        "export": (export_checkpoint.main, [*to, "--num_samples", 2]),
+    }[door]
+    _, printed, error = run_main(main, *flags, *more, code=code)
+    return printed + error
+
+
 class TokenizerTest(parameterized.TestCase):
     """Another tokenizer of the same size: answers would be noise, and an export would be called equal."""
 
-    def run_door(self, door: str, model: str, tokenizer: str, code: int | None) -> str:
-        place = workspace()
-        flags = ["--model_name_or_path", place / model, "--tokenizer_name", place / tokenizer]
-        out = ["--output_dir", self.folder / "out"]
-        pairs = ["--validation_file", place / "rows.jsonl", "--source_column", "q", "--target_column", "a"]
-        cache = ["--data_cache_dir", self.folder / "cache", "--use_cpu", "true"]
-        main, more = {
-            "predict": (
-                predict_t5.main,
-                ["--input_file", place / "in.txt", "--output_file", self.folder / "out", "--max_new_tokens", 3],
-            ),
-            "evaluate": (evaluate_t5.main, [*pairs, *out, *cache, "--max_target_length", 9]),
-            "export": (export_checkpoint.main, [*out, "--num_samples", 2]),
-        }[door]
-        _, printed, error = run_main(main, *flags, *more, code=code)
-        return printed + error
-
     @parameterized.product(door=("predict", "evaluate", "export"))
     def test_another_tokenizer_of_the_same_size_is_refused_by_name(self, door):
-        error = self.run_door(door, "model", "other", 2)
+        error = run_door(self.folder, door, "model", "other", 2)
         own, other = (load_tokenizer(str(workspace() / name)).get_vocab() for name in ("model", "other"))
         self.assertLen(other, len(own))
         differ = len({*own.items()} ^ {*other.items()})
@@ -76,8 +79,19 @@ class TokenizerTest(parameterized.TestCase):
 
     @parameterized.product(door=("predict", "evaluate", "export"), model=("model", "bare/model"))
     def test_the_own_one_elsewhere_or_that_of_a_model_without_is_taken(self, door, model):
-        self.run_door(door, model, "same", None)
+        run_door(self.folder, door, model, "same", None)
         self.assertTrue((self.folder / "out").exists())
+
+
+class WeightsTest(parameterized.TestCase):
+    @parameterized.product(door=("predict", "evaluate"), value=("nan", "inf", "-inf"))
+    def test_weights_that_are_not_finite_are_refused_by_name(self, door, value):
+        folder = shutil.copytree(workspace() / "model", self.folder / "model")
+        weights, name = load_file(folder / "model.safetensors"), "encoder.block.0.layer.1.DenseReluDense.wo.weight"
+        weights[name][3, 5] = float(value)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        error = run_door(self.folder, door, folder, folder, 2)
+        self.assertIn(f"error: --model_name_or_path {folder}: {name} has NaN or infinite numbers", error)
 
 
 def with_settings(folder: Path, **rules) -> None:
