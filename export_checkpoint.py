@@ -26,7 +26,6 @@ from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
 from constants import TASK_RECORD
 from foundry.arguments.own_pairs import OWN
@@ -59,7 +58,7 @@ from foundry.features import Features, adapters, features_of
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from foundry.modeling.families import refuse_lacking
 from foundry.modeling.generation_settings import drop_idle_search
-from foundry.modeling.loading import load_config, way_to_weights
+from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
 from foundry.publishing.exports import Original, compare, described, encode, pytorch_answers
 from foundry.publishing.records import first_entry, read_run, task_of
 from tasks.registry import eval_splits, source_text
@@ -67,8 +66,7 @@ from tasks.rows import load_rows
 from tasks.task_records import read_record
 
 # Files that load_model reads; it merges those of adapters.
-WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
-WEIGHTS += tuple(adapter.weights for adapter in adapters())
+READ_WEIGHTS = WEIGHTS + tuple(adapter.weights for adapter in adapters())
 FEATURES = features_of("export_checkpoint")
 FORMATS = tuple(kind for feature in FEATURES for kind in feature.formats)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -118,7 +116,7 @@ def check_flags(args: ExportArguments) -> None:
 def find_checkpoint(name: str) -> str:
     """The folder or Hub name that holds weights: `name`, or the newest whole checkpoint-N of an unfinished run."""
     folder = Path(name)
-    if not folder.is_dir() or any((folder / file).is_file() for file in WEIGHTS):
+    if not folder.is_dir() or any((folder / file).is_file() for file in READ_WEIGHTS):
         return name
     if newest := newest_whole_checkpoint(folder):
         print_once(f"{name}: the run has not ended; taking its newest whole checkpoint, {newest}")

@@ -48,7 +48,7 @@ from foundry.modeling.families import families, family_of, refuse_lacking, shape
 from foundry.modeling.forms import bytes_of, number_of
 from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
-from foundry.modeling.loading import NO_MODEL, load_config, load_whole
+from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
@@ -327,6 +327,8 @@ def load_model(
     check_options(config, attn_implementation)
     for adapter in adapters():
         if adapter.root_of(name_or_path) != name_or_path:
+            names = adapter.weights, f"{Path(adapter.weights).stem}.bin", *WEIGHTS
+            tell_which(f"{flag} {name_or_path}", name_or_path, names)
             plain = as_saved and not merge
             read = partial(load_model, attn_implementation=attn_implementation, as_saved=plain, flag=flag)
             return adapter.load(name_or_path, read, merge, flag)

@@ -11,10 +11,11 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
 from constants import CODE_ENTRIES
 from foundry.common.errors import UserError
+from foundry.common.processes import print_once
 from foundry.common.reports import check_files, code_of_pickle, difference_of_names, elsewhere, first_line, read_json
 from foundry.corpora.files import refuse_pointers
 from foundry.corpora.hub import do_not_wait_for_the_hub
@@ -37,6 +38,8 @@ _OTHER_TOOLS = {  # pattern of files in a folder: the way from there to weights
     "*.gguf": f"GGUF {_FOR_ANSWERS}",
 }
 NO_MODEL = "not a folder or Hub name with a model"
+# Files of weights, in the order in which transformers looks for them.
+WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 _WRAPPED = r"^(?:(?:_orig_mod|module)\.)+"  # what torch.compile and DDP put before the names of a model's tensors
 
 
@@ -121,10 +124,21 @@ def reading_weights(shown: str, place: str) -> Iterator[None]:
         ) from None
 
 
+def tell_which(shown: str, folder: str, names: tuple[str, ...] = WEIGHTS) -> None:
+    """Prints which file of weights is read where a folder has several. shown: a flag and its value. names: of the
+    files, in the order in which they are looked for."""
+    there = [path for path in (Path(folder) / name for name in names) if path.is_file()]
+    if there[1:]:
+        written = there[0].stat().st_mtime
+        others = [path.name + " (newer)" * (path.stat().st_mtime > written) for path in there[1:]]
+        print_once(f"{shown}: the weights are read from {there[0].name}, and not from {', '.join(others)}")
+
+
 def load_whole(kind: Any, name_or_path: str, flag: str, **options: Any) -> PreTrainedModel:
     """kind.from_pretrained(name_or_path, **options). UserError naming the flag unless the file has all of the model's
     tensors and no others. kind: an Auto class or one of models."""
     options |= dict(trust_remote_code=False, output_loading_info=True)
+    tell_which(f"{flag} {name_or_path}", name_or_path)
     with reading_weights(f"{flag} {name_or_path}", name_or_path), _own_words():
         model, report = kind.from_pretrained(name_or_path, **options)
         if any(re.match(_WRAPPED, name) for name in report["unexpected_keys"]):

@@ -4,6 +4,7 @@ Hermetic: tiny models made here (no network, no GPU).
 """
 
 import contextlib
+import io
 import json
 import os
 import time
@@ -441,6 +442,19 @@ class LoadingTest(ModelTest):
         message = f"--model_name_or_path .*unknown to the model: 1 tensors, {name}.* name a checkpoint that T5ForCond"
         with self.assertNoLogs("transformers", "WARNING"), self.assertRaisesRegex(UserError, message):
             load_model(folder)
+
+    @parameterized.parameters((-60, "pytorch_model.bin"), (60, "pytorch_model.bin (newer)"))
+    def test_of_several_files_of_weights_the_one_that_is_read_is_named(self, later, shown):
+        weights, path = random_state(V1_1, tied=False), self.folder / "model.safetensors"
+        write_checkpoint(self.folder, V1_1, {name: tensor + 1 for name, tensor in weights.items()})
+        folder = write_checkpoint(self.folder, V1_1, weights, safetensors=True)
+        os.utime(self.folder / "pytorch_model.bin", (path.stat().st_mtime + later,) * 2)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            torch.testing.assert_close(load_model(folder).shared.weight.detach(), weights["shared.weight"])
+            path.unlink()
+            load_model(folder)
+        line = f"--model_name_or_path {folder}: the weights are read from model.safetensors, and not from {shown}"
+        self.assertEqual(printed.getvalue().splitlines(), [line])
 
     def test_damaged_weights_are_refused(self):
         folder = write_checkpoint(self.folder, V1_1, {})

@@ -1,6 +1,7 @@
 """LoRA: what is trained and saved, that merging changes nothing, and folders that cannot be merged."""
 
 import contextlib
+import io
 import json
 import shutil
 
@@ -105,6 +106,14 @@ class LowRankTest(parameterized.TestCase):
         model.generation_config.max_length = 77
         model.save_pretrained(self.folder / "lora")
         self.assertEqual(load_model(str(self.folder / "lora")).generation_config.max_length, 77)
+
+    def test_a_whole_model_in_the_same_folder_is_not_read_and_named(self):
+        self.trained(self.base()).save_pretrained(self.folder / "lora")
+        shutil.copy(self.folder / "base" / "model.safetensors", self.folder / "lora")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            load_model(str(self.folder / "lora"))
+        line = "lora: the weights are read from adapter_model.safetensors, and not from model.safetensors"
+        self.assertIn(line, printed.getvalue())
 
     @parameterized.parameters("t5gemma", "t5gemma2")
     def test_merged_and_saved_with_a_tied_head_that_is_no_t5s(self, family):
