@@ -28,6 +28,7 @@ from tasks.metrics.scoring import METRICS, score_predictions
 from tasks.registry import (
     answer_columns,
     as_list,
+    number_of,
     numbers_of,
     reference_texts,
     sides_of,
@@ -107,6 +108,18 @@ def without_end_tokens(
     if place and cut:
         print_once(f"{place}: {cut:,} targets end in {' or '.join(ends)}, which is left out: the tokenizer writes it")
     return kept
+
+
+def numbered_labels(task: dict, rows: list[dict]) -> str | None:
+    """For the plan: "0, 1, 2 are read as the labels contradiction, entailment, neutral", of the targets that are the
+    numbers of labels' places; None if there are none."""
+    labels, target = task.get("labels", []), task["target"]
+    if task["target_type"] != "class" or any(number_of(label) is not None for label in labels):
+        return None
+    values = {str(row[target]).strip() for row in rows if target in row} - {*labels}
+    values = sorted((value for value in values if number_of(value) is not None), key=float)
+    read_as = ", ".join(labels[int(float(value))] for value in values)
+    return f"{', '.join(values)} are read as the labels {read_as}" if values else None
 
 
 def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], most: int) -> dict[str, int]:

@@ -428,6 +428,7 @@ class TaskRows:
         self.splits = [(task, split) for task in self.tasks for split in task.rows]
         alike = {task.name: registry.look_alikes(task.entry, task.rows) for task in self.tasks}
         self.alike = {name: text for name, text in alike.items() if text}
+        self.numbered = self._by_name(_of_splits(examples.numbered_labels))
         self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
 
     def _name(self, task: Task, split: str) -> str:
@@ -486,6 +487,7 @@ class TaskRows:
             **self._plan_of_repeats(),
             "look alike": self._of_tasks(self.alike),
             "empty": ", ".join(empty) or None,
+            "labels": _grouped(self.numbered),
             "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
             **self._rows_of_features(),
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
@@ -688,6 +690,19 @@ def _described(entry: dict, metric: str) -> str:
     """A metric in the plan: "f1 (of the class equivalent)"; the name alone of metrics that are not of one class."""
     of_one_class = Path(metric).stem in ("f1", "precision", "recall") and registry.positive_label(entry)
     return f"{metric} (of the class {registry.positive_label(entry)})" if of_one_class else metric
+
+
+def _of_splits(say: Callable[[dict, list[dict]], str | None]) -> Callable[[LoadedTask], dict]:
+    """The function from a task to {split: say(its entry, rows of the split)}."""
+    return lambda task: {split: say(task.entry, rows) for split, rows in task.rows.items()}
+
+
+def _grouped(texts: dict[str, str | None]) -> str | None:
+    """For the plan: {"train": "a", "dev": "a", "test": None} -> "a (train, dev)"; None if all are None."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name) if text else None
+    return "; ".join(f"{text} ({', '.join(some)})" for text, some in names.items()) or None
 
 
 def _described_lengths(name: str, read: dict) -> str:

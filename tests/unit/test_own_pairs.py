@@ -541,6 +541,18 @@ class ReadTest(TestCase):
             data = TaskData(tasks, ByT5Tokenizer(), args)
         return data, printed.getvalue()
 
+    @parameterized.parameters(
+        (["no", "maybe", "yes"], [2, 0, 2], "0, 2 are read as the labels maybe, yes (validation)"),
+        (["no", "maybe", "yes"], ["0.0", "1", "yes"], "0.0, 1 are read as the labels maybe, no (validation)"),
+        ([0, 1, 1], [1, 0, 1], None),  # their own names
+        (["no", "maybe", "yes"], ["no"], None),
+    )
+    def test_numbers_that_are_read_as_places_of_labels_are_told(self, train, dev, told):
+        """Labels that are found in the training rows stand in alphabetical order; numbers may follow another."""
+        made = ([{"q": f"text {n}", "a": label} for n, label in enumerate(labels)] for labels in (train, dev))
+        data, _ = self.load(*made, "--target_type class")
+        self.assertEqual(data.described()["labels"], told)
+
     def test_end_tokens_of_targets_are_left_out_and_other_special_tokens_told(self):
         """As in files for T5 of 2020, which were written with " </s>"; ByT5's EOS is 1, a letter its byte + 3."""
         rows = [{"q": "x </s>", "a": "b </s>"}, {"q": "y", "a": ["c</s></s>", "d <pad>"]}, {"q": "z", "a": "e </s> f"}]
