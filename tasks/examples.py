@@ -122,6 +122,18 @@ def numbered_labels(task: dict, rows: list[dict]) -> str | None:
     return f"{', '.join(values)} are read as the labels {read_as}" if values else None
 
 
+def unchanged_targets(task: dict, rows: list[dict]) -> str | None:
+    """For the plan: "18 of 90 targets are their sources", of a task of texts, if they are at least 0.5 %; None for
+    running text, whose pieces often need no change."""
+    if task["target_type"] != "text" or "max_piece_length" in task:
+        return None
+    columns, same = task["inputs"].values(), 0
+    for row in (row for row in rows if task["target"] in row):
+        source = " ".join(str(item).strip() for column in columns for item in as_list(row[column]))
+        same += bool(source) and source in (text.strip() for text in reference_texts("", task, row))
+    return f"{same:,} of {len(rows):,} targets are their sources" if same >= max(1, 0.005 * len(rows)) else None
+
+
 def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], most: int) -> dict[str, int]:
     """{input column: number of the rows whose source has none of it within the first `most` tokens}, without zeros."""
     inputs, lost = list(task["inputs"].items()), Counter()

@@ -429,6 +429,7 @@ class TaskRows:
         alike = {task.name: registry.look_alikes(task.entry, task.rows) for task in self.tasks}
         self.alike = {name: text for name, text in alike.items() if text}
         self.numbered = self._by_name(_of_splits(examples.numbered_labels))
+        self.unchanged = self._by_name(_of_splits(examples.unchanged_targets))
         self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
 
     def _name(self, task: Task, split: str) -> str:
@@ -488,6 +489,7 @@ class TaskRows:
             "look alike": self._of_tasks(self.alike),
             "empty": ", ".join(empty) or None,
             "labels": _grouped(self.numbered),
+            "unchanged": _grouped(self.unchanged),
             "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
             **self._rows_of_features(),
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,

@@ -27,6 +27,7 @@ from foundry.corpora.files import ROW_SUFFIXES, expand_files, say_once
 from foundry.corpora.reading import read_documents
 from foundry.corpora.round_trip import described_losses
 from foundry.modeling.loss import STATISTICS
+from tasks import examples
 from tasks.examples import class_label_ids
 from tasks.own_entry import as_source, translated
 from tasks.predictions import InputReader, recorded_task
@@ -552,6 +553,16 @@ class ReadTest(TestCase):
         made = ([{"q": f"text {n}", "a": label} for n, label in enumerate(labels)] for labels in (train, dev))
         data, _ = self.load(*made, "--target_type class")
         self.assertEqual(data.described()["labels"], told)
+
+    def test_targets_that_are_their_sources_are_counted(self):
+        """Untranslated rows; one in 201 is as many as ordinary pairs have, and is not told. Nor are empty rows."""
+        rows = [{"q": f"text {n} ", "a": f"text {n}" if n % 5 == 2 else f"testo {n}"} for n in range(90)]
+        usual = [{"q": f"text {n}", "a": f"testo {n}" if n else "text 0"} for n in range(201)]
+        data, _ = self.load([*rows, {"q": "", "a": ""}], usual, "--source_prefix it")
+        self.assertEqual(data.described()["unchanged"], "18 of 91 targets are their sources (train)")
+        entry = data.tasks[0].entry | {"max_piece_length": 200}
+        for changes in (entry, entry | {"target_type": "number"}):
+            self.assertIsNone(examples.unchanged_targets(changes, rows))
 
     def test_end_tokens_of_targets_are_left_out_and_other_special_tokens_told(self):
         """As in files for T5 of 2020, which were written with " </s>"; ByT5's EOS is 1, a letter its byte + 3."""
