@@ -168,6 +168,21 @@ class Corpus:
         """All rows in the order of the blocks."""
         return ((place, row) for block in range(len(self)) for place, row in self.rows(Piece(block)))
 
+    def estimated(self, measure: Callable[[dict], float], most: float) -> float | None:
+        """The sum of `measure` over all rows: exact if it is at most about `most`, else estimated from the first rows,
+        beyond which none is read. None if they lie in a block whose places tell no share of it (compressed text)."""
+        total, before = 0.0, 0
+        for number, block in enumerate(self.blocks):
+            at_start = total
+            for place, row in self.rows(Piece(number)):
+                if total >= most:
+                    begun = self.share_read(Piece(number), place)
+                    total, before = total if begun else at_start, before + begun * block.size
+                    return total * sum(block.size for block in self.blocks) / before if before else None
+                total += measure(row)
+            before += block.size
+        return total
+
     def hold_out(self, amount: float, measure: Callable[[dict], float]) -> list[dict]:
         """The first rows, until their measures add up to `amount`. The corpus then begins after them.
 
@@ -418,11 +433,14 @@ class HubCorpus(Corpus):
         self.dataset = dataset.reshard() if dataset.num_shards < FEW_SHARDS else dataset
         self.number_of_shards = self.dataset.num_shards
         super().__init__([Block(None, "shard", group=number) for number in range(self.number_of_shards)])
-        saved = saved_files(name, split)
+        self.saved = saved = saved_files(name, split)
         self.stamps = {path: stamp(path) for path in saved or Path(name).rglob("*.parquet")}
         described = (name, config, split, len(self), *([contents_digest(saved)] if saved else ()))
         self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"
+
+    def estimated(self, measure: Callable[[dict], float], most: float) -> float | None:
+        return super().estimated(measure, most) if self.saved else None  # over the network it would take too long
 
     def here(self, before: str = "") -> str:
         block, place = self.last_read

@@ -21,7 +21,8 @@ from features.streams.blocks import Corpus, FileCorpus, Piece, halves, hub_corpo
 from features.streams.lanes import StreamDataset, packed
 from foundry.common.command_line import listed
 from foundry.common.errors import UserError
-from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row
+from foundry.common.reports import human_count
+from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
 from foundry.corpora.preview import Shown, described_spread, spread
 from foundry.corpora.reading import column_texts, text_of
 from foundry.corpora.sources import builtin_sources
@@ -29,6 +30,7 @@ from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, dige
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.data_t5 import FoundText, Text
 
+COUNTED = 100_000  # tokens of a corpus by which all of it is estimated
 SEEN = 1_000  # first documents of a stream that are compared with a --validation_file
 SAMPLED, SAMPLED_LENGTH = 500, 2**19  # documents, and characters or ids, of a corpus in which losses and oddities show
 
@@ -82,6 +84,17 @@ class StreamedText(Text):
     def tokens_per_example(self) -> float:
         """Mean raw tokens of a validation example."""
         return getattr(self.validation, "tokens_length", self.objective.tokens_length)
+
+    def plan(self, steps: int) -> dict[str, str | None]:
+        rows, found, told = super().plan(steps), self.found, []
+        read = steps * self.batch * self.tokens_per_example
+        for name, weight, corpus in zip(found.names, found.weights, found.of_split("train"), strict=True):
+            seen = "seen as often as is needed"
+            if tokens := tokens_of_corpus(found, corpus):
+                seen = f"seen about {weight * read / tokens:.3g} times; about {human_count(tokens)} tokens"
+                rows["tokens"] += "" if found.is_mixed else f" (the text is {seen})"
+            told.append(f"{name} {weight:.1%} ({seen})")
+        return rows | ({"corpora": ", ".join(told)} if found.is_mixed else {})
 
     def plan_of_training(self) -> dict[str, str | None]:
         lengths, tried = sum((file.lengths for file in self.sample), Counter()), next(iter(self.counted))
@@ -200,6 +213,18 @@ def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Shown]]:
     before = f"{name} {weight:.0%}, " if found.is_mixed else ""
     shown = [Shown(f"{before}first of block {block + 1:,}", tokens[place]) for block, place in firsts.items()]
     return TokenFile(tokens, **info), shown[: 1 if found.is_mixed else None]
+
+
+def tokens_of_corpus(found: FoundText, corpus: Corpus) -> float | None:
+    """About how many tokens a corpus has, estimated from the first COUNTED of them; None if they do not tell it."""
+    encode, document_of = document_encoder(found.tokenizer, found.ids), document_reader(found, corpus)
+    ends = int(eos_between(found) is not None)
+
+    def tokens_in(row: dict) -> int:
+        document = document_of(row)
+        return 0 if is_blank(document) else len(encode([document])[0]) + ends
+
+    return corpus.estimated(tokens_in, COUNTED)
 
 
 def training_stream(

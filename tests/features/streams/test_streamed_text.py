@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from absl.testing import parameterized
 from test_text import BATCH, LENGTH, OBJECTIVES, TEXTS, lines
 
-from features.streams import Streams, blocks, lanes
+from features.streams import Streams, blocks, lanes, streamed_text
+from features.streams.blocks import FileCorpus
 from features.streams.lanes import MixedLane, StreamLoader
 
 
@@ -125,6 +127,35 @@ class StreamedTextTest(StreamCase):
         files = [file.tokens for file in text.files["validation"]]
         self.assertLen(files, 2)
         self.assertTrue(all(map(len, files)), "each corpus holds out text of its own")
+
+    @parameterized.parameters(
+        *itertools.product(("weighted", "weighted_saved", "weighted_ids", "file", "ids_npy", "saved"), (10**6, 6_000))
+    )
+    def test_the_plan_says_how_often_each_corpus_is_seen(self, kind, counted):
+        """As many tokens as the corpus really has, or an estimate from its first thousand."""
+        text, _, stream = self.open(self.flags(kind))
+        read, steps = [], 70
+        for corpus in text.found.of_split("train"):
+            document_of = streamed_text.document_reader(text.found, corpus)
+            read.append(sum(len(document_of(row)) for _, row in corpus.all_rows()))  # a letter is a token
+        seen = [steps * BATCH * text.tokens_per_example * w / n for w, n in zip(text.found.weights, read, strict=True)]
+        with mock.patch.object(streamed_text, "COUNTED", counted):
+            plan = text.plan(steps)
+        found = re.findall(
+            r"seen about (\S+) times; about \S+ tokens\)", plan["corpora" if len(seen) > 1 else "tokens"]
+        )
+        self.assertLen(found, len(seen))
+        for times, wanted in zip(found, seen, strict=True):
+            self.assertAlmostEqual(float(times) / wanted, 1, delta=0.005 if counted > 10**5 else 0.25)
+
+    @parameterized.parameters((100, 100), (11, 100), (3, None))
+    def test_a_corpus_of_whole_files_is_measured_as_far_as_it_can_be(self, most, found):
+        """Files of 10 rows each, whose rows have no place that tells a share of the file."""
+        files = [self.folder / f"whole{n}.csv" for n in range(10)]
+        for path in files:
+            path.write_text("text\n" + "x\n" * 10)
+        corpus = FileCorpus(files)
+        self.assertEqual(corpus.estimated(lambda row: len(row["text"]), most), found)
 
     def test_kinds_of_rows_come_by_their_shares(self):
         _, corrupt, stream = self.open(self.flags("file", objective="ul2"))
