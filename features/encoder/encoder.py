@@ -22,7 +22,11 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     write_encoder(original, folder, pooled=kind == "sentence_transformers")
     result = compare_encoder(kind, original, folder)
     loaded_by = " and ".join(result["loaded_by"])
-    return result, f"{described_within(result)} of PyTorch's in {result['texts']} texts, loaded by {loaded_by}"
+    line = f"{described_within(result)} of PyTorch's in {result['texts']} texts, loaded by {loaded_by}"
+    if kind == "sentence_transformers":
+        result["max_seq_length"] = LONGEST_SOURCE
+        line += f"; it cuts texts at {LONGEST_SOURCE} tokens (max_seq_length of sentence_bert_config.json)"
+    return result, line
 
 
 def write_encoder(original: Original, folder: Path, pooled: bool) -> None:

@@ -45,7 +45,9 @@ class EncoderTest(parameterized.TestCase):
     def test_sentence_transformers_loads_it(self):
         model, tokenizer = self.model_and_tokenizer()
         folder = self.folder / "sentence_transformers"
-        found, _ = export("sentence_transformers", Original(model, tokenizer, encode(tokenizer, TEXTS)), folder)
+        found, line = export("sentence_transformers", Original(model, tokenizer, encode(tokenizer, TEXTS)), folder)
+        cut = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
+        self.assertEndsWith(line, f"; it cuts texts at {cut} tokens (max_seq_length of sentence_bert_config.json)")
         kinds = [module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())]
         self.assertEqual(kinds, ["Transformer", "Pooling"])
         self.assertTrue(json.loads((folder / "1_Pooling/config.json").read_text())["pooling_mode_mean_tokens"])

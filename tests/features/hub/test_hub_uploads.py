@@ -118,7 +118,8 @@ class CardTest(test_export_checkpoint.TestCase):
         record = dict(
             run=dict(arguments=arguments), results=dict(eval_matthews_correlation=0.5, eval_loss=1.0), metrics=[]
         )
-        card = model_card("me/cola", record, model)
+        card = model_card("me/cola", record, model, {"sentence_transformers": {"max_seq_length": 77}})
+        self.assertIn("Texts are cut at 77 tokens (`max_seq_length` of `sentence_bert_config.json`).", card)
         self.assertIn("parameters, fine-tuned on `glue/cola`. Made with", card)
         self.assertIn('tokenizer("cola sentence: ...", return_tensors="pt")', card)
         front = yaml.safe_load(card.split("---")[1])
