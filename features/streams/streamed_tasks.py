@@ -13,8 +13,9 @@ from features.streams.blocks import Corpus, FileCorpus, Piece, halves, hub_corpo
 from features.streams.lanes import StreamDataset, one_by_one
 from foundry.arguments.own_pairs import OWN, has_validation_files
 from foundry.arguments.task import TaskArguments
-from foundry.arguments.training import FineTuningArguments, T5TrainingArguments
+from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from foundry.common.errors import UserError
+from foundry.common.reports import human_count
 from foundry.corpora.hub import classes_of
 from foundry.corpora.preview import files_read
 from foundry.corpora.reading import class_names
@@ -24,6 +25,7 @@ from tasks.tasks import LoadedTask, Task, TaskData, Tasks
 from tasks.trained_rows import TrainedRows
 
 SAMPLED = 500  # rows of a stream that are counted before it is trained on
+COUNTED = 10_000  # rows by which the number of all is estimated
 HELD_OUT = 1_000  # rows held out of a text where neither --validation_file nor --max_eval_samples is given
 
 
@@ -120,7 +122,12 @@ class StreamedTaskData(TaskData):
         return read | {"files": files_read({"train": [getattr(self.corpus, "files", None)]}) | read["files"]}
 
     def plan(self, steps: int) -> dict[str, str | None]:
-        return {"stream": f"{self.corpus.description}; {self.train.described()}"} | super().plan(steps)
+        task, passes = self.tasks[0], ""
+        split = row_splitter(task.name, task.entry, task.args, corpus=self.corpus)
+        if rows := self.corpus.estimated(lambda record: len(split(record)), COUNTED):
+            seen = steps * global_batch_size(self.training_args) / rows
+            passes = f"; seen about {seen:.3g} times: about {human_count(rows)} rows"
+        return {"stream": f"{self.corpus.description}{passes}; {self.train.described()}"} | super().plan(steps)
 
 
 def training_stream(task: LoadedTask, corpus: Corpus, args: T5TrainingArguments, buffer: int) -> StreamDataset:

@@ -21,9 +21,10 @@ import test_preview
 import test_registry
 from absl.testing import parameterized
 from helpers import only
+from transformers import ByT5Tokenizer
 
 from constants import DATASET_VALS
-from features.streams import Streams, TaskStreams, blocks
+from features.streams import Streams, TaskStreams, blocks, streamed_tasks
 from features.streams.blocks import FileCorpus, HubCorpus, Piece, hub_corpora, streamed_splits
 from features.streams.streamed_tasks import open_corpus, row_splitter
 from features.streams.streamed_text import open_corpus as open_text
@@ -38,7 +39,7 @@ from foundry.corpora.reading import read_rows, text_of
 from foundry.data_t5 import FoundText, Text
 from foundry.features import Features, features_of
 from tasks.registry import reference_texts, source_text
-from tasks.tasks import Task, Tasks
+from tasks.tasks import Task, TaskData, Tasks
 
 setUpModule = test_data_t5.setUpModule
 
@@ -241,6 +242,18 @@ class OwnPairsTest(test_own_pairs.ReadTest):
         (task,), _ = self.of_flags("--hub_dataset some/set --source_column q --target_column a,b --streaming")
         rows = row_splitter(task.name, task.entry, task.args)({"q": "x", "a": "1", "b": "2"})
         self.assertEqual(rows, [{"q": "x", "a or b": "1"}, {"q": "x", "a or b": "2"}])
+
+    @parameterized.parameters((10_000, "jsonl"), (10_000, "csv"), (9, "jsonl"))
+    def test_the_plan_says_how_often_the_rows_are_seen(self, counted, kind):
+        """400 rows in 100 steps of 4 x 5 rows: 5 times; also estimated from the first 9 rows."""
+        text = "q,a\n" + "text,answer\n" * 400 if kind == "csv" else '{"q": "text", "a": "answer"}\n' * 400
+        Path(f"rows.{kind}").write_text(text)
+        batch = "--per_device_train_batch_size 4 --gradient_accumulation_steps 5 --max_steps 100 --report_to none"
+        flags = f"--train_file rows.{kind} --validation_file rows.{kind} --source_column q --target_column a {batch}"
+        tasks, args = self.of_flags(f"{flags} --streaming --data_cache_dir cache --use_cpu --output_dir out")
+        with mock.patch.object(streamed_tasks, "COUNTED", counted):
+            plan = args.features.replacement(TaskData)(tasks, ByT5Tokenizer(), args).plan(100)
+        self.assertIn("; seen about 5 times: about 400 rows; ", plan["stream"])
 
     def test_pairs_without_validation_rows_are_refused(self):
         with self.assertRaisesRegex(UserError, "--streaming: pairs of your own need --validation_file"):
