@@ -30,7 +30,7 @@ from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, dige
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.data_t5 import FoundText, Text
 
-COUNTED = 100_000  # tokens of a corpus by which all of it is estimated
+COUNTED = 20_000  # tokens of a corpus by which all of it is estimated
 SEEN = 1_000  # first documents of a stream that are compared with a --validation_file
 SAMPLED, SAMPLED_LENGTH = 500, 2**19  # documents, and characters or ids, of a corpus in which losses and oddities show
 
