@@ -419,16 +419,21 @@ CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
 SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 
 
+class Dedented(str):
+    """A line of plain text that was indented, as code, lists and verse are: corpora/round_trip.py counts them."""
+
+    __slots__ = ()
+
+
 def read_text_documents(path: Path) -> Iterator[str]:
     """Documents of a text file: its lines, or in WikiExtractor's format the pages between <doc ...> tags.
 
     Without control characters; entities of pages are resolved ("&amp;" -> "&"). Empty documents are yielded too.
     """
     page: list[str] | None = None  # lines of the open <doc>; None outside
-    place = lines = indented = 0
+    place = 0
     with open_binary(path) as stream:
         for piece in byte_lines(stream):
-            lines, indented = lines + 1, indented + (piece[:1] in (b" ", b"\t"))
             line = text_line(piece, path, place)
             if page is None and WIKI_OPEN.match(line):
                 page = []
@@ -441,11 +446,6 @@ def read_text_documents(path: Path) -> Iterator[str]:
             else:
                 yield line
             place += len(piece)
-    if indented > lines / 10:  # code, lists, verse
-        say_once(
-            f"*{path.suffix}, read as plain text: each line is a document without its indentation; write .jsonl with a "
-            "whole file as one text to keep both"
-        )
     if page:
         yield html.unescape("\n".join(page))
 
@@ -486,12 +486,13 @@ def decoded(line: bytes, path: Path, place: int) -> str:
 
 def text_line(line: bytes, path: Path, place: int) -> str:
     """The text of a line at a byte of a file, without control characters and white space around it."""
-    return CONTROL.sub("", with_spaces(decoded(line, path, place))).strip()
+    text = CONTROL.sub("", with_spaces(decoded(line, path, place))).strip()
+    return Dedented(text) if text and line.startswith((b"  ", b"\t")) else text
 
 
 def with_spaces(text: str) -> str:
     """The text with spaces in place of separators: "one\\x0ctwo" -> "one two"."""
-    return SEPARATORS.sub(" ", text)
+    return SEPARATORS.sub(" ", text) if SEPARATORS.search(text) else text
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from foundry.corpora.reading import Dedented
 from foundry.corpora.tokenizers import decoded
 
 # With these sizes a run's start takes about a hundredth longer; a loss in 1 % of the texts is in one of them with 99 %.
@@ -29,6 +30,7 @@ MOST_NAMED = 6  # characters of a kind that are named
 
 BREAKS = {"\n": "line break", "\r": "carriage return", "\t": "tab"}
 LEADING, DOUBLE, BETWEEN = "leading space", "double spaces", "space between words"
+INDENTED = "indentation of plain text"  # which its reader leaves out
 WHOLE, PARTS, UPPER, OTHER = "the whole text", "letters in parts (NFD)", "upper case", "other changes"
 UNKNOWN, CHANGED = "<unk>", "changed"  # characters without a token, and those read as others
 _HOW = {UNKNOWN: " (<unk>)", CHANGED: " (read as others)"}
@@ -80,15 +82,19 @@ class Sample:
         """Offers one text."""
         self._passed += 1
         if len(self.texts) < MOST_TEXTS:
-            self.texts.append(text[:LONGEST_TEXT])
+            self.texts.append(_kept(text))
         elif (place := int(self._chooser.random() * self._passed)) < MOST_TEXTS:
-            self.texts[place] = text[:LONGEST_TEXT]
+            self.texts[place] = _kept(text)
 
     def of(self, texts: Iterable[str]) -> Iterator[str]:
         """Yields the texts, and offers each."""
         for text in texts:
             self.add(text)
             yield text
+
+
+def _kept(text: str) -> str:
+    return text[:LONGEST_TEXT] if len(text) > LONGEST_TEXT else text  # itself, if it is a Dedented
 
 
 def sampled(rows: Sequence) -> list:
@@ -109,10 +115,11 @@ def round_trip(
     encode = encode or functools.partial(_ids, tokenizer)
     sizes = itertools.accumulate(min(len(text), LONGEST_TEXT) for text in texts)
     count = sum(size <= MOST_CHARACTERS for size in sizes)
+    indented = sum(isinstance(text, Dedented) for text in texts[:count])
     texts = [text[:LONGEST_TEXT].rstrip() for text in texts[:count]]
     read_back = [text.rstrip() for text in decoded(tokenizer, encode(texts))]
     special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True))))
-    losses = Losses(len(texts))
+    losses = Losses(len(texts), {INDENTED: indented} if indented else {})
     markers = {marker for text in texts for marker in _MARKER.findall(text)}
     markers = markers if len(markers) <= MOST_NAMED else set()  # more of them are HTML: its characters are named
 
@@ -235,9 +242,10 @@ def _help(losses: Losses) -> list[str]:
     if flags:
         helps.append(f"a new tokenizer with {flags.strip()}")
     spaces = "another family (ByT5, T5Gemma)" if {LEADING, DOUBLE, BETWEEN} & losses.kinds.keys() else ""
+    lines = ["indentation by .jsonl with a whole file as one text"] if INDENTED in losses.kinds else []
     if not helps:
-        return [f"kept by {spaces}"] if spaces else []
-    return [f"kept by {' or '.join(helps)}", *([f"spaces by {spaces}"] if spaces else [])]
+        return [f"kept by {spaces}", *lines] if spaces else lines
+    return [f"kept by {' or '.join(helps)}", *([f"spaces by {spaces}"] if spaces else []), *lines]
 
 
 def _typed(character: str) -> str:

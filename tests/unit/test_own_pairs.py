@@ -798,15 +798,6 @@ class ReadTest(TestCase):
         self.assertEqual(tasks.args.dataset_name, "package_topic,pairs")
         self.assertEqual(tasks.main_metric, "average")
 
-    @parameterized.parameters(("def f(a):\n    return a\n", True), ("one\ntwo\n", False))
-    def test_indentation_that_plain_text_loses_is_told(self, text, told):
-        Path("code.py").write_text(text * 3)
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            documents = list(read_documents(Path("code.py"), "text"))
-        self.assertEqual(documents, [line.strip() for line in (text * 3).splitlines()])
-        self.assertEqual("each line is a document without its indentation" in printed.getvalue(), told)
-
 
 class EntryTest(TestCase):
     @parameterized.parameters(
