@@ -739,6 +739,19 @@ class CacheTest(TestCase):
             theirs = self.chunks(**flags)
         self.assert_same_chunks(theirs, self.chunks(**flags, data_cache_dir=str(self.folder / "cache_2")))
 
+    def test_two_processes_tokenise_the_same_rows(self):
+        rows = "".join(f'{{"q": "{text}", "a": "red"}}\n' for text in sentences(10_000))
+        pairs = str(self.write("pairs.jsonl", rows.encode()))
+        flags = dict(train_file=pairs, validation_file=pairs, source_column="q", target_column="a", dry_run=True)
+        flags = self.common() | flags | dict(target_type="text", model_name_or_path="{good}/model")
+        processes = [started("fine_tune_t5", self.argv(flags)) for _ in range(2)]
+        done = [finished(process) for process in processes]
+        self.assertEqual([each.returncode for each in done], [0, 0], [each.stderr for each in done])
+        shown = [next(line for line in each.stdout.splitlines() if line.startswith("rows ")) for each in done]
+        self.assertEqual(shown, ["rows                   10,000 of 10,000 train, 10,000 of 10,000 validation"] * 2)
+        names = sorted(re.sub("-[0-9a-f]*$", "", path.name) for path in (self.folder / "cache").iterdir())
+        self.assertEqual(names, [DIGESTS, "task-pairs-train", "task-pairs-validation"])
+
     def test_processes_that_replace_the_same_damaged_folder(self):
         folder = cached(self.folder, "thing", "k", lambda folder: (folder / "x").write_text("whole"))
         (folder / "x").write_text("half")
