@@ -518,7 +518,8 @@ class TaskRows:
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
-        0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too."""
+        0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too. Also how many
+        targets that are not cut are longer than an answer may be."""
         cut = {}
         for split, rows in task.data.items():
             longest, of_targets = examples.max_lengths(task.entry, split)
@@ -534,6 +535,11 @@ class TaskRows:
                         some = [task.rows[split][n] for n in numbers[:: -(-len(numbers) // MEASURED)]]
                         lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
                         cut[split] += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
+            if "targets" in sides and of_targets is None and task.entry["target_type"] != "class":
+                longest = task.entry["max_target_length"]
+                if share := float((row_lengths(rows, "labels") > longest).mean()):
+                    told = f"{percent(share)} of the targets longer than max_target_length {longest}"
+                    cut.setdefault(split, []).append(told)
         return {split: ", ".join(texts) for split, texts in cut.items()}
 
     @staticmethod

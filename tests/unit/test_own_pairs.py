@@ -622,6 +622,16 @@ class ReadTest(TestCase):
         self.assertEqual(plan["cut"], "50 % of the sources at 4 tokens (validation)")  # new is three bytes and EOS
 
     @parameterized.parameters(
+        ("text", "33 % of the targets longer than max_target_length 3 (validation)"), ("class", None)
+    )
+    def test_the_plan_counts_validation_targets_that_no_answer_reaches(self, kind, told):
+        """ByT5's tokens are bytes, and EOS is one more. An answer of a class has the longest label's length."""
+        rows = [{"q": f"q{n}", "a": "red" if n % 3 == 0 else "no"} for n in range(9)]
+        train = [{"q": "q", "a": "x"}] if kind == "text" else rows
+        tasks, _ = self.load(train, rows, f"--max_target_length 3 --target_type {kind}")
+        self.assertEqual(tasks.plan(1)["cut"], told)
+
+    @parameterized.parameters(
         ("x.csv", ['[{"a":  1}]', "[]", '["x","y"]'], ['[{"a":  1}]', "[]", '["x","y"]'], "text that is a JSON object"),
         ("x.jsonl", [{"a": "é"}, [], ["x", 1]], ['{"a": "é"}', "[]", '["x", 1]'], "no text, but a value of type dict"),
     )
