@@ -36,7 +36,9 @@ PARQUET_ROWS = 256  # rows of parquet decoded at a time
 SEARCHED_BYTES = 2**20  # bytes searched for pages at once
 LONGEST_TAG = 10_000  # bytes of a line that is searched for a page's beginning
 LISTS_SOUGHT = 100  # first rows of a file by which a column is seen to hold lists
-csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters refuses long documents
+# Characters of a document or cell; to tokenise one takes about 13 GB of memory. text8, a line of 10**8, is read.
+LONGEST_TEXT = 2**27
+csv.field_size_limit(LONGEST_TEXT)  # the default of 131,072 characters refuses long documents
 
 
 # ---------------------------------------------------------------- rows
@@ -234,7 +236,17 @@ def _csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
                     yield begun, dict(zip(header, values, strict=True))
                 begun, line = place, rows.line_num + 1
         except csv.Error as error:
-            raise UserError(f"{path}, line {line}{after}: broken CSV ({error})") from None
+            raise _broken(error, f"{path}, line {line}{after}") from None
+
+
+def _broken(error: csv.Error, place: str) -> UserError:
+    if "field limit" in str(error):
+        return UserError(f"{place}: {_too_long(csv.field_size_limit())}")
+    return UserError(f"{place}: broken CSV ({error})")
+
+
+def _too_long(most: int) -> str:
+    return f"a text of more than {most:,} characters: divide it into several rows"
 
 
 def checked_header(names: list[str], path: Path) -> list[str]:
@@ -279,7 +291,7 @@ def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
 
 def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
     with open_text(path) as stream:
-        lines = enumerate(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE), start=1)
+        lines = enumerate(_tsv_lines(stream, path), start=1)
         names = checked_header(next(lines, (1, []))[1], path) if header else []
         quoted = bare = (
             0  # fields in quotes as a CSV writer puts them, and fields with quotes that it would not leave so
@@ -312,6 +324,14 @@ def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
             f"{path}: {quoted:,} fields are in double quotes, which are part of the text in .tsv. If they come from "
             "Excel or pandas and are not, save the file as .csv with commas, or as .jsonl"
         )
+
+
+def _tsv_lines(stream: Iterable[str], path: Path) -> Iterator[list[str]]:
+    lines = csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+    try:
+        yield from lines
+    except csv.Error as error:
+        raise _broken(error, f"{path}, line {lines.line_num}") from None
 
 
 def _is_csv_field(field: str) -> bool:
@@ -486,6 +506,8 @@ def decoded(line: bytes, path: Path, place: int) -> str:
 
 def text_line(line: bytes, path: Path, place: int) -> str:
     """The text of a line at a byte of a file, without control characters and white space around it."""
+    if len(line) > LONGEST_TEXT:
+        raise UserError(f"{path}, byte {place:,}: {_too_long(LONGEST_TEXT)}")
     text = CONTROL.sub("", with_spaces(decoded(line, path, place))).strip()
     return Dedented(text) if text and line.startswith((b"  ", b"\t")) else text
 
@@ -514,6 +536,8 @@ def text_of(value: object, column: str, place: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(value).__name__}")
+    if len(value) > LONGEST_TEXT:
+        raise UserError(f"{place}: {_too_long(LONGEST_TEXT)}")
     return with_spaces(value)
 
 

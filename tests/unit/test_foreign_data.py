@@ -5,6 +5,7 @@ Outside references: a server on this machine that counts its requests, and sizes
 
 import bz2
 import contextlib
+import csv
 import gzip
 import http.server
 import io
@@ -27,7 +28,7 @@ from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
-from foundry.corpora import files
+from foundry.corpora import files, reading
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.files import expand_files, say_once
 from foundry.corpora.hub import hub_is_reachable, load_dataset_splits
@@ -206,6 +207,24 @@ class ExpansionTest(parameterized.TestCase):
                 file.write(unit * 2**13)
         with self.assertRaisesRegex(UserError, f"^{path}: cannot be read .it unpacks to more than 500 times its size"):
             list(read_documents(path, "text"))
+
+    @parameterized.parameters("x.txt", "x.csv", "x.tsv", "x.jsonl")
+    def test_a_text_that_no_memory_holds(self, name):
+        """What has just the most characters is read; one more is refused with its place."""
+        self.addCleanup(csv.field_size_limit, csv.field_size_limit(200))
+        self.enterContext(mock.patch.object(reading, "LONGEST_TEXT", 200))
+        for size in (200, 201):
+            text = "x" * (size - (name == "x.txt"))  # with its line's end
+            rows = {".txt": "a\n{}\n", ".jsonl": '{{"text": "a"}}\n{{"text": "{}"}}\n'}.get(name[1:], "text\na\n{}\n")
+            (self.folder / name).write_text(rows.format(text))
+            read = read_documents(self.folder / name, "text")
+            if size == 200:
+                self.assertEqual(list(read), ["a", text])
+                continue
+            with self.assertRaisesRegex(
+                UserError, f"{name}, (line 3|row 2|byte 2): a text of more than 200 characters:"
+            ):
+                list(read)
 
     def test_one_value_of_parquet_that_is_all(self):
         one = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 70_000, pyarrow.int32()), ["x" * 2**16])
