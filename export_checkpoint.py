@@ -39,7 +39,7 @@ from foundry.common.command_line import (
     parse_arguments,
 )
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once, run_script
+from foundry.common.processes import prepare_process, print_once, run_script
 from foundry.common.reports import (
     end_summary,
     human_bytes,
@@ -268,4 +268,5 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

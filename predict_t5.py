@@ -38,7 +38,14 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import Flags, check_folder, exit_on_user_error, option, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
-from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, run_script
+from foundry.common.processes import (
+    check_alike,
+    finish_process_group,
+    has_accelerator,
+    is_first_process,
+    prepare_process,
+    run_script,
+)
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.files import check_file
@@ -272,4 +279,5 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
+    prepare_process()
     run_script(main)

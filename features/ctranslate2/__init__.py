@@ -64,7 +64,8 @@ class Backend(Feature):
         return True
 
     def model_folder(self, folder: Path) -> Path:
-        return folder.parent if (folder / TOKENS).is_file() else folder
+        is_part = (folder / TOKENS).is_file() and (folder.parent / "config.json").is_file()
+        return folder.parent if is_part else folder
 
     def engine(self, plan: Any, device: Any) -> Any:
         from features.ctranslate2.engine import with_ctranslate2

@@ -46,6 +46,7 @@ from foundry.corpora.reading import (
     text_line,
 )
 from foundry.corpora.sources import not_read
+from foundry.corpora.token_files import ONE_DOCUMENT
 
 BLOCK_BYTES = 2**15  # smallest block of text: small, so that a small corpus has many blocks and is mixed well
 MOST_BLOCKS = 2**14  # text of more than half a gigabyte gets this many, larger blocks
@@ -198,7 +199,8 @@ class Corpus:
                     return held_out
                 held_out.append(row)
                 total += measure(row)
-        raise UserError(f"{self.description}: too little text to hold some out for evaluation; give --validation_file")
+        wrong = ONE_DOCUMENT if len(held_out) == 1 else "too little text to hold some out for evaluation"
+        raise UserError(f"{self.description}: {wrong}; give --validation_file")
 
 
 def halves(corpus: Corpus) -> list[range]:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -152,6 +153,12 @@ class FlagsTest(parameterized.TestCase):
             self.assertEqual(processes.cores_here(), expected)
             processes.prepare_process()
         self.assertEqual([call.args[0] for call in set_threads.call_args_list], [expected] * (expected < 6))
+
+    @parameterized.parameters("pre_train_t5", "fine_tune_t5", "evaluate_t5", "predict_t5", "export_checkpoint")
+    def test_every_script_with_a_model_sets_its_threads(self, name):
+        (script,) = Path(__file__).parents[2].glob(f"{name}.py")
+        _, started = script.read_text().split('if __name__ == "__main__":\n')
+        self.assertEqual(started.split(), ["prepare_process()", "run_script(main)"])
 
     @parameterized.parameters("fp16", "fp8")
     def test_a_precision_of_accelerate_that_t5_cannot_have(self, asked):

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from test_predict_t5 import LINES, plain_answers, workspace
 from transformers import GenerationConfig
 
+from features.ctranslate2 import TOKENS
 from features.ctranslate2.engine import CTranslate2Engine, write_ctranslate2
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import load_model
@@ -82,6 +83,15 @@ class BackendTest(test_predict_t5.TestCase):
         _, rows, error = self.predict(path, "--model_name_or_path", export, "--backend", "ctranslate2", code=2)
         ((name, value),) = rules.items()
         self.assertIn(f"--backend ctranslate2: has nothing like {name} {value} of generation_config.json", error)
+        self.assertEmpty(rows)
+
+    def test_a_folder_without_its_model_is_named(self):
+        path, folder = self.write("in.txt", "\n".join(LINES)), self.folder / "above" / "alone"
+        folder.mkdir(parents=True)
+        for name in ("model.bin", "config.json", TOKENS):
+            (folder / name).write_text("{}")
+        _, rows, error = self.predict(path, "--model_name_or_path", folder, code=2)
+        self.assertIn(f"--model_name_or_path {folder}: no tokenizer there: name one with --tokenizer_name", error)
         self.assertEmpty(rows)
 
     @parameterized.parameters(0, 4)

@@ -480,6 +480,9 @@ class BlockTest(TestCase):
             self.assertEqual(sum(bool(row["text"]) for row in held_out), 123)
         with self.assertRaisesRegex(ValueError, "too little text to hold some out for evaluation; give --validation_f"):
             self.corpus("text").hold_out(2 * EXAMPLES, lambda _: 1)
+        (self.folder / "one.txt").write_text("all of it\n")
+        with self.assertRaisesRegex(ValueError, "the text is one document, which cannot be divided: .*--validation_f"):
+            FileCorpus([self.folder / "one.txt"]).hold_out(2, lambda _: 1)
 
 
 class UnitsTest(TestCase):
