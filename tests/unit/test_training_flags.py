@@ -157,7 +157,7 @@ class FlagsTest(parameterized.TestCase):
     @parameterized.parameters("pre_train_t5", "fine_tune_t5", "evaluate_t5", "predict_t5", "export_checkpoint")
     def test_every_script_with_a_model_sets_its_threads(self, name):
         (script,) = Path(__file__).parents[2].glob(f"{name}.py")
-        _, started = script.read_text().split('if __name__ == "__main__":\n')
+        *_, started = script.read_text().split('if __name__ == "__main__":\n')
         self.assertEqual(started.split(), ["prepare_process()", "run_script(main)"])
 
     @parameterized.parameters("fp16", "fp8")
