@@ -103,8 +103,9 @@ def batches(file: Any, path: Path, group: int, columns: list[str] | None) -> Ite
     that of all rows. OSError if they hold so much more than the file that they are no text."""
     size, packed = 0, path.stat().st_size
     for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[group], columns=columns):
-        size += batch.nbytes
-        check_expansion(size, packed)
+        for column in batch.columns:  # a dictionary counts its value once, and all rows may be that one
+            size += column.dictionary_decode().nbytes if hasattr(column, "dictionary_decode") else column.nbytes
+            check_expansion(size, packed)
         yield batch
 
 

@@ -226,13 +226,17 @@ class ExpansionTest(parameterized.TestCase):
             ):
                 list(read)
 
-    def test_one_value_of_parquet_that_is_all(self):
-        one = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 70_000, pyarrow.int32()), ["x" * 2**16])
-        path = self.folder / "a.parquet"
-        pyarrow.parquet.write_table(pyarrow.table({"text": one}), path, compression="zstd", write_statistics=False)
+    @parameterized.parameters((2**16, True), (2**20, True), (2**20, False))
+    def test_one_value_of_parquet_that_is_all(self, size, is_typed):
+        """is_typed: the file says that the column is a dictionary, of which Arrow then counts the value once."""
+        one = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 70_000, pyarrow.int32()), ["x" * size])
+        path, options = self.folder / "a.parquet", dict(compression="zstd", write_statistics=False)
+        pyarrow.parquet.write_table(pyarrow.table({"text": one}), path, store_schema=is_typed, **options)
         self.assertLess(path.stat().st_size, 2_000)
-        with self.assertRaisesRegex(UserError, f"^{path}: cannot be read .it unpacks to more than 500 times its size"):
-            list(read_documents(path, "text"))
+        rows, wrong = read_documents(path, "text"), "cannot be read .it unpacks to more than 500 times its size"
+        with self.assertRaisesRegex(UserError, f"^{path}: {wrong}"):
+            for number, _ in enumerate(rows):
+                self.assertLess(number * size, 2**28, "refused before a gigabyte is made")
 
     @parameterized.parameters(
         *(((10**12,), "cannot be read as an array"), ((2**62, 2**62), "cannot be read")),
