@@ -8,7 +8,6 @@ A folder is filled under another name, described in its manifest, synced to the 
 import contextlib
 import errno
 import functools
-import itertools
 import json
 import os
 import re
@@ -107,8 +106,8 @@ def share(paths: Iterable[Path]) -> None:
             path.chmod(special | (0o777 if path.is_dir() else 0o666) & ~umask)
 
 
-def patiently(act: Callable[[], object]) -> None:
-    """Calls act(), and again for PATIENCE seconds while the disk or the network file system is away."""
+def patiently(act: Callable[[], object], again: Callable[[], object] | None = None) -> None:
+    """Calls act(), and for PATIENCE seconds again(), None: act(), while the disk or the network file system is away."""
     deadline, wait = time.monotonic() + PATIENCE, 1.0
     while True:
         try:
@@ -120,30 +119,29 @@ def patiently(act: Callable[[], object]) -> None:
             _say(f"{error}: tried again for {PATIENCE:.0f} s")
         time.sleep(wait)
         wait = min(2 * wait, PATIENCE / 6)
+        act = again or act
 
 
 def move(source: Path, target: Path) -> None:
     """Renames a folder, patiently. An attempt of which a network file system said that it failed may have been made."""
-    attempts = itertools.count()
 
-    def rename() -> None:
-        if next(attempts) == 0 or source.exists() or not target.exists():
+    def rename_again() -> None:
+        if source.exists() or not target.exists():
             source.rename(target)
 
-    patiently(rename)
+    patiently(partial(source.rename, target), rename_again)
 
 
 def fsync(path: Path) -> None:
     """Syncs a file, or the list of names in a folder, to the disk, patiently. After an attempt that failed, a kernel
     takes what it holds of the file for written, so the file is written again."""
-    attempts = itertools.count()
 
-    def sync() -> None:
-        if next(attempts) and path.is_file():
+    def write_again() -> None:
+        if path.is_file():
             write_aside(path, partial(shutil.copy2, path))
         _fsync(path)
 
-    patiently(sync)
+    patiently(partial(_fsync, path), write_again)
 
 
 def _fsync(path: Path) -> None:
