@@ -401,12 +401,9 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
     if sys.stdout.isatty():
         room = dict(width=min(WIDTH, shutil.get_terminal_size().columns), subsequent_indent=" " * (width + 2))
         room |= dict(break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
-        lines = ["\n".join(textwrap.wrap(line, **room)) for line in lines]
-    longest = min(120, max(len(part) for line in [*lines, title] for part in line.splitlines()))
-    named: list[list[str | Painted]] = []
-    for line in lines:
-        first, *more = line.split("\n")
-        named += [[Painted(first[:width], BOLD), first[width:]], *([part] for part in more)]
+        lines = [part for line in lines for part in textwrap.wrap(line, **room)]
+    longest = min(120, max(map(len, [*lines, title])))
+    named = ([Painted(line[:width], BOLD), line[width:]] for line in lines)
     print_once([Painted(f"---- {title} ".ljust(longest, "-"), BOLD)], *named, "")
 
 
