@@ -290,13 +290,17 @@ def read_tsv(path: Path, header: bool = True) -> Iterator[dict]:
     return (with_lists(row, of_lists) for row in _tsv_rows(path, header))
 
 
+_OPENED = (
+    "; the last cell of line {} opens a double quote: a line break within a cell, which .tsv cannot hold. Save the "
+    "file as .csv with commas, or as .jsonl"
+)
+
+
 def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
     with open_text(path) as stream:
         lines = enumerate(_tsv_lines(stream, path), start=1)
         names = checked_header(next(lines, (1, []))[1], path) if header else []
-        quoted = bare = (
-            0  # fields in quotes as a CSV writer puts them, and fields with quotes that it would not leave so
-        )
+        quoted = bare = 0  # fields in quotes as a CSV writer puts them, and with quotes that it would not leave so
         opened = ""  # of the line before, for an error
         for number, values in lines:
             if not values:  # an empty line
@@ -312,12 +316,7 @@ def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
                 check_no_header(values, names, f"{path}, line {number}")
             with_quotes = [value for value in values if '"' in value]
             in_quotes = sum(map(_is_csv_field, with_quotes))
-            opened = ""
-            if _is_open(values[-1]):
-                opened = (
-                    f"; the last cell of line {number} opens a double quote: a line break within a cell, which .tsv "
-                )
-                opened += "cannot hold. Save the file as .csv with commas, or as .jsonl"
+            opened = _OPENED.format(number) if _is_open(values[-1]) else ""
             quoted, bare = quoted + in_quotes, bare + len(with_quotes) - in_quotes
             yield dict(zip(names, values, strict=True))
     if quoted and not bare:
