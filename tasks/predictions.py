@@ -85,7 +85,10 @@ def other_task(folder: str, entries: list[dict]) -> str | None:
     try:
         record = read_record(folder)
         for name in task_names(record["benchmark"], record["dataset_name"]) if record else ():
-            entry = own_entry(task_arguments(record)) if name == OWN else find_entry(record["benchmark"], name)
+            if name == OWN:
+                entry = own_entry(task_arguments(record))
+            else:
+                entry = translated(name, find_entry(record["benchmark"], name)) | fields_of_flags(record)
             before.append(_reading(plain_entry(entry)))
     except UserError as error:
         return f"what {folder} read is not known ({error})"
