@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Event
 
 from foundry.common.processes import print_once
-from foundry.common.reports import human_bytes
+from foundry.common.reports import human_bytes, record_json
 
 DIGESTS = "digests.json"
 READ_AT_ONCE = 8  # files whose contents are hashed side by side
@@ -116,9 +116,8 @@ def keep(cache: Path | None, entries: dict[str, list], began: int) -> None:
 
 def _known(cache: Path | None) -> dict[str, list]:
     """The entries of a cache's index. Whatever else stands there is left out, since the files can be hashed again."""
-    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-        is_there = cache is not None and (cache / DIGESTS).is_file()
-        entries = json.loads((cache / DIGESTS).read_text(encoding="utf-8")) if is_there else {}
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        entries = record_json(cache / DIGESTS) if cache else {}
         return {name: entry for name, entry in entries.items() if isinstance(entry, list) and _is_digest(entry[-1:])}
     return {}
 

@@ -213,7 +213,8 @@ def _whole_number(digits: str) -> int:
 
 
 MOST_OF_A_RECORD = 2**25  # bytes
-MOST_OF = dict.fromkeys(("tokenizer.json", "metrics.jsonl", "trainer_state.json"), 2**28)  # {record: its own bound}
+# {record: its own bound}
+MOST_OF = dict.fromkeys(("tokenizer.json", "metrics.jsonl", "trainer_state.json", "digests.json"), 2**28)
 _RECORDS = (".json", ".jsonl", ".yaml", ".jinja", ".md", ".txt", ".model")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
