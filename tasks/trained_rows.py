@@ -2,28 +2,19 @@
 
 trained = TrainedRows.of_rows(entry, rows)
 trained.recorded()                        # "00a1b2c3d4 00f0...": the text in task.json
-TrainedRows.of_record(text).count(entry, other_rows)      # Known(same=6, swapped=0, is_estimate=False)
+TrainedRows.of_record(text).count(entry, other_rows)      # (6, 0, False)
 """
 
 import hashlib
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tasks.registry import reference_texts, source_text
 
 MOST_HASHES = 4096  # in task.json: 45 kB
 _BYTES = 5
 _END = 2 ** (8 * _BYTES)  # every hash is below
-
-
-class Known(NamedTuple):
-    """How many rows have the source of a training row, and how many others are one with source and target swapped."""
-
-    same: int
-    swapped: int
-    is_estimate: bool
 
 
 @dataclass(frozen=True)
@@ -60,8 +51,9 @@ class TrainedRows:
         """The smallest MOST_HASHES of them, as hexadecimal numbers."""
         return " ".join(f"{number:0{2 * _BYTES}x}" for number in heapq.nsmallest(MOST_HASHES, self.hashes))
 
-    def count(self, task: dict, rows: list[dict]) -> Known:
-        """How many of the rows are training rows; of a sample an estimate from the rows that it would have."""
+    def count(self, task: dict, rows: list[dict]) -> tuple[int, int, bool]:
+        """(rows that have the source of a training row, others that are one with source and target swapped, whether
+        both are estimates from the rows that the sample would have)."""
         same = swapped = tried = 0
         for source, targets in _texts(task, rows):
             number = _hash(source)
@@ -71,9 +63,9 @@ class TrainedRows:
             else:
                 swapped += any(_hash(f"{source}\0{target}") in self.hashes for target in targets)
         if self.below == _END:
-            return Known(same, swapped, is_estimate=False)
+            return same, swapped, False
         same, swapped = (min(len(rows), round(count * len(rows) / max(1, tried))) for count in (same, swapped))
-        return Known(same, min(swapped, len(rows) - same), is_estimate=True)
+        return same, min(swapped, len(rows) - same), True
 
 
 def _texts(task: dict, rows: list[dict]) -> Iterator[tuple[str, list[str]]]:

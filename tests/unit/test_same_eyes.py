@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 from absl.testing import parameterized
 from helpers import argv_of, run_main, sentences, write_tiny_model
@@ -230,6 +231,13 @@ class NextStageTest(parameterized.TestCase):
         self.assertIsNone(other_task(str(self.folder), [rte, cola]))
         path.write_text(json.dumps(dict(benchmark="glue", dataset_name="cola")))
         line = other_task(str(self.folder), [cola, rte])
+        path.write_text(json.dumps(dict(benchmark="glue", dataset_name="cola", source_prefix="")))
+        self.assertIsNone(other_task(str(self.folder), [cola | {"prefix": None}]))
+        self.assertRegex(other_task(str(self.folder), [cola]), r'read "sentence: <sentence>" .*reads "cola sentence')
+        path.write_text(json.dumps(dict(benchmark="glue", dataset_name="nli")))
+        of_another_toolkit = dict(text_column_name=["q"], label_column_name="a", metric_names=["rougeL"])
+        with mock.patch.dict(DATASET_VALS["glue"], nli=of_another_toolkit):
+            self.assertRegex(other_task(str(self.folder), [cola]), 'read "nli q: <q>" to write <a>')
         self.assertRegex(line, r'"cola sentence: <sentence>" to write .*reads "rte sentence1: <sentence1> sentence2')
         for text in ("[]", json.dumps(dict(benchmark="gone", dataset_name="it"))):
             path.write_text(text)
@@ -246,13 +254,13 @@ class TrainedRowsTest(parameterized.TestCase):
         others = [{"q": f"source {n}", "a": "other"} for n in range(rows // 2, 2 * rows)]
         again, exact = TrainedRows.of_record(text), rows - rows // 2
         self.assertEqual(trained.count(entry, others), (exact, 0, False))
-        found = again.count(entry, others)
+        same, _, is_estimate = again.count(entry, others)
         few = len(trained.hashes) < MOST_HASHES
-        self.assertEqual(found.is_estimate, not few)
-        self.assertAlmostEqual(found.same, exact, delta=0 if few else 0.1 * exact)
+        self.assertEqual(is_estimate, not few)
+        self.assertAlmostEqual(same, exact, delta=0 if few else 0.1 * exact)
         swapped = [{"q": f"answer {n}", "a": f"source {n}"} for n in range(rows)]
-        found = again.count(entry, swapped)
-        self.assertAlmostEqual(found.swapped, rows * (target_type == "text"), delta=0 if few else 0.1 * rows)
+        _, count, _ = again.count(entry, swapped)
+        self.assertAlmostEqual(count, rows * (target_type == "text"), delta=0 if few else 0.1 * rows)
 
     def test_a_damaged_record(self):
         with self.assertRaises(ValueError):
