@@ -283,7 +283,8 @@ def build_job(
     if evaluation.split not in (None, *known):
         raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
     splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
-    return Job(task, model, [evaluation.split] if evaluation.split else splits, recorded_rows(model, trained))
+    rows = recorded_rows(model).get(trained.replace("/", "_"))
+    return Job(task, model, [evaluation.split] if evaluation.split else splits, rows)
 
 
 def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:

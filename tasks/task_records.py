@@ -5,7 +5,6 @@
 Every checkpoint and export has it; uploads leave it out, since its absolute paths belong to one machine.
 """
 
-import contextlib
 import typing
 from collections.abc import Collection
 from pathlib import Path
@@ -117,21 +116,13 @@ def recorded_fields(folder: str, name: str) -> dict:
     return {"numbers": numbers} if numbers else {}
 
 
-def recorded_rows(folder: str, name: str) -> TrainedRows | None:
-    """The training rows of a task, as far as task.json knows them; None if it knows none."""
-    text = read_record(folder).get(TRAINED, {}).get(name.replace("/", "_"))
+def recorded_rows(folder: str) -> dict[str, TrainedRows]:
+    """{task: its training rows} of the tasks whose rows task.json knows. UserError if it is damaged."""
+    texts = read_record(folder).get(TRAINED, {})
     try:
-        return TrainedRows.of_record(text) if text else None
+        return {name: TrainedRows.of_record(text) for name, text in texts.items()}
     except ValueError as error:
         raise UserError(f"{Path(folder) / TASK_RECORD}: {TRAINED}: {error}. Take the entry out") from None
-
-
-def earlier_rows(folder: str) -> dict[str, TrainedRows]:
-    """{task: its training rows} of the tasks in the task.json of a checkpoint that goes on, as far as it can be read:
-    the plan says so where it cannot."""
-    with contextlib.suppress(ValueError):
-        return {name: TrainedRows.of_record(text) for name, text in read_record(folder).get(TRAINED, {}).items()}
-    return {}
 
 
 def check_functions(folder: str, name: str, now: dict[str, str]) -> None:

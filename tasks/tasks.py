@@ -5,6 +5,7 @@ data = TaskData(tasks, tokenizer, training_args)   # rows and their tokens
 T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tasks=data.judged, ...)
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -50,7 +51,7 @@ from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, tr
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_entry import as_source, completed, name_of, translated
 from tasks.rows import load_rows
-from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, earlier_rows, task_record
+from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_record
 from tasks.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
@@ -687,7 +688,9 @@ class TaskData(TaskRows):
         flags = task_record(self.args, *self.training_args.groups, generates=generates, holds_out=self.holds_out)
         numbers = {task.name: task.entry["numbers"] for task in self.tasks if "numbers" in task.entry}
         functions = {task.name: task.functions for task in self.tasks if task.functions}
-        rows = earlier_rows(start) if start else {}
+        rows: dict[str, TrainedRows] = {}
+        with contextlib.suppress(UserError):  # the plan says why it cannot be read
+            rows = recorded_rows(start) if start else {}
         rows |= {task.name: task.trained.joined(rows.get(task.name)) for task in self.tasks}
         trained = {name: one.recorded() for name, one in rows.items() if one.hashes}
         own = {NUMBERS: numbers, FUNCTIONS: functions, TRAINED: trained}
