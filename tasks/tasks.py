@@ -427,8 +427,7 @@ class TaskRows:
         self.repeats = self._by_name(lambda task: counted_rows(task.name, task.entry, task.rows, task.trained))
         self.found = self._by_name(lambda task: task.found)
         self.splits = [(task, split) for task in self.tasks for split in task.rows]
-        alike = {task.name: registry.look_alikes(task.entry, task.rows) for task in self.tasks}
-        self.alike = {name: text for name, text in alike.items() if text}
+        self.alike = {task.name: registry.look_alikes(task.entry, task.rows) for task in self.tasks}
         self.numbered = self._by_name(_of_splits(examples.numbered_labels))
         self.unchanged = self._by_name(_of_splits(examples.unchanged_targets))
         self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
@@ -499,23 +498,21 @@ class TaskRows:
     def _plan_of_repeats(self) -> dict[str, str | None]:
         """The rows of the plan about what repeats within a split, and between it and the training rows."""
         repeats: list[str] = []
-        known: dict[str, str] = {}
-        near: dict[str, str] = {}
+        known: dict[str, str | None] = {}
+        near: dict[str, str | None] = {}
         for (name, counts), (task, split) in zip(self.repeats.items(), self.splits, strict=True):
+            sides = {side: described_repeats(of, task.tokenizer, common=1) for side, of in self.found[name].items()}
             texts = [repeated_rows.described_repeats(counts, task.entry["target_type"])]
-            for side, found in self.found[name].items():
-                if text := described_repeats(found, task.tokenizer, common=1):
-                    texts.append(f"{text} ({side})")
+            texts += [f"{text} ({side})" for side, text in sides.items() if text]
             repeats += [f"{text} ({name})" for text in texts if text]
-            if text := repeated_rows.described_known(split, counts, self.known_in):
-                known[name] = text
-            if text := repeated_rows.described_near(split, counts):
-                near[name] = text
+            known[name] = repeated_rows.described_known(split, counts, self.known_in)
+            near[name] = repeated_rows.described_near(split, counts)
         return {"repeats": "; ".join(repeats) or None, "known": self._of_tasks(known), "near": self._of_tasks(near)}
 
-    def _of_tasks(self, texts: dict[str, str]) -> str | None:
-        """One row of the plan of {name: its text}."""
-        return "; ".join(f"{text}{f' ({name})' * (len(self.tasks) > 1)}" for name, text in texts.items()) or None
+    def _of_tasks(self, texts: dict[str, str | None]) -> str | None:
+        """One row of the plan of {name: its text, None if there is nothing to say}."""
+        several = len(self.tasks) > 1
+        return "; ".join(f"{text}{f' ({name})' * several}" for name, text in texts.items() if text) or None
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
