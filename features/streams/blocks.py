@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foundry.common.digests import HASHED_BYTES, PIECE_BYTES, contents_digest, kept_digests, stamp
+from foundry.common.digests import HASHED_BYTES, PIECE_BYTES, check_unchanged, contents_digest, kept_digests, stamp
 from foundry.common.errors import UserError
 from foundry.common.processes import say
 from foundry.corpora.files import COMPRESSIONS, data_kind, is_plain_text
@@ -148,10 +148,7 @@ class Corpus:
 
     def _check_unchanged(self, path: Path | None) -> None:
         for file, before in self.stamps.items() if path is None else [(path, self.stamps.get(path))]:
-            now = stamp(file)
-            if now != before:
-                what = "has gone" if now is None else "has changed"
-                raise UserError(f"{file} {what} while it was read: start again when it is complete")
+            check_unchanged(file, before)
 
     def _rows(self, block: Block, start: int | None) -> Rows:
         raise NotImplementedError

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
+from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import human_bytes, record_json
 
@@ -66,6 +67,13 @@ def stamp(path: Path) -> list[int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
+
+
+def check_unchanged(path: Path, before: list[int] | None) -> None:
+    """UserError if a file no longer has the `stamp` that it had before it was read."""
+    if (now := stamp(path)) != before:
+        what = "has gone" if now is None else "has changed"
+        raise UserError(f"{path} {what} while it was read: start again when it is complete")
 
 
 def kept_digests(

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from constants import NUM_SENTINELS
 from data_collator_t5 import SENTINEL_NAME
-from foundry.common.digests import stamp
+from foundry.common.digests import check_unchanged, stamp
 from foundry.common.errors import UserError
 from foundry.corpora.files import data_kind, expand_files, split_weights
 from foundry.corpora.reading import read_rows
@@ -122,8 +122,7 @@ class ArrayDocuments(Sequence):
     def __getitem__(self, number: int) -> IdDocument:  # type: ignore[override]  # no slices
         if not 0 <= number < len(self):
             raise IndexError(number)
-        if stamp(self.path) != self.stamp:  # to read what was cut off a mapped file ends the process
-            raise UserError(f"{self.path} has changed while it was read: start again when it is complete")
+        check_unchanged(self.path, self.stamp)  # to read what was cut off a mapped file ends the process
         if self.array.ndim == 2:
             return IdDocument(np.array(self.array[number]), f"{self.path}, row {number + 1}")
         first, is_last = number * self.length, number == len(self) - 1

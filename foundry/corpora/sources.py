@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from constants import BUILTIN_CORPUS
-from foundry.common.digests import contents_digest, kept_digests, stamp
+from foundry.common.digests import check_unchanged, contents_digest, kept_digests, stamp
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import human_bytes
@@ -62,8 +62,7 @@ class Source:
     def check_unchanged(self) -> None:
         """UserError if a file has changed since its fingerprint was taken: its key in the cache would be wrong."""
         for file, before in zip(self.files, self.stamps, strict=False):
-            if stamp(file) != before:
-                raise UserError(f"{file} has changed while it was read: start again when it is complete")
+            check_unchanged(file, before)
 
 
 def find_sources(args: Any) -> dict[str, Source]:
