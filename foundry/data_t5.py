@@ -203,14 +203,15 @@ class Text:
         if self.args.validation_file:  # that of every corpus
             sources["validation"] = sources["validation"][:1]
         files = {split: [getattr(one, "files", None) for one in several] for split, several in sources.items()}
-        documents, of_files = {}, {}
+        documents: dict[str, dict] = {}
+        of_files: dict[str, list] = {}
         for split, of_split in self.files.items():
             counts = {"read": self.documents[split], "empty": sum(file.empty_documents for file in of_split)}
             documents[split] = counts | spread(sum((file.lengths for file in of_split), Counter()))
-            first, of_files[split] = 0, {}
-            for lists, file in zip(files[split], of_split, strict=False):
-                of_files[split] |= {first + number: row for number, row in file.found.files.items()}
-                first += len(lists or ())
+            of_files[split] = []
+            for names, file in zip(files[split], of_split, strict=False):
+                counted = file.found.files
+                of_files[split] += counted + [[0, 0, 0]] * (len(names or ()) - len(counted))
         found = {
             split: [asdict(file.found) | {"files": None} for file in files] for split, files in self.counted.items()
         }

@@ -32,8 +32,9 @@ class Found:
 
     token: [the most frequent one, how often it stands]. run: [the token of the longest run, its length]. in_runs:
     tokens that stand in runs of LONG_RUN or more. copies: [how often the most frequent document stands, where one of
-    them begins, its tokens]; [] where none stands twice. files: {number of a file: [documents, bytes, tokens]}. oddest:
-    [number of a document, where it begins, its tokens, how far its tokens are from the mean, in bits].
+    them begins, its tokens]; [] where none stands twice. files: [documents, bytes, tokens] of each file, without the
+    last ones that have none. oddest: [number of a document, where it begins, its tokens, how far its tokens are from
+    the mean, in bits].
     """
 
     tokens: int = 0
@@ -42,7 +43,7 @@ class Found:
     run: list[int] = field(default_factory=list)
     in_runs: int = 0
     copies: list[int] = field(default_factory=list)
-    files: dict[int, list[int]] = field(default_factory=dict)
+    files: list[list[int]] = field(default_factory=list)
     oddest: list = field(default_factory=list)
 
 
@@ -122,7 +123,7 @@ class Counts:
         if found.tokens:
             most = int(self._of_token.argmax())
             found.token = [most, int(self._of_token[most])]
-        found.files = {number: row for number, row in enumerate(self._of_file.tolist()) if row[0]}
+        found.files = self._of_file.tolist()
         return found
 
 
@@ -135,17 +136,17 @@ def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- files
-def groups_of_files(files: Sequence[Path], counts: dict[int, list[int]]) -> dict[str, list[int]]:
+def groups_of_files(files: Sequence[Path], counts: list[list[int]]) -> dict[str, list[int]]:
     """{name: [files, bytes, tokens]} of files whose names begin alike up to a digit: "train-*" for train-00000.parquet.
-    Many such names become "validation", "test" and "others", or none. counts: as in `Found`."""
+    Many such names become "validation", "test" and "others", or none. counts: [documents, bytes, tokens] of each
+    file, or []."""
     common = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
     names = [file.relative_to(common).as_posix() for file in files]
     begins = [re.sub(r"\d.*", "*", name) for name in names]
     if len({*begins}) > MOST_GROUPS:
         begins = [next(iter(evaluated_words(name)), "others") for name in names]
     groups: dict[str, list[int]] = {}
-    for number, name in enumerate(begins):
-        _, size, tokens = counts.get(number, (0, 0, 0))
+    for name, (_, size, tokens) in zip(begins, counts or [[0, 0, 0]] * len(files), strict=True):
         before = groups.setdefault(name, [0, 0, 0])
         groups[name] = [before[0] + 1, before[1] + size, before[2] + tokens]
     says_more = counts or len(groups) < len(names) or any(map(evaluated_words, groups))
@@ -157,11 +158,14 @@ def evaluated_words(name: str) -> list[str]:
     return sorted(EVALUATED & {*re.split("[^a-z]+", name.lower())})
 
 
-def odd_file(counts: dict[int, list[int]]) -> dict[str, int | float] | None:
+def odd_file(counts: list[list[int]]) -> dict[str, int | float] | None:
     """{"number", "share": of all tokens, "rate": its tokens per byte, "others": theirs} of the file whose tokens per
     byte differ most from those of the others together, if by FAR; or else of the largest one, if it has twice the mean
-    and LARGE of all. None if there is no such file, or few files."""
-    sizes = np.array(list(counts.values())).reshape(-1, 3)
+    and LARGE of all. None if there is no such file, or few files. counts: [documents, bytes, tokens] of each
+    file; those without documents do not count."""
+    sizes = np.array(counts).reshape(-1, 3)
+    numbers = np.flatnonzero(sizes[:, 0])
+    sizes = sizes[numbers]
     others = sizes.sum(axis=0) - sizes
     known = (sizes[:, 1:] > 0).all(axis=1) & (others[:, 1:] > 0).all(axis=1)
     if not known.any():
@@ -177,4 +181,4 @@ def odd_file(counts: dict[int, list[int]]) -> dict[str, int | float] | None:
         if len(sizes) <= MOST_GROUPS or share[place] < max(LARGE, 2 / len(sizes)):
             return None
     rate, of_others = rates[place].round(4).tolist()
-    return {"number": list(counts)[place], "share": round(float(share[place]), 4), "rate": rate, "others": of_others}
+    return {"number": int(numbers[place]), "share": round(float(share[place]), 4), "rate": rate, "others": of_others}

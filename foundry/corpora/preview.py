@@ -251,11 +251,11 @@ def described_spread(found: dict[str, int], unit: str = "tokens") -> str:
     return f"{found['shortest']:,} to {found['longest']:,} {unit}, median {found['median']:,}"
 
 
-def files_read(sources: dict[str, Iterable[Any]], counts: dict[str, dict] | None = None) -> dict[str, dict]:
+def files_read(sources: dict[str, Iterable[Any]], counts: dict[str, list] | None = None) -> dict[str, dict]:
     """{split: {"read": how many files, "left_out": {reason: names}}} of {split: lists of files, or {column: list}}.
     A split without files, such as one of the Hub, is left out. Where they are several, also "groups", as
-    `groups_of_files` makes them, and "odd", as `odd_file` finds it, with its name. counts: {split: {number of a file:
-    [documents, bytes, tokens]}}."""
+    `groups_of_files` makes them, and "odd", as `odd_file` finds it, with its name. counts: {split: [documents, bytes,
+    tokens] of each file}."""
     found = {}
     for split, lists in sources.items():
         lists = list(itertools.chain.from_iterable(_lists_of(files) for files in lists))
@@ -265,7 +265,7 @@ def files_read(sources: dict[str, Iterable[Any]], counts: dict[str, dict] | None
                 left_out.setdefault(reason, []).extend(map(str, names))
         if count := sum(map(len, lists)):
             found[split] = {"read": count, "left_out": left_out}
-            names, of_split = [Path(file) for files in lists for file in files], (counts or {}).get(split, {})
+            names, of_split = [Path(file) for files in lists for file in files], (counts or {}).get(split, [])
             if groups := groups_of_files(names, of_split):
                 found[split]["groups"] = groups
             if odd := odd_file(of_split):

@@ -38,7 +38,7 @@ ONE_DOCUMENT = "the text is one document, which cannot be divided: write its par
 MOST_PLACES = 32  # documents whose places are kept, spread evenly over the file
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
 TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
-COUNTS_FORMAT = 1  # part of a text's key too: raise it when something else is counted of the same tokens
+COUNTS_FORMAT = 2  # part of a text's key too: raise it when something else is counted of the same tokens
 
 
 @dataclass
@@ -372,7 +372,6 @@ def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
     losses, found = Losses(**info.pop("losses")), Found(**info.pop("found"))
-    found.files = {int(number): counts for number, counts in found.files.items()}
     info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
     tokens = MappedTokens(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
     return TokenFile(tokens, losses=losses, found=found, **info)

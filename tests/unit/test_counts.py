@@ -87,14 +87,14 @@ class CountsTest(parameterized.TestCase):
             "validation-1.txt",
             "test-0.txt",
         ]
-        groups = groups_of_files([Path("data") / name for name in names], {n: [1, 4, 1] for n in range(19)})
+        groups = groups_of_files([Path("data") / name for name in names], [[1, 4, 1]] * 19)
         self.assertEqual(groups, {"train-*": [16, 64, 16], "validation-*": [2, 8, 2], "test-*": [1, 4, 1]})
-        self.assertEqual(groups_of_files([Path(f"wiki_{n:02}") for n in range(40)], {}), {})
-        self.assertEqual(groups_of_files([Path(f"{letter}.txt") for letter in "abcdefgh"], {}), {})
-        self.assertIsNone(odd_file({n: [1, 400, 100 + n] for n in range(5)}))
-        odd = odd_file({n: [1, 400, 300 if n == 3 else 100] for n in range(5)})
+        self.assertEqual(groups_of_files([Path(f"wiki_{n:02}") for n in range(40)], []), {})
+        self.assertEqual(groups_of_files([Path(f"{letter}.txt") for letter in "abcdefgh"], []), {})
+        self.assertIsNone(odd_file([[1, 400, 100 + n] for n in range(5)]))
+        odd = odd_file([[1, 400, 300 if n == 3 else 100] for n in range(5)] + [[0, 0, 0]])
         self.assertEqual(odd, {"number": 3, "share": round(3 / 7, 4), "rate": 0.75, "others": 0.25})
-        self.assertEqual(odd_file({n: [1, 400, 100] for n in range(5)} | {5: [1, 4000, 1000]})["number"], 5)
+        self.assertEqual(odd_file([[0, 0, 0]] + [[1, 400, 100]] * 5 + [[1, 4000, 1000]])["number"], 6)
 
 
 def batches(count: int, size: int) -> list[range]:
