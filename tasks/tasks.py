@@ -28,7 +28,7 @@ from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.chunks import row_lengths
-from foundry.corpora.counts import Counts, Found
+from foundry.corpora.counts import TokenCounter, TokenCounts
 from foundry.corpora.files import say_once
 from foundry.corpora.preview import (
     UNCUT,
@@ -267,11 +267,11 @@ class LoadedTask(Task):
         return examples.EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
 
 
-def counted_tokens(rows: "Dataset", column: str) -> Found:
+def counted_tokens(rows: "Dataset", column: str) -> TokenCounts:
     """What repeats and what is odd among the ids in a column of tokenised rows."""
     from pyarrow import compute
 
-    counts, table = Counts(), rows.with_format("arrow")
+    counts, table = TokenCounter(), rows.with_format("arrow")
     for start in range(0, len(rows), COUNTED_AT_ONCE):
         ids = table[start : start + COUNTED_AT_ONCE][column]
         counts.add(compute.list_flatten(ids).to_numpy(), np.cumsum(compute.list_value_length(ids).to_numpy()))

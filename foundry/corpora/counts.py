@@ -1,8 +1,8 @@
 """What repeats and what is odd among documents, counted while they are tokenised: a few numpy operations for a batch.
 
-    counts = Counts()
+    counts = TokenCounter()
     counts.add(ids, ends)        # for each batch; [T] tokens of all its documents, [D] where each of them ends
-    counts.found()               # a Found, which holds numbers alone
+    counts.found()               # a TokenCounts, which holds numbers alone
 
 A document is compared with the text as a whole: its tokens have so many bits each, -log2 of their share of all tokens
 so far. Rare tokens (another language, markup, codes) raise their mean, and repeated ones lower it.
@@ -27,7 +27,7 @@ EVALUATED = {"validation", "valid", "val", "dev", "test", "eval", "evaluation", 
 
 
 @dataclass
-class Found:
+class TokenCounts:
     """What was counted of `tokens` tokens in `documents` documents.
 
     token: [the most frequent one, how often it stands]. run: [the token of the longest run, its length]. in_runs:
@@ -47,14 +47,14 @@ class Found:
     oddest: list = field(default_factory=list)
 
 
-class Counts:
+class TokenCounter:
     """Counts batches of documents."""
 
     def __init__(self) -> None:
         self._of_token = np.zeros(0, np.int64)
         self._of_document: Counter = Counter()
         self._of_file = np.zeros((0, 3), np.int64)
-        self._found = Found()
+        self._found = TokenCounts()
 
     def add(
         self,
@@ -117,7 +117,7 @@ class Counts:
         if len(self._of_document) > MOST_KEPT:  # one that stands often stays
             self._of_document = Counter(dict(self._of_document.most_common(MOST_KEPT // 2)))
 
-    def found(self) -> Found:
+    def found(self) -> TokenCounts:
         """What was counted so far."""
         found = self._found
         if found.tokens:

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from data_collator_t5 import is_byte_level
 from foundry.common.processes import BOLD, Painted, print_once, visible
 from foundry.common.reports import WIDTH
-from foundry.corpora.counts import FAR, LONG_RUN, Found, evaluated_words, groups_of_files, odd_file
+from foundry.corpora.counts import FAR, LONG_RUN, TokenCounts, evaluated_words, groups_of_files, odd_file
 from foundry.corpora.own_ids import ids_offset, is_blank
 from foundry.corpora.round_trip import percent
 from foundry.corpora.token_files import MOST_PLACES
@@ -296,7 +296,10 @@ def described_files(found: dict[str, dict], told: str | None = None) -> str | No
 
 
 def described_repeats(
-    found: Found, tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray | None = None, common: float = COMMON_TOKEN
+    found: TokenCounts,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: np.ndarray | None = None,
+    common: float = COMMON_TOKEN,
 ) -> str | None:
     """What repeats more than in ordinary text: "id 0: 63 % of the tokens, up to 390 in a row: padding?"; None if
     nothing does. tokens: those that were counted, if copies were. common: share that a token may have."""

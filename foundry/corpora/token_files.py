@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foundry.common.errors import UserError
 from foundry.common.whole_folders import cached
-from foundry.corpora.counts import Counts, Found
+from foundry.corpora.counts import TokenCounter, TokenCounts
 from foundry.corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
 from foundry.corpora.round_trip import Losses, Sample, round_trip
 from foundry.corpora.sources import Source
@@ -60,7 +60,7 @@ class TokenFile:
     lengths: Counter = field(default_factory=Counter)
     places: list[list[int]] = field(default_factory=list)
     losses: Losses = field(default_factory=Losses)  # what the tokenizer loses of a sample of the documents
-    found: Found = field(default_factory=Found)  # what repeats and what is odd
+    found: TokenCounts = field(default_factory=TokenCounts)  # what repeats and what is odd
 
     def bytes_per_token(self, eos_id: int | None = None) -> float | None:
         """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
@@ -252,7 +252,7 @@ class TokenWriter:
         eos_id: int | None,
         begins: Sequence[int] = (),
     ):
-        self.begins, self.counts = begins, Counts()
+        self.begins, self.counts = begins, TokenCounter()
         self.numbers, self.sizes = [], []  # of the documents in the batch
         self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
@@ -371,7 +371,7 @@ class MappedTokens(np.memmap):
 def _read_token_file(folder: Path, split: str) -> TokenFile:
     info = json.loads((folder / f"{split}.json").read_text())
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
-    losses, found = Losses(**info.pop("losses")), Found(**info.pop("found"))
+    losses, found = Losses(**info.pop("losses")), TokenCounts(**info.pop("found"))
     info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
     tokens = MappedTokens(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
     return TokenFile(tokens, losses=losses, found=found, **info)

@@ -18,7 +18,7 @@ from helpers import OVERRIDES, run_main, sentences
 
 import fine_tune_t5
 import pre_train_t5
-from foundry.corpora.counts import LONG_RUN, Counts, groups_of_files, odd_file
+from foundry.corpora.counts import LONG_RUN, TokenCounter, groups_of_files, odd_file
 from foundry.corpora.preview import LINES
 from foundry.corpora.tokenizers import train_tokenizer
 from tasks.repeated_rows import counted_rows, differ_by, near
@@ -38,7 +38,7 @@ class CountsTest(parameterized.TestCase):
         documents = [chooser.choices(range(9), k=chooser.randrange(12)) for _ in range(300)]
         documents[40] += [5] * 30  # the end of a batch, where it is one document
         files = sorted(chooser.choices(range(3), k=300))
-        counts, begin = Counts(), 0
+        counts, begin = TokenCounter(), 0
         for some in batches(300, batch):
             ids = np.array([token for number in some for token in documents[number]], np.int32)
             ends = np.cumsum([len(documents[number]) for number in some])
@@ -73,7 +73,7 @@ class CountsTest(parameterized.TestCase):
         weights = [1 / rank for rank in range(1, 501)]  # Zipf's law
         documents = [chooser.choices(range(500), weights, k=chooser.randrange(1, 200)) for _ in range(500)]
         documents.insert(321, planted(chooser))
-        counts = Counts()
+        counts = TokenCounter()
         for some in (documents[:300], documents[300:]):
             begin = counts.found().tokens
             counts.add(np.concatenate(some), np.cumsum(list(map(len, some))), begin=begin)
