@@ -60,28 +60,27 @@ class Shown:
     def text(self, tokenizer: PreTrainedTokenizerBase, count: int) -> str:
         """`count` of the tokens, two thirds of them from the beginning and a third from the end, with what is left out:
         "The storm [+390 tokens] on Monday [cut at 512 of 1,204 tokens]". Of examples with sentinels the beginning."""
-        size, notes, end = len(self.ids), [], 0 if len(self.sentinels) else count // 3
+        size = len(self.ids)
+        end = 0 if len(self.sentinels) else count // 3
         text = visible(self._decoded(tokenizer, self.ids[: count - end if size > count else size]))
         if size > count:
             text += f" [+{size - count:,} tokens]" + " " * bool(end)
             text += visible(self._decoded(tokenizer, self.ids[size - end :]))
-        if self.whole and self.whole > size:
-            notes.append(f"cut at {size:,} of {self.whole:,} tokens")
-        if self.goes_on:
-            notes.append(self.goes_on)
-        return text + f" [{'; '.join(notes)}]" * bool(notes)
+        cut = f"cut at {size:,} of {self.whole:,} tokens" if self.whole and self.whole > size else None
+        notes = "; ".join(filter(None, (cut, self.goes_on)))
+        return text + f" [{notes}]" * bool(notes)
 
     def _decoded(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
         if not is_byte_level(tokenizer):
             return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        ids, due, place, parts = list(map(int, ids)), 0, 0, []
-        sentinels = dict(enumerate(map(int, self.sentinels)))
+        ids, parts = list(map(int, ids)), []
+        place = due = 0
         while place < len(ids):
             number, letter = ids[place], _letter_of(ids[place : place + 4], tokenizer.offset)
             place += len(letter.encode()) if letter else 1
             if letter:
                 parts.append(letter)
-            elif number == sentinels.get(due):
+            elif number in self.sentinels[due : due + 1]:
                 parts.append(f"<extra_id_{due}>")
                 due += 1
             elif 0 <= number - tokenizer.offset < 256:
@@ -330,10 +329,10 @@ def _named(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 def _described_groups(split: str, files: dict) -> list[str]:
     groups = files.get("groups", {})
     total = sum(tokens for *_, tokens in groups.values())
-    shares = [percent(tokens / total) if total else "" for *_, tokens in groups.values()]
     names = [
-        f"{visible(name)}{f' {count:,}' * (count > 1)}{f' ({share} of the tokens)' * bool(share)}"
-        for (name, (count, *_)), share in zip(groups.items(), shares, strict=True)
+        f"{visible(name)}{f' {count:,}' * (count > 1)}"
+        + (f" ({percent(tokens / total)} of the tokens)" if total else "")
+        for name, (count, _, tokens) in groups.items()
     ]
     is_mistaken = split.endswith("train") and any(map(evaluated_words, groups))
     return [", ".join(names) + f": all read as {split}" * is_mistaken] if names else []
