@@ -219,7 +219,7 @@ _RECORDS = (".json", ".jsonl", ".yaml", ".jinja", ".md", ".txt", ".model")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
-def check_file(path: Path) -> None:
+def check_record(path: Path) -> None:
     """UserError for a record of a folder, or a file of weights, that is no regular file, such as a pipe or a link to a
     device, and for a record of more bytes than it may have. OSError if there is none."""
     state, most = path.stat(), MOST_OF.get(path.name, MOST_OF_A_RECORD)
@@ -229,19 +229,19 @@ def check_file(path: Path) -> None:
         raise UserError(f"{path} has {human_bytes(state.st_size)}: at most {human_bytes(most)} of it are read")
 
 
-def check_files(shown: str, folder: str | Path) -> None:
-    """`check_file` for all that a library would read of a model's folder. UserError that begins with `shown`."""
+def check_records(shown: str, folder: str | Path) -> None:
+    """`check_record` for all that a library would read of a model's folder. UserError that begins with `shown`."""
     for path in Path(folder).glob("*"):
         if path.suffix in (*_RECORDS, *_WEIGHTS) and path.exists():
             try:
-                check_file(path)
+                check_record(path)
             except UserError as error:
                 raise UserError(f"{shown}: {error}") from None
 
 
 def record_bytes(path: Path) -> bytes:
-    """The content of a record: JSON, YAML, a card. OSError if there is none, UserError as from `check_file`."""
-    check_file(path)
+    """The content of a record: JSON, YAML, a card. OSError if there is none, UserError as from `check_record`."""
+    check_record(path)
     with path.open("rb") as file:
         return file.read(MOST_OF.get(path.name, MOST_OF_A_RECORD))
 

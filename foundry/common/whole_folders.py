@@ -24,7 +24,7 @@ from foundry.common.command_line import check_folder
 from foundry.common.digests import file_digests, keep, kept_digests, set_back, stamp
 from foundry.common.errors import UserError
 from foundry.common.processes import is_first_process, print_once
-from foundry.common.reports import check_files, elsewhere, first_line, record_json, write_aside
+from foundry.common.reports import check_records, elsewhere, first_line, record_json, write_aside
 
 MANIFEST = "manifest.json"
 FREE_SPACE = "Free some space, or name a folder on another disk."
@@ -360,7 +360,7 @@ def damage(checkpoint: Path) -> str | None:
         state = record_json(checkpoint / "trainer_state.json")
         wrong = [name for name, kinds in _STATE.items() if not isinstance(state.get(name), kinds)]
         wrong += [] if all(isinstance(line["step"], int) for line in state["log_history"]) else ["log_history"]
-        check_files("it holds", checkpoint)
+        check_records("it holds", checkpoint)
     except UserError as error:
         return str(error)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -28,7 +28,7 @@ from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_le
 from foundry.common.errors import UserError
 from foundry.common.processes import in_background, print_once
 from foundry.common.reports import (
-    check_files,
+    check_records,
     first_line,
     human_time,
     read_json,
@@ -259,7 +259,7 @@ def load_tokenizer(
     try:
         files = _tokenizer_files(name_or_path)
         refuse_pointers(shown, files.values())
-        check_files(shown, name_or_path)
+        check_records(shown, name_or_path)
         load = partial(_load, files, name_or_path, shown, (*asked, Path(name_or_path).resolve()))
         tokenizer = in_background(load).result(SECONDS)
     except UserError:

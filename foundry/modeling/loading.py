@@ -16,7 +16,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGH
 from constants import CODE_ENTRIES
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
-from foundry.common.reports import check_files, code_of_pickle, difference_of_names, elsewhere, first_line, read_json
+from foundry.common.reports import check_records, code_of_pickle, difference_of_names, elsewhere, first_line, read_json
 from foundry.corpora.files import refuse_pointers
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.features import adapters
@@ -49,12 +49,12 @@ def load_config(name_or_path: str, flag: str, wrong: str = NO_MODEL) -> PreTrain
     Code in the same folder, which transformers would offer to run, is never run.
     """
     refuse_pointers(f"{flag} {name_or_path}", Path(name_or_path).glob("*"))
-    check_files(f"{flag} {name_or_path}", name_or_path)
+    check_records(f"{flag} {name_or_path}", name_or_path)
     place, holds, found = name_or_path, "", {}
     try:
         for adapter in adapters():  # of a folder of LoRA's matrices, say: the configuration is in their checkpoint
             place, holds = adapter.root_of(place), adapter.holds
-            check_files(f"{flag} {name_or_path}", place)
+            check_records(f"{flag} {name_or_path}", place)
         do_not_wait_for_the_hub(place)
         with contextlib.suppress(UserError):  # no JSON: transformers says so
             found = read_json(Path(place) / "config.json")
