@@ -139,17 +139,17 @@ def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def groups_of_files(files: Sequence[Path], counts: list[list[int]]) -> dict[str, list[int]]:
     """{name: [files, bytes, tokens]} of files whose names begin alike up to a digit: "train-*" for train-00000.parquet.
     Many such names become "validation", "test" and "others", or none. counts: [documents, bytes, tokens] of each
-    file, or []."""
+    file, zeros or [] where nothing was counted."""
     common = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
     names = [file.relative_to(common).as_posix() for file in files]
     begins = [re.sub(r"\d.*", "*", name) for name in names]
     if len({*begins}) > MOST_GROUPS:
         begins = [next(iter(evaluated_words(name)), "others") for name in names]
     groups: dict[str, list[int]] = {}
-    for name, (_, size, tokens) in zip(begins, counts or [[0, 0, 0]] * len(files), strict=True):
+    for name, (_, size, tokens) in zip(begins, counts or [[0, 0, 0]] * len(files), strict=False):
         before = groups.setdefault(name, [0, 0, 0])
         groups[name] = [before[0] + 1, before[1] + size, before[2] + tokens]
-    says_more = counts or len(groups) < len(names) or any(map(evaluated_words, groups))
+    says_more = any(map(any, counts)) or len(groups) < len(names) or any(map(evaluated_words, groups))
     return groups if says_more and 1 < len(groups) <= MOST_GROUPS else {}
 
 

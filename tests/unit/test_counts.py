@@ -91,6 +91,7 @@ class CountsTest(parameterized.TestCase):
         self.assertEqual(groups, {"train-*": [16, 64, 16], "validation-*": [2, 8, 2], "test-*": [1, 4, 1]})
         self.assertEqual(groups_of_files([Path(f"wiki_{n:02}") for n in range(40)], []), {})
         self.assertEqual(groups_of_files([Path(f"{letter}.txt") for letter in "abcdefgh"], []), {})
+        self.assertEqual(groups_of_files([Path(f"{letter}.txt") for letter in "abc"], [[0, 0, 0]] * 3), {})
         self.assertIsNone(odd_file([[1, 400, 100 + n] for n in range(5)]))
         odd = odd_file([[1, 400, 300 if n == 3 else 100] for n in range(5)] + [[0, 0, 0]])
         self.assertEqual(odd, {"number": 3, "share": round(3 / 7, 4), "rate": 0.75, "others": 0.25})
