@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 COUNTED_AT_ONCE = 2**16  # rows
 MEASURED = 1_000  # rows of a split in which the columns that a cut takes away are looked for
 SHOWN_ROWS = 4  # rows of a split that are kept for the preview
+SIDES = {"input_ids": "sources", "labels": "targets"}  # {column of token ids: what a plan calls them}
 
 
 class Task:
@@ -161,9 +162,8 @@ class LoadedTask(Task):
     def count(self, split: str) -> None:
         """Counts the tokens of a split's rows, and keeps some rows of it for the preview."""
         rows, data = self.rows[split], self.data[split]
-        sides = {"input_ids": "sources", "labels": "targets"}
         found = self.found[split] = {
-            name: counted_tokens(data, column) for column, name in sides.items() if column in data.column_names
+            name: counted_tokens(data, column) for column, name in SIDES.items() if column in data.column_names
         }
         numbers = evenly(range(len(rows)), SHOWN_ROWS)
         self.shown[split] = self.shown_of(split, [rows[number] for number in numbers], [data[n] for n in numbers])
@@ -425,7 +425,6 @@ class TaskRows:
         )
         counted_rows = repeated_rows.counted_rows
         self.repeats = self._by_name(lambda task: counted_rows(task.name, task.entry, task.rows, task.trained))
-        self.found = self._by_name(lambda task: task.found)
         self.splits = [(task, split) for task in self.tasks for split in task.rows]
         self.alike = {task.name: registry.look_alikes(task.entry, task.rows) for task in self.tasks}
         self.numbered = self._by_name(_of_splits(examples.numbered_labels))
@@ -450,14 +449,13 @@ class TaskRows:
         files = files_read(self._by_name(lambda task: task.files))
         if self.args.span_corruption_file:
             files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
-        rows, sides = {}, {"input_ids": "sources", "labels": "targets"}
-        sides |= {field: field for task in self.tasks for field in registry.sides_of(task.entry)}
+        rows, sides = {}, SIDES | {field: field for task in self.tasks for field in registry.sides_of(task.entry)}
         for name, data in self._by_name(lambda task: task.data).items():
             lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
             rows[name] = {"read": self.documents[name], "lengths": lengths}
         counts = {
-            name: {"rows": vars(counts), **{side: vars(found) for side, found in self.found[name].items()}}
-            for name, counts in self.repeats.items()
+            name: {"rows": vars(counts), **{side: vars(found) for side, found in task.found[split].items()}}
+            for (name, counts), (task, split) in zip(self.repeats.items(), self.splits, strict=True)
         }
         return {"files": files, "rows": rows, "counts": counts}
 
@@ -501,7 +499,7 @@ class TaskRows:
         known: dict[str, str | None] = {}
         near: dict[str, str | None] = {}
         for (name, counts), (task, split) in zip(self.repeats.items(), self.splits, strict=True):
-            sides = {side: described_repeats(of, task.tokenizer, common=1) for side, of in self.found[name].items()}
+            sides = {side: described_repeats(of, task.tokenizer, common=1) for side, of in task.found[split].items()}
             texts = [repeated_rows.described_repeats(counts, task.entry["target_type"])]
             texts += [f"{text} ({side})" for side, text in sides.items() if text]
             repeats += [f"{text} ({name})" for text in texts if text]
