@@ -80,10 +80,10 @@ def _repeats(name: str, task: dict, rows: list[dict], pairs: list[tuple[int, ...
     def target_of(number: int) -> str:
         return reference_texts(name, task, rows[number])[0] if len(pairs[number]) > 1 else ""
 
-    counts, first = RowCounts(len(rows)), dict[int, tuple[int, ...]]()
-    both = {source for source, *targets in pairs if first.setdefault(source, (*targets,)) != (*targets,)}
-    counts.several = sum(pair[0] in both for pair in pairs)
-    for pair, times in Counter(pairs).most_common(1):
+    different = Counter(pairs)
+    of_source = Counter(source for source, *_ in different)  # how many different targets each source stands with
+    counts = RowCounts(len(rows), several=sum(n for pair, n in different.items() if of_source[pair[0]] > 1))
+    for pair, times in different.most_common(1):
         number = pairs.index(pair)
         counts.row = [source_text(task, rows[number]), target_of(number), times]
     targets = [pair[1] if len(pair) > 1 else None for pair in pairs]
