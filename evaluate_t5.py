@@ -534,7 +534,8 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     held_out = f"{text.documents['validation']:,} held-out documents of {lengths}, {len(rows):,} rows of "
     held_out += text_args.objective
     lost = described_losses({"validation": text.losses["validation"]})
-    text.files["train"], text.train = text.files["validation"], rows  # so that the text that is scored is shown
+    # So that the text that is scored is shown, once.
+    text.files, text.train = {"train": text.of_split("validation"), "validation": []}, rows
     shown = text.shown(whole=False)
     run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "lost by the tokenizer": lost})
     print_preview(tokenizer, shown)

@@ -25,6 +25,7 @@ from foundry.common.command_line import refuse
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.corpora.chunks import SomeExamples, WeightedExamples, evaluation_shares
+from foundry.corpora.counts import evaluated_words
 from foundry.corpora.own_ids import has_ids, ids_tokenizer
 from foundry.corpora.preview import (
     Shown,
@@ -42,6 +43,8 @@ from foundry.corpora.tokenizers import check_saved, described_tokenizer, tokeniz
 from foundry.model_t5 import flops_per_sequence
 from foundry.objectives.metrics import corpora_metrics
 from foundry.objectives.objective import Objective
+
+SHORT_NAME = 12  # letters of a corpus in the names of a preview
 
 
 class FoundText:
@@ -86,6 +89,11 @@ class FoundText:
     def of_split(self, split: str) -> list:
         """The sources of a split, one for each corpus that has this split."""
         return [sources[split] for sources in self.sources.values() if split in sources]
+
+    def named(self, corpus: str) -> str:
+        """What the names in a preview begin with: "novels 70%, " of one of several corpora, else ""."""
+        weight = self.weights[self.names.index(corpus)]
+        return f"{corpus[:SHORT_NAME]} {weight:.0%}, " if self.is_mixed else ""
 
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """{split: hash of its contents, "tokenizer": hash of the run's tokenizer}."""
@@ -192,7 +200,12 @@ class Text:
     @property
     def documents(self) -> dict[str, int]:
         """{split: number of documents read}."""
-        return {split: sum(file.documents for file in files) for split, files in self.files.items()}
+        return {split: sum(file.documents for file in self.of_split(split)) for split in self.files}
+
+    def of_split(self, split: str) -> list[TokenFile]:
+        """The files of a split. A --validation_file is that of every corpus, and counts once."""
+        is_shared = split == "validation" and self.args.validation_file
+        return self.files[split][: 1 if is_shared else None]
 
     @property
     def read(self) -> dict[str, dict]:
@@ -205,7 +218,8 @@ class Text:
         files = {split: [getattr(one, "files", None) for one in several] for split, several in sources.items()}
         documents: dict[str, dict] = {}
         of_files: dict[str, list] = {}
-        for split, of_split in self.files.items():
+        for split in self.files:
+            of_split = self.of_split(split)
             counts = {"read": self.documents[split], "empty": sum(file.empty_documents for file in of_split)}
             documents[split] = counts | spread(sum((file.lengths for file in of_split), Counter()))
             of_files[split] = []
@@ -215,7 +229,10 @@ class Text:
         found = {
             split: [asdict(file.found) | {"files": None} for file in files] for split, files in self.counted.items()
         }
-        return {"files": files_read(files, of_files), "documents": documents, "found": found}
+        read = files_read(files, of_files)
+        if self.found.is_mixed and "groups" in read.get("train", {}):  # the corpora stand in a row of their own
+            read["train"]["groups"] = {n: g for n, g in read["train"]["groups"].items() if evaluated_words(n)}
+        return {"files": read, "documents": documents, "found": found}
 
     def shown(self, whole: bool) -> list[list[Shown]]:
         """For the preview: the first, a middle and the oddest document, the first one of validation, and an example as
@@ -240,8 +257,9 @@ class Text:
     def shown_of(self, split: str, count: int) -> list[Shown]:
         """`count` documents of each corpus of a split, with the corpus's name and weight if there are several."""
         documents, found = [], self.found
-        for corpus, weight, file in zip(found.names, found.weights, self.files[split], strict=False):
-            before = f"{corpus} {weight:.0%}, " if found.is_mixed and len(self.files[split]) > 1 else ""
+        files = self.of_split(split)
+        for corpus, file in zip(found.names, files, strict=False):
+            before = found.named(corpus) if len(files) > 1 else ""
             before += "validation " * (split == "validation")
             documents += [
                 Shown(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
@@ -251,13 +269,14 @@ class Text:
 
     def shown_oddest(self, files: list[TokenFile], others: list[Shown]) -> list[Shown]:
         """The document whose tokens are farthest from those of its corpus, unless it is among the others."""
-        odd = max((file for file in files if file.found.oddest), key=lambda file: file.found.oddest[3], default=None)
-        if odd is None:
+        known = [pair for pair in zip(self.found.names, files, strict=True) if pair[1].found.oddest]
+        if not known:
             return []
+        corpus, odd = max(known, key=lambda pair: pair[1].found.oddest[3])
         number, begin, size, _ = odd.found.oddest
         ids = odd.tokens[begin : begin + size]
         is_shown = any(len(ids) == len(other.ids) and (ids == other.ids).all() for other in others)
-        return [] if is_shown else [Shown(f"oddest, document {number + 1:,}", ids)]
+        return [] if is_shown else [Shown(f"{self.found.named(corpus)}oddest, {number + 1:,}", ids)]
 
     @property
     def counted(self) -> dict[str, list[TokenFile]]:
@@ -269,9 +288,10 @@ class Text:
         """For the plan: what repeats more than in ordinary text, of each corpus and split."""
         tokenizer, parts = self.found.tokenizer, []
         for split, files in self.counted.items():
-            files = files[: 1 if split == "validation" and self.args.validation_file else None]  # that of every corpus
-            for corpus, file in zip(self.found.names, files, strict=False):
-                where = [split] * (split != "train") + [corpus] * (len(files) > 1)
+            of_split = self.of_split(split) if split in self.files else files
+            shown = split if split in self.files or len(files) == 1 else "a sample"
+            for corpus, file in zip(self.found.names, of_split, strict=False):
+                where = [shown] * (split != "train") + [corpus] * (len(of_split) > 1)
                 if text := described_repeats(file.found, tokenizer, file.tokens):
                     parts.append(f"{text} ({' of '.join(where)})" if where else text)
         return "; ".join(parts) or None

@@ -209,9 +209,9 @@ def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Shown]]:
         writer.flush()
     info = writer.finish()
     tokens = np.frombuffer(file.getvalue(), writer.dtype)
-    weight = found.weights[found.names.index(name)]
-    before = f"{name} {weight:.0%}, " if found.is_mixed else ""
-    shown = [Shown(f"{before}first of block {block + 1:,}", tokens[place]) for block, place in firsts.items()]
+    shown = [
+        Shown(f"{found.named(name)}first of block {block + 1:,}", tokens[place]) for block, place in firsts.items()
+    ]
     return TokenFile(tokens, **info), shown[: 1 if found.is_mixed else None]
 
 

@@ -31,8 +31,9 @@ from foundry.corpora.token_files import MOST_PLACES
 from foundry.corpora.tokenizers import plain_encoder
 
 TITLE = "what the model reads, decoded from its tokens"
-LINES = 9  # of the block below a plan, without its title
-LONGEST_NAME = 32  # columns
+LINES = 11  # of the block below a plan, without its title
+LONGEST_NAME = 36  # columns
+_CUT = "\ufffd"
 MOST_TOKENS = 1024  # of a part that --dry_run shows, so that a book does not scroll all else away
 UNCUT = 2**31  # a length in tokens that cuts no text
 KEPT_CHARACTERS = 4096  # of a document, where a tokenizer is trained
@@ -62,10 +63,12 @@ class Shown:
         "The storm [+390 tokens] on Monday [cut at 512 of 1,204 tokens]". Of examples with sentinels the beginning."""
         size = len(self.ids)
         end = 0 if len(self.sentinels) else count // 3
-        text = visible(self._decoded(tokenizer, self.ids[: count - end if size > count else size]))
-        if size > count:
-            text += f" [+{size - count:,} tokens]" + " " * bool(end)
-            text += visible(self._decoded(tokenizer, self.ids[size - end :]))
+        text = self._decoded(tokenizer, self.ids[: count - end if size > count else size])
+        if size > count:  # of a letter that is cut in two, a decoder writes U+FFFD
+            text = visible(text.rstrip(_CUT)) + f" [+{size - count:,} tokens]" + " " * bool(end)
+            text += visible(self._decoded(tokenizer, self.ids[size - end :]).lstrip(_CUT))
+        else:
+            text = visible(text)
         cut = f"cut at {size:,} of {self.whole:,} tokens" if self.whole and self.whole > size else None
         notes = "; ".join(filter(None, (cut, self.goes_on)))
         return text + f" [{notes}]" * bool(notes)
@@ -327,6 +330,8 @@ def _named(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 
 def _described_groups(split: str, files: dict) -> list[str]:
+    if not split.endswith("train"):
+        return []
     groups = files.get("groups", {})
     total = sum(tokens for *_, tokens in groups.values())
     names = [
@@ -334,7 +339,7 @@ def _described_groups(split: str, files: dict) -> list[str]:
         + (f" ({percent(tokens / total)} of the tokens)" if total else "")
         for name, (count, _, tokens) in groups.items()
     ]
-    is_mistaken = split.endswith("train") and any(map(evaluated_words, groups))
+    is_mistaken = any(map(evaluated_words, groups))
     return [", ".join(names) + f": all read as {split}" * is_mistaken] if names else []
 
 

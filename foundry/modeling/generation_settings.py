@@ -39,7 +39,8 @@ _NOT_FOLLOWED = (
 )
 # Settings that `generate` is not tried with, unless they have an odd value.
 _USUAL = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "max_length", "max_new_tokens")
-_USUAL += ("num_beams", "num_return_sequences", "do_sample", "transformers_version", "_from_model_config")
+_USUAL += ("num_beams", "num_return_sequences", "do_sample", "use_cache", "transformers_version")
+_USUAL += ("_from_model_config",)
 # Settings that forbid, force or weigh single tokens. They suit the task that the checkpoint was trained for.
 TOKEN_RULES = (
     "suppress_tokens",

@@ -16,7 +16,6 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-from features.lora.folders import base_of
 from foundry.arguments.sharding import read_deepspeed
 from foundry.common import reports
 from foundry.common.command_line import parse_yaml, read_yaml
@@ -30,7 +29,7 @@ from foundry.publishing.records import read_run
 from tasks.task_records import read_record
 from tools import plot_runs
 
-SECONDS = 2  # for each file, most of which take milliseconds
+SECONDS = 60  # for each file, most of which take milliseconds; on a busy machine seconds
 
 
 class TestCase(parameterized.TestCase):
@@ -57,7 +56,6 @@ READERS = {
     "config.json": lambda folder: load_config(str(folder), "--model_name_or_path"),
     "generation_config.json": lambda folder: load_config(str(folder), "--model_name_or_path"),
     "model.safetensors.index.json": lambda folder: load_config(str(folder), "--teacher"),
-    "adapter_config.json": base_of,
     "task.json": lambda folder: read_record(str(folder)),
     "trainer_state.json": damage,
     MANIFEST: difference,
@@ -153,8 +151,8 @@ RULES = (
     ),
     ({"decoder": {"type": "Sequence", "decoders": [DOUBLES] * 40}}, "decoder may write 1.1e.12 letters"),
     ({"post_processor": template(100_000)}, "its post_processor has [0-9,]+ characters: at most 65,536"),
-    ({"added_tokens": added(300_000)}, "300,103 added_tokens in its tokenizer.json: at most 50,000"),
-    ({"normalizer": DOUBLES | {"pattern": {"Regex": "(a+)+(a+)+$"}}}, "takes more than 30 s|cannot be read"),
+    ({"added_tokens": added(50_000)}, "50,103 added_tokens in its tokenizer.json: at most 50,000"),
+    ({"normalizer": DOUBLES | {"pattern": {"Regex": "(a+)+(a+)+$"}}}, "takes more than .* s|cannot be read"),
     ({"padding": {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None}}, None),
 )
 
@@ -168,7 +166,7 @@ class TokenizerTest(TestCase):
 
     def setUp(self):
         super().setUp()
-        self.enterContext(mock.patch.object(tokenizers, "SECONDS", 30))
+        self.enterContext(mock.patch.object(tokenizers, "SECONDS", SECONDS - 10))
 
     @parameterized.parameters(*RULES)
     def test_rules(self, changes, message):
@@ -189,9 +187,9 @@ class TokenizerTest(TestCase):
     @parameterized.parameters("added_tokens_decoder", "extra_special_tokens")
     def test_settings(self, name):
         shutil.copy(self.own / "tokenizer.json", self.folder)
-        tokens = {str(token["id"]): {"content": token["content"]} for token in added(300_000)}
+        tokens = {str(token["id"]): {"content": token["content"]} for token in added(50_001)}
         (self.folder / "tokenizer_config.json").write_text(json.dumps({name: tokens}))
-        with self.assertRaisesRegex(UserError, f"300,000 tokens in its {name}: at most 50,000"):
+        with self.assertRaisesRegex(UserError, f"50,001 tokens in its {name}: at most 50,000"):
             load_tokenizer(str(self.folder))
 
     @parameterized.parameters(
@@ -211,7 +209,7 @@ class TokenizerTest(TestCase):
             for n in range(20):
                 proto.pieces.add(piece=f"{n}" + "x" * 4000, score=-n, type=1)
         else:
-            for n in range(300_000):
+            for n in range(5_001):
                 proto.pieces.add(piece=f"<y{n}>", score=0, type=4)
         (self.folder / "own.model").write_bytes(proto.SerializeToString())
         with self.assertRaisesRegex(UserError, message):

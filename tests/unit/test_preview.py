@@ -295,7 +295,7 @@ class TasksTest(parameterized.TestCase):
         self.assertEqual([part.ids for part in rows[3]], [corrupted["input_ids"], corrupted["labels"]])
         lines = block(BYTES, rows)
         self.assertRegex(lines[0], "a train source +x</s>")
-        self.assertEqual(lines[-1], "3 more rows: --dry_run shows them")
+        self.assertEqual(lines[-1], "2 more rows: --dry_run shows them")
 
 
 # ---------------------------------------------------------------- scripts

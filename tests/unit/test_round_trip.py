@@ -11,7 +11,6 @@ import random
 import tempfile
 import unicodedata
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 from absl.testing import parameterized
@@ -22,9 +21,6 @@ from zoo import CONFIGS, TOKENIZERS, _write_t5_tokenizer, lines
 
 import create_tokenizer
 from data_collator_t5 import find_sentinel_ids
-from features.streams import Streams
-from features.streams.streamed_text import StreamedFoundText, held_out_files
-from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.round_trip import CHANGED, MOST_TEXTS, UNKNOWN, Losses, Sample, described_losses, round_trip
 from foundry.corpora.sources import find_sources
@@ -202,18 +198,14 @@ class CorpusTest(TestCase):
 
     @parameterized.parameters(("def f(a):\n    return a\n", 50), ("a\n\tb\n\n  c\n d\n", 50), ("one\ntwo\n", 0))
     def test_indentation_that_plain_text_loses(self, text, share):
-        """In the row of the plan at each start, of streams too; the share is that of the lines with text."""
+        """In the row of the plan at each start; the share is that of the lines with text."""
         file, tokenizer = self.folder / "code.py", self.of_family("byt5")
         file.write_text(text * 20)
         flags = dict(train_file=[str(file)], validation_file=[str(file)], data_cache_dir=str(self.folder / "cache"))
-        args, objective = PreTrainingDataArguments(**flags), SimpleNamespace(tokens_length=1000)
-        stream = StreamedFoundText(Streams(streaming=True), args, ModelArguments(), tokenizer)
-        cached = (tokenised(args, find_sources(args), tokenizer) for _ in range(2))
+        args = PreTrainingDataArguments(**flags)
         lost = "indentation of plain text in {} % of documents; indentation by .jsonl with a whole file as one text"
-        for files in (
-            *(found["validation"] for found in cached),
-            *held_out_files(stream, objective, [10])["validation"],
-        ):
+        for _ in range(2):
+            files = tokenised(args, find_sources(args), tokenizer)["validation"]
             row = described_losses({"validation": {"documents": files.losses}})
             self.assertEqual(row, lost.format(share) if share else f"nothing, of {files.documents} texts tried")
 

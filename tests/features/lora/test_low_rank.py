@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 
 import torch
@@ -285,6 +286,12 @@ class LowRankTest(parameterized.TestCase):
                 load_model(str(self.folder / "lora"))
         else:
             self.assertEqual(load_model(str(self.folder / "lora"))(**rows).loss, before)
+
+    @parameterized.parameters((os.mkfifo,), (lambda path: path.symlink_to("/dev/zero"),))
+    def test_settings_that_are_no_file(self, make):
+        make(self.folder / "adapter_config.json")
+        with self.assertRaisesRegex(UserError, "no regular file|cannot be read"):
+            base_of(str(self.folder))
 
     @parameterized.parameters(["a"], ["a", "b"], ["a", "b", "c"])
     def test_an_adapter_that_is_its_own_base(self, *names):

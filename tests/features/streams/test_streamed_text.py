@@ -6,17 +6,23 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import test_text
 import torch
+import zoo
 from absl.testing import parameterized
 from test_text import BATCH, LENGTH, OBJECTIVES, TEXTS, lines
 
 from features.streams import Streams, blocks, lanes, streamed_text
 from features.streams.blocks import FileCorpus
 from features.streams.lanes import MixedLane, StreamLoader
+from foundry.arguments.model import ModelArguments
+from foundry.arguments.text import PreTrainingDataArguments
+from foundry.corpora.round_trip import described_losses
+from foundry.corpora.tokenizers import load_tokenizer
 
 
 class StreamCase(test_text.TestCase):
@@ -46,6 +52,24 @@ def raw_rows(stream, count: int) -> Iterator[dict[str, np.ndarray]]:
     """The first batches as the objective gets them."""
     loader = StreamLoader(stream, lambda rows: {name: np.stack([row[name] for row in rows]) for name in rows[0]}, 0)
     return itertools.islice(loader, count)
+
+
+class IndentationTest(parameterized.TestCase):
+    @parameterized.parameters(("def f(a):\n    return a\n", 50), ("a\n\tb\n\n  c\n d\n", 50), ("one\ntwo\n", 0))
+    def test_indentation_that_plain_text_loses(self, text, share):
+        """As in a cached text; the share is that of the lines with text."""
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "code.py").write_text(text * 20)
+        zoo.write_checkpoint(folder / "byt5", "byt5")
+        flags = dict(train_file=[str(folder / "code.py")], validation_file=[str(folder / "code.py")])
+        args = PreTrainingDataArguments(**flags, data_cache_dir=str(folder / "cache"))
+        tokenizer = load_tokenizer(str(folder / "byt5"))
+        found = streamed_text.StreamedFoundText(Streams(streaming=True), args, ModelArguments(), tokenizer)
+        objective = SimpleNamespace(tokens_length=1000)
+        lost = "indentation of plain text in {} % of documents; indentation by .jsonl with a whole file as one text"
+        (files,) = streamed_text.held_out_files(found, objective, [10])["validation"]
+        row = described_losses({"validation": {"documents": files.losses}})
+        self.assertEqual(row, lost.format(share) if share else f"nothing, of {files.documents} texts tried")
 
 
 class PreviewTest(StreamCase):

@@ -650,7 +650,9 @@ class ScriptTest(parameterized.TestCase):
                 examined.append((block, place))
                 yield place, row
 
-        self.enter_context(mock.patch("features.streams.streamed_text.SAMPLED", 4))  # which are read at each start
+        for name in ("SAMPLED", "COUNTED"):  # of these so many are read at each start
+            for module in ("streamed_text", "streamed_tasks"):
+                self.enter_context(mock.patch(f"features.streams.{module}.{name}", 4))
         with mock.patch.object(FileCorpus, "_rows", counting):
             where = ["--output_dir", str(self.folder / "resumed"), "--resume_from_checkpoint"]
             code, text = self.run_script(script, *flags, *where)
@@ -757,7 +759,7 @@ class ScriptTest(parameterized.TestCase):
         ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl, line 1 has the col"),
         ("row", "pre_train", "--train_file {folder}/b.jsonl", "b.jsonl, line 2: the column text holds no text, but"),
         ("task", "fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl, line 2: "),
-        ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|too little text"),
+        ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|is one document"),
         ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "excludes --train_file|at least one"),
     )
     def test_refused_in_one_line(self, script, flags, message):
