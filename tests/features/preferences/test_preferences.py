@@ -401,7 +401,9 @@ class RecordsTest(parameterized.TestCase):
         with contextlib.redirect_stdout(io.StringIO()):
             plan = TaskData(tasks, ByT5Tokenizer(), args).plan(1)
         share = "50 %" if kind == "kto" else "75 %"
-        self.assertEqual(plan["cut"], f"50 % of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)")
+        train = f"50 % of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)"
+        held_out = "25 % of the targets longer than max_target_length 5 (validation)"  # "long one", uncut
+        self.assertEqual(plan["cut"], f"{train}; {held_out}")
         other = "; 2 of 4 pairs have two equal answers (validation)"
         self.assertEqual(plan.get("equal"), equal and f"{equal} (train){other}")
 
