@@ -16,7 +16,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 from foundry.common.command_line import Flags, Rules, check_rules
 from foundry.common.errors import UserError
@@ -218,6 +218,9 @@ class Feature:
         """What predict_t5.py does in place of answering a file. plan, engine: of tasks/answering.py."""
 
 
+Kind = TypeVar("Kind", bound=Feature)
+
+
 class Features:
     """The features of a run. Iterates over those that are on; `all` has every one that the script knows."""
 
@@ -226,6 +229,14 @@ class Features:
 
     def __iter__(self) -> Iterator[Feature]:
         return (feature for feature in self.all if feature.is_on())
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        """Those of a kind that are on, in the order of the folders' names."""
+        return [feature for feature in self if isinstance(feature, kind)]
+
+    def one(self, kind: type[Kind]) -> Kind:
+        """The one of a kind that is on; without any the core's own way, which is an instance of the kind itself."""
+        return next(iter(self.of(kind)), None) or kind()
 
     def flags(self) -> dict[str, Any]:
         """{flag: value} of all of them."""
