@@ -565,7 +565,8 @@ class WeakFileSystemTest(TestCase):
     def test_what_failed_is_an_error(self, function, number):
         (self.folder / "a").write_text("a")
         refuse = mock.patch(function, side_effect=OSError(number, os.strerror(number)))
-        with refuse, self.assertRaisesRegex(OSError, os.strerror(number)):
+        at_once = mock.patch.object(whole_folders, "PATIENCE", 0.0)
+        with refuse, at_once, self.assertRaisesRegex(OSError, os.strerror(number)):
             write_manifest(self.folder)
 
 
