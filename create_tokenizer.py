@@ -33,20 +33,14 @@ from constants import NUM_SENTINELS, TASK_RECORD
 from data_collator_t5 import find_sentinel_ids
 from foundry.arguments.model import LEAST_VOCABULARY
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
-from foundry.common.command_line import (
-    Flags,
-    check_folder,
-    check_rules,
-    exit_on_user_error,
-    listed,
-    option,
-    parse_arguments,
-    refuse,
-)
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, check_rules, option, refuse
+from foundry.common.paths import check_folder
 from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import made_aside
+from foundry.common.words import listed
 from foundry.corpora.preview import Seen, described_files, files_read, print_preview
 from foundry.corpora.round_trip import MOST_TEXTS, Sample, described_losses, round_trip
 from foundry.corpora.sources import described, find_corpora, find_sources

@@ -44,17 +44,11 @@ from foundry.arguments.own_pairs import OWN, names_own_pairs
 from foundry.arguments.task import TaskArguments, check_task, check_tasks, split_task
 from foundry.arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, decide_features
-from foundry.common.command_line import (
-    check_output_dir,
-    comma_words,
-    exit_on_user_error,
-    option,
-    parse_arguments,
-    refuse,
-    refuse_links,
-)
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
+from foundry.common.flags import option, refuse
+from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import (
     check_alike,
     finish_process_group,
@@ -64,6 +58,7 @@ from foundry.common.processes import (
     run_script,
 )
 from foundry.common.reports import end_summary, plain_json, read_json
+from foundry.common.words import comma_words
 from foundry.corpora.preview import described_spread, print_preview
 from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint

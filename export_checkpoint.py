@@ -31,14 +31,10 @@ from constants import TASK_RECORD
 from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import task_arguments, task_names
 from foundry.arguments.training import PreTrainingArguments
-from foundry.common.command_line import (
-    Flags,
-    check_output_dir,
-    exit_on_user_error,
-    option,
-    parse_arguments,
-)
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, option
+from foundry.common.paths import check_output_dir
 from foundry.common.processes import prepare_process, print_once, run_script
 from foundry.common.reports import (
     end_summary,

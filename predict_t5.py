@@ -35,9 +35,11 @@ from transformers import GenerationConfig
 from constants import TASK_RECORD
 from foundry.arguments.own_pairs import column_names, prefix_of
 from foundry.arguments.training import FineTuningArguments
-from foundry.common.command_line import Flags, check_folder, exit_on_user_error, option, parse_arguments
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, option
+from foundry.common.paths import check_folder
 from foundry.common.processes import (
     check_alike,
     finish_process_group,

@@ -34,11 +34,14 @@ import transformers
 from benchmarks import inputs, kernels, mistakes, plan, scripts, step, step_profile, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from constants import HARDWARE_PEAKS, OPTIMIZERS
-from foundry.common.command_line import check_folder, did_you_mean, exit_on_user_error, option, parse_arguments
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
+from foundry.common.flags import option
+from foundry.common.paths import check_folder
 from foundry.common.processes import has_amx, run_script
 from foundry.common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
+from foundry.common.words import did_you_mean
 from foundry.features import features_of
 from foundry.modeling.attentions import attention_names
 from foundry.runs.duration import MFU

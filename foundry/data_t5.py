@@ -21,8 +21,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import EVALUATED, PreTrainingDataArguments
 from foundry.arguments.training import T5TrainingArguments, global_batch_size
-from foundry.common.command_line import refuse
 from foundry.common.errors import UserError
+from foundry.common.flags import refuse
 from foundry.common.reports import human_count
 from foundry.corpora.chunks import SomeExamples, WeightedExamples, evaluation_shares
 from foundry.corpora.counts import evaluated_words

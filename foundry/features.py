@@ -18,8 +18,8 @@ import pkgutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
-from foundry.common.command_line import Flags, Rules, check_rules
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, Rules, check_rules
 from foundry.common.reports import PROJECT
 
 if TYPE_CHECKING:

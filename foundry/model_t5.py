@@ -36,10 +36,11 @@ from transformers import (
 )
 
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
-from foundry.common.command_line import check_value, parse_yaml
 from foundry.common.errors import UserError
+from foundry.common.flags import check_value
 from foundry.common.processes import free_memory, processes_here
 from foundry.common.reports import human_bytes
+from foundry.common.yaml_files import parse_yaml
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer
 from foundry.features import NO_FEATURES, Features, adapters

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import IGNORE_INDEX
-from foundry.common.command_line import listed
+from foundry.common.words import listed
 from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer

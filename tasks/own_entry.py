@@ -8,9 +8,9 @@ from pathlib import Path
 
 from foundry.arguments.own_pairs import OWN, SHAPES, has_training_rows, named_columns, own_entry, shapes_for
 from foundry.arguments.task import TaskArguments
-from foundry.common.command_line import listed
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
+from foundry.common.words import listed
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, expand_files
 from foundry.corpora.reading import first_line
 from tasks.registry import as_list, found_labels

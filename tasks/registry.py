@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from foundry.arguments.task import TARGET_TYPES
-from foundry.common.command_line import did_you_mean, listed
 from foundry.common.errors import UserError
+from foundry.common.words import did_you_mean, listed
 from foundry.features import features_of_tasks
 from tasks.transforms import TRANSFORMS
 

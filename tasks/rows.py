@@ -14,8 +14,9 @@ import numpy as np
 
 from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import TaskArguments
-from foundry.common.command_line import comma_words, did_you_mean, home_path, listed, quoted
 from foundry.common.errors import UserError
+from foundry.common.paths import home_path
+from foundry.common.words import comma_words, did_you_mean, listed, quoted
 from foundry.corpora.files import (
     ROW_SUFFIXES,
     TEXT_SUFFIXES,

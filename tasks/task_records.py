@@ -13,10 +13,11 @@ from types import UnionType
 from constants import DATASET_VALS, TASK_RECORD
 from foundry.arguments.own_pairs import FLAGS_OF_FEATURES, OWN
 from foundry.arguments.task import LENGTHS, TaskArguments, task_arguments
-from foundry.common.command_line import check_limits, comma_words
 from foundry.common.errors import UserError
+from foundry.common.flags import check_limits
 from foundry.common.processes import print_once
 from foundry.common.reports import record_json
+from foundry.common.words import comma_words
 from foundry.corpora.files import compressed
 from foundry.features import features_of_tasks, recorded_types
 from tasks.metrics.scoring import METRICS

@@ -23,8 +23,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
-from foundry.common.command_line import refuse
 from foundry.common.errors import UserError
+from foundry.common.flags import refuse
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.chunks import row_lengths

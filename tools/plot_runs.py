@@ -24,16 +24,9 @@ from pathlib import Path
 
 from foundry.common.curves import check_picture, draw_curves, eval_loss_key, eval_metrics
 from foundry.common.errors import UserError
+from foundry.common.help import introduction
 from foundry.common.processes import run_script, say
-from foundry.common.reports import (
-    aligned,
-    human_time,
-    introduction,
-    mean_and_deviation,
-    read_json,
-    read_metrics,
-    with_floats,
-)
+from foundry.common.reports import aligned, human_time, mean_and_deviation, read_json, read_metrics, with_floats
 
 MOST_STEPS = 10**12  # a picture's axis has no room for more
 MOST_VALUE = 1e30

@@ -31,16 +31,11 @@ from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments, check_tasks
 from foundry.arguments.training import FineTuningArguments
-from foundry.common.command_line import (
-    check_folder,
-    exit_on_user_error,
-    option,
-    parse_arguments,
-    refuse_links,
-    without_secrets,
-)
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
+from foundry.common.flags import option
+from foundry.common.paths import check_folder, refuse_links
 from foundry.common.processes import end_with_parent, one_line, run_script, say
 from foundry.common.reports import (
     end_summary,
@@ -51,6 +46,7 @@ from foundry.common.reports import (
     write_aside,
     write_json,
 )
+from foundry.common.secrets import without_secrets
 from foundry.common.whole_folders import newest_whole_checkpoint
 from tasks.registry import eval_splits
 from tasks.rows import load_rows

@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from constants import PREEMPTED_EXIT_CODE
-from foundry.common.command_line import check_folder, exit_on_user_error, option, parse_arguments
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
+from foundry.common.flags import option
+from foundry.common.paths import check_folder
 from foundry.common.processes import print_once, run_script, say
 from foundry.common.reports import human_time, start_summary
 from tools.search.report import report

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from foundry.common.command_line import Rules
+from foundry.common.flags import Rules
 from foundry.features import Feature
 
 FORMATS = ("ctranslate2", "ctranslate2_int8")

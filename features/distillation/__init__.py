@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from foundry.common.command_line import Flags, Rules, option
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, Rules, option
 from foundry.features import Feature
 
 

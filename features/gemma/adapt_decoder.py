@@ -16,8 +16,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from foundry.common.command_line import check_output_dir, exit_on_user_error, option, parse_arguments
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
+from foundry.common.flags import option
+from foundry.common.paths import check_output_dir
 from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, human_count, write_json
 from foundry.common.whole_folders import made_aside

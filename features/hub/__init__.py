@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from foundry.common.command_line import Flags, Rules, check_repository_name, option
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, Rules, option
 from foundry.features import Feature
 
 
@@ -35,7 +35,7 @@ class RunHub(Feature):
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError for a name that no repository can have."""
-        from features.hub.names import local_flags
+        from features.hub.names import check_repository_name, local_flags
         from features.hub.uploads import name_of
 
         if flags.push_to_hub:
@@ -76,6 +76,8 @@ class ExportHub(Feature):
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError for a name that no repository can have."""
+        from features.hub.names import check_repository_name
+
         if self.push_to_hub:
             check_repository_name("--push_to_hub", self.push_to_hub)
         return {}

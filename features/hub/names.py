@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from foundry.common.command_line import comma_words
+from foundry.common.errors import UserError
+from foundry.common.words import comma_words
 from foundry.corpora.files import split_weights
 
 # Flags that name something of the Hub, or of this machine.
@@ -23,3 +24,14 @@ def local_flags(values: Any) -> list[str]:
         return bool(name) and (Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1)
 
     return [flag for flag in _NAMES if any(map(is_local, names_in(flag, values.get(flag))))]
+
+
+def check_repository_name(flag: str, name: str) -> None:
+    """UserError unless `name` can be a repository of the Hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(f"{flag} {name}: {error}") from None

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from constants import LORA
 from features.lora.folders import CONFIG, WEIGHTS, root_of
-from foundry.common.command_line import Flags, Rules, option, refuse
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, Rules, option, refuse
 from foundry.features import Adapter, Feature
 
 DTYPES = ("float32", "bfloat16")

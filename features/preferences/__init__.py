@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from constants import PREFERENCE_METRICS
-from foundry.common.command_line import check_rules, listed, option, refuse
 from foundry.common.errors import UserError
+from foundry.common.flags import check_rules, option, refuse
+from foundry.common.words import listed
 from foundry.features import Feature, TaskFeature
 
 if TYPE_CHECKING:

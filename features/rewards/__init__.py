@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from constants import TASK_RECORD
-from foundry.common.command_line import Flags, Rules, option, refuse
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, Rules, option, refuse
 from foundry.features import Feature, TaskFeature
 
 METHODS = ("scst", "rloo", "grpo")

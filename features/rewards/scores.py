@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foundry.common.command_line import comma_words, listed
 from foundry.common.errors import UserError
+from foundry.common.words import comma_words, listed
 from tasks.examples import references_of
 from tasks.metrics.general import mean_of_best
 from tasks.metrics.scoring import check_metrics, score_predictions

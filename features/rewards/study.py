@@ -20,9 +20,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from foundry.common.command_line import comma_words
 from foundry.common.processes import run_script, say
 from foundry.common.reports import PROJECT, write_json
+from foundry.common.words import comma_words
 
 WAYS = ("targets", "reward")
 _QUIET = ["--report_to", "none", "--disable_tqdm", "true", "--overwrite_output_dir"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from foundry.common.command_line import Flags, Rules, check_rules, option, refuse
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, Rules, check_rules, option, refuse
 from foundry.features import Feature
 
 CHUNKS = 512  # validation chunks to score, where --max_eval_samples is not given (docs/defaults.md)

@@ -31,9 +31,9 @@ import torch
 from transformers import TrainingArguments
 
 from features.streams.blocks import Corpus, Piece
-from foundry.common.command_line import listed
 from foundry.common.errors import StreamError, UserError
 from foundry.common.reports import read_json
+from foundry.common.words import listed
 from foundry.corpora.chunks import LANES, readers_of, shares
 from foundry.corpora.own_ids import is_blank, with_eos
 

@@ -19,9 +19,9 @@ from data_collator_t5 import example_keys
 from features.streams import CHUNKS, Streams, check_held_out
 from features.streams.blocks import Corpus, FileCorpus, Piece, halves, hub_corpora, streamed_splits
 from features.streams.lanes import StreamDataset, packed
-from foundry.common.command_line import listed
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count
+from foundry.common.words import listed
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
 from foundry.corpora.preview import Shown, described_spread, spread
 from foundry.corpora.reading import column_texts, text_of

@@ -32,8 +32,8 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from foundry.arguments.training import T5TrainingArguments
-from foundry.common.command_line import check_folder
 from foundry.common.errors import UserError
+from foundry.common.paths import check_folder
 from foundry.common.processes import answers, is_first_process, print_once
 from foundry.common.reports import (
     markdown_table,

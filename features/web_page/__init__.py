@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from foundry.common.command_line import Rules, option
+from foundry.common.flags import Rules, option
 from foundry.features import Feature
 
 

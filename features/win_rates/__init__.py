@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from foundry.common.command_line import Rules, option
+from foundry.common.flags import Rules, option
 from foundry.features import Feature
 
 

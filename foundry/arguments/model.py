@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from constants import LEAST_VOCAB_SIZE, MODEL_SHAPES
-from foundry.common.command_line import check_rules, check_value, option, refuse
+from foundry.common.flags import check_rules, check_value, option, refuse
 from foundry.modeling.attentions import attention_names
 
 # Limits of a newly trained tokenizer: its letters need room beside the sentinels.

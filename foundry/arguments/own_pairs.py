@@ -9,8 +9,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from foundry.common.command_line import comma_words, home_path
 from foundry.common.errors import UserError
+from foundry.common.paths import home_path
+from foundry.common.words import comma_words
 from foundry.corpora.files import TEXT_SUFFIXES, expand_files
 from foundry.features import features_of_tasks
 

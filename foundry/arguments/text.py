@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
-from foundry.common.command_line import check_folder, check_rules, option, refuse
 from foundry.common.errors import UserError
+from foundry.common.flags import check_rules, option, refuse
+from foundry.common.paths import check_folder
 from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from foundry.corpora.own_ids import corpus_files

@@ -31,16 +31,8 @@ from foundry.arguments.sharding import (
 )
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
-from foundry.common.command_line import (
-    Flags,
-    check_limits,
-    check_rules,
-    check_value,
-    did_you_mean,
-    option,
-    refuse,
-)
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags, check_limits, check_rules, check_value, option, refuse
 from foundry.common.processes import (
     announce_deepspeed_build,
     check_open_files,
@@ -50,7 +42,8 @@ from foundry.common.processes import (
     print_once,
     triton_lacks,
 )
-from foundry.common.reports import is_secret
+from foundry.common.secrets import is_secret
+from foundry.common.words import did_you_mean
 from foundry.features import NO_FEATURES
 
 LARGEST_SEED = 2**32 - 1  # the largest that numpy takes

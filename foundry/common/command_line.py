@@ -16,21 +16,19 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import operator
 import os
 import re
-import shutil
 import socket
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import field
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from foundry.common.errors import UserError
+from foundry.common.flags import check_limits, check_value, limits_of
+from foundry.common.help import HelpFormatter, columns_here, described, introduction
+from foundry.common.paths import check_paths, home_path
 from foundry.common.processes import (
     RED,
     Painted,
@@ -44,7 +42,9 @@ from foundry.common.processes import (
     switch_off_telemetry,
     user_cache,
 )
-from foundry.common.reports import PROJECT, introduction, is_secret, plain_json, read_json, record_bytes, write_json
+from foundry.common.reports import PROJECT, plain_json, read_json, write_json
+from foundry.common.secrets import without_secrets
+from foundry.common.yaml_files import read_yaml
 
 ALL = "all"  # what `--help_all` shows
 RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
@@ -57,98 +57,6 @@ RIVALS = (("max_steps", "num_train_epochs"), ("overwrite_output_dir", "resume_fr
 FORMER_NAMES = {"group_by_length": "train_sampling_strategy", "warmup_ratio": "warmup_steps"}
 
 DEFECT = "A defect of T5 Foundry or of a library. Report it with the command and this traceback (CONTRIBUTING.md)."
-MOST = 10**9  # upper bound of every number that has none of its own: more than any run can use
-# {bound of a number: (its sign in --help, function that says whether a value keeps it)}
-_BOUNDS = {
-    "at_least": (">=", operator.ge),
-    "above": (">", operator.gt),
-    "at_most": ("<=", operator.le),
-    "below": ("<", operator.lt),
-}
-
-
-# ---------------------------------------------------------------- flags and their limits
-def option(default: Any, help: str, kw_only: Any = dataclasses.MISSING, is_older: bool = False, **limits: Any) -> Any:
-    """A dataclass field with its help text and limits; a list is copied for every parse.
-
-    kw_only: as of `dataclasses.field`. is_older: whether this is a former spelling, which works but is shown by no
-    help. limits: `choices`, the values it may have; the bounds `at_least`, `above`, `at_most` and `below` of a number,
-    with the `unit` that an error names; `auto`, if --speed decides when the flag is not given. `--help` shows them,
-    `check_limits` enforces them.
-    """
-    how = dict(default_factory=lambda: list(default)) if isinstance(default, list) else dict(default=default)
-    return field(**how, kw_only=kw_only, metadata={"help": help, "limits": limits, "is_older": is_older})
-
-
-def limits_of(dataclass: type) -> dict[str, dict]:
-    """{flag: its limits}. Those of transformers' flags are in `_inherited` of the class, with a help text for some."""
-    own = {f.name: f.metadata["limits"] for f in dataclasses.fields(dataclass) if f.metadata.get("limits")}
-    return getattr(dataclass, "_inherited", {}) | own
-
-
-def check_limits(flags: Any) -> None:
-    """UserError for the first flag of a dataclass whose value breaks its limits. None, a flag not set, breaks none."""
-    limits = limits_of(type(flags))
-    for f in dataclasses.fields(flags):
-        if getattr(flags, f.name) is not None:
-            check_value(f.name, getattr(flags, f.name), limits.get(f.name, {}))
-
-
-def check_value(name: str, value: Any, limits: dict) -> None:
-    """UserError if a flag's value, or an item of its list, breaks the limits. NaN breaks every bound. A number without
-    an upper bound must be at most MOST."""
-    bounds = {bound: limit for bound, limit in limits.items() if bound in _BOUNDS}
-    usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
-    for item in value if isinstance(value, list) else [value]:
-        is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        for together in (bounds, usual) if is_number else ():
-            if not all(_BOUNDS[bound][1](item, limit) for bound, limit in together.items()):
-                words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in together.items()]
-                words[0] += f" {limits['unit']}" if "unit" in limits else ""
-                raise UserError(f"--{name} {item}: must be {' and '.join(words)}")
-        choices = limits.get("choices", [item])
-        if item not in choices:
-            raise UserError(f"--{name} {item}: must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}")
-
-
-def refuse(flags: Any, names: str, reason: str, given: Collection[str] = ()) -> None:
-    """UserError "--flag value: reason" for the first field of `names` that is set: its value is not the default, or it
-    is among those `given`."""
-    all_fields = [(group, f) for group in getattr(flags, "groups", (flags,)) for f in dataclasses.fields(group)]
-    for group, f in all_fields:
-        value = getattr(group, f.name)
-        if f.name in names.split() and (value not in (f.default, "") or f.name in given):
-            raise UserError(f"--{f.name} {' '.join(map(str, value)) if isinstance(value, list) else value}: {reason}")
-
-
-class Flags:
-    """The flags of several dataclasses, each an attribute: those of a whole run. groups: the dataclasses."""
-
-    def __init__(self, *groups: Any):
-        for group in groups:
-            self.__dict__.update(vars(group))
-        self.groups = groups
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"no flag {name}; `get` asks for a flag of a feature that may not be there")
-
-    def get(self, name: str) -> Any:
-        """The value of a flag of another feature, None where that is not there."""
-        return vars(self).get(name)
-
-
-Rules = Sequence[tuple[str, Callable[[Any], object], str]]
-
-
-def check_rules(flags: Any, rules: Rules, given: Collection[str] = ()) -> None:
-    """UserError for the first flag that does not go with the others.
-
-    rules: (names of flags, function of the flags that says when these are refused, why and what to do); {name} in the
-    text stands for the value of that flag. A flag with its default value is refused only if it is among those `given`.
-    """
-    for names, is_refused, reason in rules:
-        if is_refused(flags):
-            refuse(flags, names, reason.format_map(vars(flags)), given)
 
 
 # ---------------------------------------------------------------- parsing
@@ -248,7 +156,7 @@ class T5ArgumentParser(argparse.ArgumentParser):
         if asked not in ("", ALL) and not named:
             raise UserError(f"--help {asked}: no group of flags. Give a word of one of these: {', '.join(titles)}")
         super().__init__(
-            allow_abbrev=False, add_help=False, formatter_class=_HelpFormatter, description=introduction(about)
+            allow_abbrev=False, add_help=False, formatter_class=HelpFormatter, description=introduction(about)
         )
         self._negative_number_matcher = re.compile(r"-\d")  # argparse reads -1 as a value, but -1,0,1 as a flag
         self.usage = f"%(prog)s {table['usage']}"
@@ -256,7 +164,9 @@ class T5ArgumentParser(argparse.ArgumentParser):
             self.description = None
         elif any(not flag["is_usual"] and not flag["is_hidden"] for flag in table["flags"]) and asked != ALL:
             more = f"--help GROUP    all flags of a group, by a word of its name: {', '.join(titles)}"
-            self.epilog = textwrap.fill(more, _columns(), subsequent_indent=" " * 16) + "\n--help_all      every flag"
+            self.epilog = (
+                textwrap.fill(more, columns_here(), subsequent_indent=" " * 16) + "\n--help_all      every flag"
+            )
         actions = [
             self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS),
             self.add_argument("--help_all", "--help-all", action="store_true", help=argparse.SUPPRESS),
@@ -280,37 +190,6 @@ class T5ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help with one entry for each flag, without its spelling with hyphens, and without words broken over two lines."""
-
-    def __init__(self, prog):
-        super().__init__(prog, max_help_position=34, width=_columns())
-
-    def _format_action_invocation(self, action):
-        return f"--{action.dest}" if action.option_strings else super()._format_action_invocation(action)
-
-    def _split_lines(self, text, width):
-        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-
-
-def _columns() -> int:
-    return min(120, shutil.get_terminal_size().columns)
-
-
-def described(help: str, default: Any, limits: dict) -> str:
-    """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
-    choices = limits.get("choices", ())
-    # A longer list of choices is left out.
-    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 14 else ""
-    default = " ".join(map(str, default)) if isinstance(default, list) else default
-    # A bound of 10,000 or more is not shown, since nobody reaches it.
-    bounds = [f"{_BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in _BOUNDS and limit < 10_000]
-    notes = [] if default in (None, argparse.SUPPRESS, False, "") else [str(default)]
-    notes = [", else ".join(["auto", *notes])] if limits.get("auto") else notes
-    notes += [", ".join(bounds)] if bounds else []
-    return " ".join(help.split()) + listed + (f" [{'; '.join(notes)}]" if notes else "")
 
 
 def parse_arguments(
@@ -439,33 +318,6 @@ def answer_early(about: str) -> None:
                 check_paths({name: values[name] for name in given})
 
 
-def check_paths(values: dict[str, Any]) -> None:
-    """UserError for a path that is surely wrong: an input file or a model's folder that is not there, an --output_dir
-    with files in it. What a pattern, a name of the Hub or a restarted job means, the scripts' own checks decide.
-    values: of the flags that are given."""
-    files = [(n, v) for n, v in values.items() if n.endswith("_file") and n != "output_file" and v is not None]
-    for name, text in [(n, text) for n, v in files for text in (v if isinstance(v, list) else [v])]:
-        path = home_path(re.sub(r":[\d.eE+-]+$", "", str(text)))
-        is_plain = isinstance(text, str) and not re.search(r"[*?[\0]|://", text)
-        if is_plain and not (path.exists() or any(path.parent.glob(f"{path.name}.*"))):
-            raise UserError(f"--{name} {text}: no such file or folder")
-    for name in ("model_name_or_path", "tokenizer_name"):
-        if not (text := values.get(name)) or "{" in text or home_path(text).exists():
-            continue
-        siblings = [path.parent.name for path in home_path(text).parent.glob("*/run.json")]
-        if text.startswith(("/", ".", "~")) or text.count("/") > 1 or text[-1] == "/" or siblings:
-            raise UserError(f"--{name} {text}: no such folder{did_you_mean(Path(text).name, siblings)}")
-    folder, may_restart = values.get("output_dir"), ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT", "WANDB_SWEEP_ID")
-    goes_on = values.get("resume_from_checkpoint") not in (None, "", "false", "False")
-    if folder and not (goes_on or values.get("overwrite_output_dir") or any(n in os.environ for n in may_restart)):
-        with contextlib.suppress(OSError):  # none, or one that cannot be read
-            if {path.name for path in home_path(folder).iterdir()} - {".lock"}:
-                raise UserError(
-                    f"--output_dir {folder} is not empty: name another folder, or give --overwrite_output_dir (or, to "
-                    "go on with its training, --resume_from_checkpoint)"
-                )
-
-
 def keep_table(table: dict, script: str) -> None:
     """Writes the flags of a script into a file for its next start. If it cannot be written, only time is lost. script:
     its path or name."""
@@ -524,17 +376,6 @@ def _check_together(values: dict, given: set[str], where: str) -> None:
             raise UserError(f"{one} and {other} exclude each other: give one of them {where}")
 
 
-def without_secrets(words: list[str]) -> list[str]:
-    """["--hub_token", "hf_x", "--a-token=y"] -> ["--hub_token", "***", "--a-token=***"]."""
-    shown, hide = [], False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        secret = word.startswith("--") and is_secret(name.replace("-", "_"))
-        shown.append("***" if hide else f"{name}=***" if secret and equals else word)
-        hide = secret and not equals
-    return shown
-
-
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
     """Names of the flags in argv; UserError for an unknown flag (with near matches) or one set twice."""
     words = [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
@@ -591,147 +432,6 @@ def _as_flag(name: str, value) -> list[str]:
     if isinstance(value, dict | bool):
         value = json.dumps(value)
     return [f"--{name}={value}"]
-
-
-# As in YAML 1.2 and JSON. PyYAML follows YAML 1.1: 1e-5 is a text there, 010 is eight, 1:30 is ninety, and no is false.
-_VALUES = {
-    "tag:yaml.org,2002:bool": r"(true|false)$",
-    "tag:yaml.org,2002:int": r"[-+]?[0-9][0-9_]*$",
-    "tag:yaml.org,2002:float": r"([-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$",
-}
-
-
-MOST_YAML = 2**20  # PyYAML reads about a hundred characters in a millisecond
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads values as YAML 1.2 does, where a date is a text. Refuses a key that is set twice, of which PyYAML silently
-    keeps the last, and aliases, by which a few hundred bytes stand for gigabytes."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in kinds if tag == "tag:yaml.org,2002:null"]
-        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_node(self, parent, index):
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}: write out what it stands for")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise yaml.YAMLError(f"key {twice} is set twice")
-        return super().construct_mapping(node, deep=deep)
-
-
-for _tag, _pattern in _VALUES.items():
-    _Loader.add_implicit_resolver(_tag, re.compile(_pattern, re.IGNORECASE), list("-+.0123456789tTfF"))
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
-
-
-def read_yaml(path: str) -> Any:
-    """The content of a YAML file. OSError if it cannot be read, UserError as from parse_yaml and record_bytes."""
-    return parse_yaml(record_bytes(Path(path)))
-
-
-def parse_yaml(text: str | bytes) -> Any:
-    """The content of a YAML text. UserError, in one line, if it is broken, nested too deeply, sets a key twice, has an
-    alias or is longer than MOST_YAML."""
-    if len(text) > MOST_YAML:
-        raise UserError(f"not read as YAML: it is longer than {MOST_YAML:,} characters")
-    try:
-        return yaml.load(text if isinstance(text, str) else text.decode(), Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a number of thousands of digits
-        raise UserError(f"not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise UserError("not valid YAML: its brackets or lists are nested too deeply") from None
-
-
-def home_path(path: str | Path) -> Path:
-    """The path with the home folder in place of a leading ~; unchanged if there is no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
-
-
-def check_folder(flag: str, path: str, writes: bool = True) -> None:
-    """UserError unless `path` is a folder or can be created, and may be written if `writes`. Creates nothing."""
-    if not path:
-        raise UserError(f"{flag}: must name a folder")
-    if "://" in path:
-        raise UserError(f"{flag} {path}: is an address, and a folder is needed. Name a local one, and copy it later")
-    wanted = existing = Path(os.path.realpath(home_path(path)))
-    if os.fsencode(path).decode(errors="replace") != path:
-        raise UserError(f"{flag} {path!r}: must be UTF-8 text: libraries that write there need it")
-    if path.startswith("~") and home_path(path) == Path(path):
-        raise UserError(f"{flag} {path}: no such user")
-    while not existing.exists() and not existing.is_symlink():
-        existing = existing.parent
-    if not existing.is_dir():
-        where = "is a file" if existing == wanted else f"{existing} is a file"
-        raise UserError(f"{flag} {path}: {where}, not a folder")
-    if writes and not os.access(existing, os.W_OK | os.X_OK):
-        others = ". Name another folder; HF_HOME and XDG_CACHE_HOME move the other caches" * flag.endswith("cache_dir")
-        raise UserError(f"{flag} {path}: no permission to write in {existing}{others}")
-
-
-def refuse_links(folder: Path, names: Iterable[str], hint: str = "") -> None:
-    """UserError if one of the names in an output folder is a link, through which would be written. Other links are
-    replaced."""
-    for name in names:
-        if (folder / name).is_symlink():
-            raise UserError(
-                f"--output_dir {folder}: {name} is a link, and a run writes into its own folder alone. Put a copy in "
-                f"its place{hint}"
-            )
-
-
-def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:
-    """UserError unless --output_dir can be written, holds none of the models that are read, and is empty or may be
-    overwritten."""
-    check_folder("--output_dir", path)
-    folder = Path(path).resolve()
-    if any(folder in (model, *model.parents) for model in (Path(name).resolve() for name in models)):
-        raise UserError(f"--output_dir {path} holds the model: name another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UserError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
-
-
-def check_repository_name(flag: str, name: str) -> None:
-    """UserError unless `name` can be a repository of the Hub."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise UserError(f"{flag} {name}: {error}") from None
-
-
-def comma_words(text: str) -> list[str]:
-    """ "a, b,c" -> ["a", "b", "c"]. Double quotes keep commas and spaces: '"a, b",c' -> ["a, b", "c"]."""
-    words = re.findall(r'(?:^|,)\s*("[^"]*"(?=\s*(?:,|$))|[^,]*)', text)
-    return [word[1:-1] if word[:1] == word[1:][-1:] == '"' else word.strip() for word in words]
-
-
-def quoted(name: str) -> str:
-    """A name as `comma_words` reads it: "a" -> "a", "a, b" -> '"a, b"'."""
-    return name if comma_words(name) == [name] else f'"{name}"'
-
-
-def listed(names: Iterable) -> str:
-    """The names, separated by commas. If there are more than 30: the first ones, and how many there are."""
-    names = [str(name) for name in names]
-    return ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:30])} ... ({len(names):,})"
-
-
-def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
-    """("mrcp", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
-    near = difflib.get_close_matches(value, known, n=most)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 @contextlib.contextmanager

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 from constants import VERSION
 from foundry.common.errors import UserError
 from foundry.common.processes import BOLD, Painted, cores_here, is_first_process, one_line, print_once, say
+from foundry.common.secrets import is_secret
 
 if TYPE_CHECKING:
     import torch
 
 PROJECT = Path(__file__).resolve().parents[2]
 VERSIONS_OF = ("torch", "transformers", "accelerate", "datasets", "deepspeed")  # recorded in run.json where installed
-SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")  # flags with these endings are written to no file
 # Keys of metrics that say nothing about the model's quality.
 PERFORMANCE = re.compile(r"mfu|total_flos|seconds_left|padding_share|.*_(per_second|runtime|time|gib)")
 WIDTH = 100  # widest block that is printed, in columns
@@ -118,14 +118,6 @@ def markdown_table(columns: list[str], rows: list[list]) -> str:
     """A table in markdown; a cell is one line."""
     cells = [[" ".join(str(cell).replace("|", "\\|").split()) for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
-
-
-def introduction(doc: str) -> str:
-    """The first line of a script's docstring, and the first three of its example commands."""
-    summary, *rest = doc.splitlines() or [""]
-    lines = "\n".join(line for line in rest if line.startswith("    "))
-    examples = re.split(r"(?<!\\)\n", lines)[:3]  # a backslash continues an example in the next line
-    return "\n".join([summary, "", *examples]) if lines else summary
 
 
 # ---------------------------------------------------------------- names
@@ -335,11 +327,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def is_secret(name: str) -> bool:
-    """Whether a flag of this name holds a secret: hub_token, api_key."""
-    return name.lower() == "token" or name.lower().endswith(SECRET_ENDINGS)
 
 
 def _without_secrets(value: object) -> object:

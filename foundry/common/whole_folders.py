@@ -20,9 +20,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from foundry.common.command_line import check_folder
 from foundry.common.digests import file_digests, keep, kept_digests, set_back, stamp
 from foundry.common.errors import UserError
+from foundry.common.paths import check_folder
 from foundry.common.processes import is_first_process, print_once
 from foundry.common.reports import check_records, elsewhere, first_line, record_json, write_aside
 

@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from foundry.common.command_line import home_path
 from foundry.common.digests import stamp
 from foundry.common.errors import UserError
+from foundry.common.paths import home_path
 from foundry.common.processes import print_once
 
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")

@@ -9,10 +9,12 @@ import huggingface_hub
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from constants import DATASET_VALS
-from foundry.common.command_line import check_folder, listed, parse_yaml, read_yaml
 from foundry.common.errors import UserError
+from foundry.common.paths import check_folder
 from foundry.common.processes import answers, print_once
 from foundry.common.reports import elsewhere, first_line, read_json, record_bytes
+from foundry.common.words import listed
+from foundry.common.yaml_files import parse_yaml, read_yaml
 from foundry.corpora.files import SAVED_BY_DATASETS, say_once
 
 # Types of `datasets` that hold values themselves, and no address or name of a file.

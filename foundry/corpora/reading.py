@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from foundry.common.command_line import listed
 from foundry.common.digests import stamp
 from foundry.common.errors import UserError
+from foundry.common.words import listed
 from foundry.corpora.files import (
     ROW_SUFFIXES,
     check_expansion,

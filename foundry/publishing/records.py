@@ -6,8 +6,8 @@ from pathlib import Path
 
 from foundry.arguments.own_pairs import OWN, own_entry
 from foundry.arguments.task import TaskArguments, fields_of_flags, find_entry, task_arguments, task_names
-from foundry.common.command_line import check_limits
 from foundry.common.errors import UserError
+from foundry.common.flags import check_limits
 from foundry.common.processes import print_once
 from foundry.common.reports import read_json, read_metrics
 from tasks.task_records import is_of

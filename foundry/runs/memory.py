@@ -27,8 +27,8 @@ from transformers import PreTrainedModel, T5Config
 from constants import HARDWARE_PEAKS
 from foundry.arguments.sharding import wants_fsdp, zero_stage
 from foundry.arguments.training import GPUS, T5TrainingArguments, check_warmup
-from foundry.common.command_line import MOST
 from foundry.common.errors import UserError
+from foundry.common.flags import MOST
 from foundry.common.processes import cores_of_a_process, free_memory, processes_here
 from foundry.common.reports import human_bytes
 from foundry.model_t5 import build_config, count_parameters, is_adapted

@@ -30,10 +30,12 @@ from transformers.trainer_pt_utils import safe_globals
 from constants import TASK_RECORD
 from foundry.arguments.text import CORRUPTION_FLAGS
 from foundry.arguments.training import T5TrainingArguments, global_batch_size, warmup_of
-from foundry.common.command_line import RESUME_NEWEST, check_folder, refuse_links
+from foundry.common.command_line import RESUME_NEWEST
 from foundry.common.errors import UserError
+from foundry.common.paths import check_folder, refuse_links
 from foundry.common.processes import check_alike, is_first_process, print_once
-from foundry.common.reports import code_of_pickle, first_line, is_secret, read_json, record_json
+from foundry.common.reports import code_of_pickle, first_line, read_json, record_json
+from foundry.common.secrets import is_secret
 from foundry.common.whole_folders import (
     MANIFEST,
     SAVING,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from constants import GREATER_IS_BETTER, PERCENT_METRICS, SMALLER_IS_BETTER
-from foundry.common.command_line import did_you_mean
 from foundry.common.errors import UserError
+from foundry.common.words import did_you_mean
 from tasks.metrics import answers, general
 from tasks.registry import INVALID, as_list, number_text, positive_label, value_of_text
 

@@ -37,7 +37,8 @@ from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments, PreTrainingArguments
-from foundry.common.command_line import limits_of, parse_arguments
+from foundry.common.command_line import parse_arguments
+from foundry.common.flags import limits_of
 from foundry.corpora.files import expand_files
 from foundry.corpora.reading import read_documents, read_rows
 from foundry.model_t5 import build_config, parse_overrides

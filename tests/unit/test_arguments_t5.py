@@ -37,8 +37,9 @@ from foundry.arguments.training import (
     has_bf16,
 )
 from foundry.common import command_line, processes
-from foundry.common.command_line import check_limits, exit_on_user_error, option, parse_arguments, refuse
+from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
+from foundry.common.flags import check_limits, option, refuse
 from foundry.common.processes import answers, is_first_process, print_once
 from foundry.corpora.files import data_suffix, expand_files
 from foundry.model_t5 import parse_overrides
@@ -688,11 +689,11 @@ class HelpTest(TestCase):
     def test_a_new_flag_falls_into_a_group_by_itself(self):
         @dataclasses.dataclass
         class More(PreTrainingArguments):
-            new: int = command_line.option(1, "New.")
+            new: int = option(1, "New.")
 
         @dataclasses.dataclass
         class Model(ModelArguments):
-            newer: int = command_line.option(1, "Newer.")
+            newer: int = option(1, "Newer.")
 
         classes = [Model, PRE_TRAINING[1], More]
         self.assertIn("new", self.listed(self.help("--help", classes, "other")))

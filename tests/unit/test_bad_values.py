@@ -7,8 +7,9 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from foundry.arguments.training import T5TrainingArguments
-from foundry.common.command_line import check_folder, check_value, limits_of
 from foundry.common.errors import UserError
+from foundry.common.flags import check_value, limits_of
+from foundry.common.paths import check_folder
 from foundry.common.processes import check_open_files, lonely_task
 from foundry.corpora.files import expand_files
 from foundry.model_t5 import parse_overrides

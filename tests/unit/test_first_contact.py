@@ -32,8 +32,9 @@ from foundry.common import processes
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.curves import LINES, draw_curves, save_figure
 from foundry.common.errors import UserError
+from foundry.common.help import introduction
 from foundry.common.processes import RED, Painted, print_once, say, show_libraries_messages_visibly
-from foundry.common.reports import WIDTH, aligned, introduction, start_summary
+from foundry.common.reports import WIDTH, aligned, start_summary
 from foundry.runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
 from tools import plot_runs, report_glue, sweep_t5

@@ -18,10 +18,10 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from foundry.arguments.sharding import read_deepspeed
 from foundry.common import reports
-from foundry.common.command_line import parse_yaml, read_yaml
 from foundry.common.errors import UserError
 from foundry.common.reports import read_json, read_metrics
 from foundry.common.whole_folders import MANIFEST, damage, difference
+from foundry.common.yaml_files import parse_yaml, read_yaml
 from foundry.corpora import tokenizers
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loading import load_config

@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import pre_train_t5
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
-from foundry.common.command_line import check_limits
+from foundry.common.flags import check_limits
 from foundry.corpora.own_ids import IdDocument, IdEncoder, has_ids, ids_offset, ids_tokenizer, read_ids
 from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import tokenised

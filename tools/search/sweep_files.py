@@ -19,9 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foundry.common.command_line import did_you_mean, read_yaml, without_secrets
 from foundry.common.errors import UserError
-from foundry.common.reports import is_secret, metrics_key, read_metrics, write_aside
+from foundry.common.reports import metrics_key, read_metrics, write_aside
+from foundry.common.secrets import is_secret, without_secrets
+from foundry.common.words import did_you_mean
+from foundry.common.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

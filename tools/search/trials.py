@@ -24,8 +24,8 @@ from filelock import FileLock
 
 from constants import PREEMPTED_EXIT_CODE
 from foundry.common import processes
-from foundry.common.command_line import refuse_links
 from foundry.common.errors import UserError
+from foundry.common.paths import refuse_links
 from foundry.common.reports import first_line, human_time
 from tools.search.sweep_files import Sweep, best_value, command_line, history, is_hopeless, read_lines, shown
 

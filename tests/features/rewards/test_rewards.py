@@ -24,8 +24,9 @@ from features.rewards.scores import Reward
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
-from foundry.common.command_line import Flags, parse_arguments
+from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
+from foundry.common.flags import Flags
 from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loss import compute_loss_in_forward

@@ -1,0 +1,105 @@
+"""Flags as fields of dataclasses: their limits, and rules by which some exclude others.
+
+seed: int = option(42, "Seed of the weights.", at_least=0)     # --seed -1 is refused by check_limits
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import field
+from typing import Any
+
+from foundry.common.errors import UserError
+from foundry.common.words import did_you_mean
+
+MOST = 10**9  # upper bound of every number that has none of its own: more than any run can use
+# {bound of a number: (its sign in --help, function that says whether a value keeps it)}
+BOUNDS = {
+    "at_least": (">=", operator.ge),
+    "above": (">", operator.gt),
+    "at_most": ("<=", operator.le),
+    "below": ("<", operator.lt),
+}
+
+
+def option(default: Any, help: str, kw_only: Any = dataclasses.MISSING, is_older: bool = False, **limits: Any) -> Any:
+    """A dataclass field with its help text and limits; a list is copied for every parse.
+
+    kw_only: as of `dataclasses.field`. is_older: whether this is a former spelling, which works but is shown by no
+    help. limits: `choices`, the values it may have; the bounds `at_least`, `above`, `at_most` and `below` of a number,
+    with the `unit` that an error names; `auto`, if --speed decides when the flag is not given. `--help` shows them,
+    `check_limits` enforces them.
+    """
+    how = dict(default_factory=lambda: list(default)) if isinstance(default, list) else dict(default=default)
+    return field(**how, kw_only=kw_only, metadata={"help": help, "limits": limits, "is_older": is_older})
+
+
+def limits_of(dataclass: type) -> dict[str, dict]:
+    """{flag: its limits}. Those of transformers' flags are in `_inherited` of the class, with a help text for some."""
+    own = {f.name: f.metadata["limits"] for f in dataclasses.fields(dataclass) if f.metadata.get("limits")}
+    return getattr(dataclass, "_inherited", {}) | own
+
+
+def check_limits(flags: Any) -> None:
+    """UserError for the first flag of a dataclass whose value breaks its limits. None, a flag not set, breaks none."""
+    limits = limits_of(type(flags))
+    for f in dataclasses.fields(flags):
+        if getattr(flags, f.name) is not None:
+            check_value(f.name, getattr(flags, f.name), limits.get(f.name, {}))
+
+
+def check_value(name: str, value: Any, limits: dict) -> None:
+    """UserError if a flag's value, or an item of its list, breaks the limits. NaN breaks every bound. A number without
+    an upper bound must be at most MOST."""
+    bounds = {bound: limit for bound, limit in limits.items() if bound in BOUNDS}
+    usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
+    for item in value if isinstance(value, list) else [value]:
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        for together in (bounds, usual) if is_number else ():
+            if not all(BOUNDS[bound][1](item, limit) for bound, limit in together.items()):
+                words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in together.items()]
+                words[0] += f" {limits['unit']}" if "unit" in limits else ""
+                raise UserError(f"--{name} {item}: must be {' and '.join(words)}")
+        choices = limits.get("choices", [item])
+        if item not in choices:
+            raise UserError(f"--{name} {item}: must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}")
+
+
+def refuse(flags: Any, names: str, reason: str, given: Collection[str] = ()) -> None:
+    """UserError "--flag value: reason" for the first field of `names` that is set: its value is not the default, or it
+    is among those `given`."""
+    all_fields = [(group, f) for group in getattr(flags, "groups", (flags,)) for f in dataclasses.fields(group)]
+    for group, f in all_fields:
+        value = getattr(group, f.name)
+        if f.name in names.split() and (value not in (f.default, "") or f.name in given):
+            raise UserError(f"--{f.name} {' '.join(map(str, value)) if isinstance(value, list) else value}: {reason}")
+
+
+class Flags:
+    """The flags of several dataclasses, each an attribute: those of a whole run. groups: the dataclasses."""
+
+    def __init__(self, *groups: Any):
+        for group in groups:
+            self.__dict__.update(vars(group))
+        self.groups = groups
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no flag {name}; `get` asks for a flag of a feature that may not be there")
+
+    def get(self, name: str) -> Any:
+        """The value of a flag of another feature, None where that is not there."""
+        return vars(self).get(name)
+
+
+Rules = Sequence[tuple[str, Callable[[Any], object], str]]
+
+
+def check_rules(flags: Any, rules: Rules, given: Collection[str] = ()) -> None:
+    """UserError for the first flag that does not go with the others.
+
+    rules: (names of flags, function of the flags that says when these are refused, why and what to do); {name} in the
+    text stands for the value of that flag. A flag with its default value is refused only if it is among those `given`.
+    """
+    for names, is_refused, reason in rules:
+        if is_refused(flags):
+            refuse(flags, names, reason.format_map(vars(flags)), given)

@@ -1,0 +1,89 @@
+"""Paths in flags: what is refused before any work begins."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from foundry.common.errors import UserError
+from foundry.common.words import did_you_mean
+
+
+def home_path(path: str | Path) -> Path:
+    """The path with the home folder in place of a leading ~; unchanged if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def check_folder(flag: str, path: str, writes: bool = True) -> None:
+    """UserError unless `path` is a folder or can be created, and may be written if `writes`. Creates nothing."""
+    if not path:
+        raise UserError(f"{flag}: must name a folder")
+    if "://" in path:
+        raise UserError(f"{flag} {path}: is an address, and a folder is needed. Name a local one, and copy it later")
+    wanted = existing = Path(os.path.realpath(home_path(path)))
+    if os.fsencode(path).decode(errors="replace") != path:
+        raise UserError(f"{flag} {path!r}: must be UTF-8 text: libraries that write there need it")
+    if path.startswith("~") and home_path(path) == Path(path):
+        raise UserError(f"{flag} {path}: no such user")
+    while not existing.exists() and not existing.is_symlink():
+        existing = existing.parent
+    if not existing.is_dir():
+        where = "is a file" if existing == wanted else f"{existing} is a file"
+        raise UserError(f"{flag} {path}: {where}, not a folder")
+    if writes and not os.access(existing, os.W_OK | os.X_OK):
+        others = ". Name another folder; HF_HOME and XDG_CACHE_HOME move the other caches" * flag.endswith("cache_dir")
+        raise UserError(f"{flag} {path}: no permission to write in {existing}{others}")
+
+
+def refuse_links(folder: Path, names: Iterable[str], hint: str = "") -> None:
+    """UserError if one of the names in an output folder is a link, through which would be written. Other links are
+    replaced."""
+    for name in names:
+        if (folder / name).is_symlink():
+            raise UserError(
+                f"--output_dir {folder}: {name} is a link, and a run writes into its own folder alone. Put a copy in "
+                f"its place{hint}"
+            )
+
+
+def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> None:
+    """UserError unless --output_dir can be written, holds none of the models that are read, and is empty or may be
+    overwritten."""
+    check_folder("--output_dir", path)
+    folder = Path(path).resolve()
+    if any(folder in (model, *model.parents) for model in (Path(name).resolve() for name in models)):
+        raise UserError(f"--output_dir {path} holds the model: name another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UserError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
+
+
+def check_paths(values: dict[str, Any]) -> None:
+    """UserError for a path that is surely wrong: an input file or a model's folder that is not there, an --output_dir
+    with files in it. What a pattern, a name of the Hub or a restarted job means, the scripts' own checks decide.
+    values: of the flags that are given."""
+    files = [(n, v) for n, v in values.items() if n.endswith("_file") and n != "output_file" and v is not None]
+    for name, text in [(n, text) for n, v in files for text in (v if isinstance(v, list) else [v])]:
+        path = home_path(re.sub(r":[\d.eE+-]+$", "", str(text)))
+        is_plain = isinstance(text, str) and not re.search(r"[*?[\0]|://", text)
+        if is_plain and not (path.exists() or any(path.parent.glob(f"{path.name}.*"))):
+            raise UserError(f"--{name} {text}: no such file or folder")
+    for name in ("model_name_or_path", "tokenizer_name"):
+        if not (text := values.get(name)) or "{" in text or home_path(text).exists():
+            continue
+        siblings = [path.parent.name for path in home_path(text).parent.glob("*/run.json")]
+        if text.startswith(("/", ".", "~")) or text.count("/") > 1 or text[-1] == "/" or siblings:
+            raise UserError(f"--{name} {text}: no such folder{did_you_mean(Path(text).name, siblings)}")
+    folder, may_restart = values.get("output_dir"), ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT", "WANDB_SWEEP_ID")
+    goes_on = values.get("resume_from_checkpoint") not in (None, "", "false", "False")
+    if folder and not (goes_on or values.get("overwrite_output_dir") or any(n in os.environ for n in may_restart)):
+        with contextlib.suppress(OSError):  # none, or one that cannot be read
+            if {path.name for path in home_path(folder).iterdir()} - {".lock"}:
+                raise UserError(
+                    f"--output_dir {folder} is not empty: name another folder, or give --overwrite_output_dir (or, to "
+                    "go on with its training, --resume_from_checkpoint)"
+                )

@@ -1,0 +1,28 @@
+"""Names and lists of names as flags and messages have them: "a,b" and ["a", "b"]."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+
+def comma_words(text: str) -> list[str]:
+    """ "a, b,c" -> ["a", "b", "c"]. Double quotes keep commas and spaces: '"a, b",c' -> ["a, b", "c"]."""
+    words = re.findall(r'(?:^|,)\s*("[^"]*"(?=\s*(?:,|$))|[^,]*)', text)
+    return [word[1:-1] if word[:1] == word[1:][-1:] == '"' else word.strip() for word in words]
+
+
+def quoted(name: str) -> str:
+    """A name as `comma_words` reads it: "a" -> "a", "a, b" -> '"a, b"'."""
+    return name if comma_words(name) == [name] else f'"{name}"'
+
+
+def listed(names: Iterable) -> str:
+    """The names, separated by commas. If there are more than 30: the first ones, and how many there are."""
+    names = [str(name) for name in names]
+    return ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:30])} ... ({len(names):,})"
+
+
+def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
+    """("mrcp", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
+    near = difflib.get_close_matches(value, known, n=most)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
