@@ -6,7 +6,6 @@
     python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'
     torchrun --nproc_per_node 2 evaluate_t5.py --task glue/qqp --model_name_or_path out/qqp
     python evaluate_t5.py --validation_file new.txt --model_name_or_path out/pre_train_t5   # as in pre-training
-    python evaluate_t5.py --interactive --model_name_or_path out/pre_train_t5     # The cat <extra_id_0> on the mat.
 
 Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
 `--dataset_name all --do_predict`, the GLUE server's submission.zip into --output_dir. Several tasks (cola,rte or all)
@@ -35,7 +34,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from constants import DATASET_VALS, TASK_RECORD
@@ -65,7 +63,7 @@ from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprin
 from foundry.features import Features, features_of, features_of_tasks, recorded_types
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.attentions import attention_names
-from foundry.modeling.generation_settings import own_limit, set_generation_length
+from foundry.modeling.generation_settings import set_generation_length
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.trainer_t5 import T5Trainer
@@ -89,7 +87,6 @@ PRE_TRAINING_FLAGS = (
     "validation_split_count",
     *CORRUPTION_FLAGS,
 )
-INTERACTIVE_LENGTH = 128  # tokens of an answer at the prompt, where generation_config.json names none
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
 SHOWN_ROWS = 3  # of the preview, whose parts have room in it
 TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
@@ -110,7 +107,6 @@ class EvaluationArguments:
         None, "Attention. Not set: transformers' choice.", choices=attention_names()
     )
     split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
-    interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
     allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
 
 
@@ -180,8 +176,6 @@ def parse_flags(
     decide_features(run_args, evaluation, task_args)
     if run_args.push_to_hub:
         raise UserError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
-    if evaluation.interactive:
-        return evaluation, task_args, run_args, []
     if not (task_args.benchmark or task_args.dataset_name or names_own_pairs(task_args)):
         what = f"has no {TASK_RECORD} (fine_tune_t5.py writes it). Name"
         if pre_training_of(evaluation.model_name_or_path) is not None:
@@ -236,15 +230,15 @@ def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) ->
 
 
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
-    """{flag: value} from the checkpoint's task.json for flags that are not given; a printed line shows them. {} with
-    --interactive, and if each task has its own checkpoint: there build_job takes the lengths from it. values: those of
-    all flags. names: those of the flags that are given; they are added to `given`, where the caller finds them."""
+    """{flag: value} from the checkpoint's task.json for flags that are not given; a printed line shows them. {} if
+    each task has its own checkpoint: there build_job takes the lengths from it. values: those of all flags. names:
+    those of the flags that are given; they are added to `given`, where the caller finds them."""
     if values["task"]:
         names |= {"benchmark", "dataset_name"}
         values["benchmark"], values["dataset_name"] = split_task(values["task"])
     given.update(names)
     model = values["model_name_or_path"]
-    if values["interactive"] or "{task}" in model:
+    if "{task}" in model:
         return {}
     flags = recorded_flags(model, values, names)
     if flags:
@@ -472,7 +466,7 @@ def pre_training_to_score(argv: list[str] | None) -> dict | None:
     words = list(map(str, sys.argv[1:] if argv is None else argv))
     given = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     text, tasks = ({field.name for field in dataclasses.fields(c)} for c in (PreTrainingDataArguments, TaskArguments))
-    if given & {"task", "interactive", *(tasks - text)} or given.isdisjoint(NAMED_TEXT):
+    if given & {"task", *(tasks - text)} or given.isdisjoint(NAMED_TEXT):
         return None
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--model_name_or_path", "--model-name-or-path", default=FineTuningArguments.output_dir)
@@ -544,28 +538,12 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     return results
 
 
-def interact(evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments) -> dict:
-    """{"lines": how many were answered}, from a prompt or a pipe. Writes no file."""
-    from foundry.runs.samples import prompt
-
-    tokenizer = answering_tokenizer(evaluation.model_name_or_path, evaluation.tokenizer_name)
-    model = load(evaluation, evaluation.model_name_or_path, run_args).to(run_args.device).eval()
-    fit_vocabulary(model, len(tokenizer))
-    cut = task_args.max_source_length
-    own, _ = own_limit(evaluation.model_name_or_path) or (INTERACTIVE_LENGTH, "")
-    length = run_args.generation_max_length or task_args.max_target_length or own
-    with torch.autocast(run_args.device.type, torch.bfloat16, enabled=bool(run_args.bf16)):
-        return {"lines": prompt(model, tokenizer, length, run_args.generation_num_beams or 1, cut)}
-
-
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
     if (pre_training := pre_training_to_score(argv)) is not None:
         return score_text(argv, pre_training)
     evaluation, task_args, run_args, asked = parse_flags(argv)
-    if evaluation.interactive:
-        return interact(evaluation, task_args, run_args)
     check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
     for name in OUTPUT_FILES if is_first_process() else ():  # written by an earlier evaluation
         (Path(run_args.output_dir) / name).unlink(missing_ok=True)

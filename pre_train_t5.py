@@ -30,7 +30,7 @@ from foundry.corpora.own_ids import has_ids, ids_offset
 from foundry.corpora.sources import find_corpora
 from foundry.corpora.tokenizers import named_tokenizer
 from foundry.data_t5 import FoundText, Text
-from foundry.features import Features, features_of
+from foundry.features import Features, features_of, prompt_command
 from foundry.objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from foundry.objectives.objective_types import get_objective, objective_type, packed_flag
 from foundry.runs.decision import Decision, build_model, settle
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> dict:
         trainer.add_callback(SamplesCallback(*samples, show=partial(run.args.features.table, trainer)))
     rows = {"vocabulary": vocabulary}
     # A model of ready-made ids cannot read the text of the built-in task.
-    script = "evaluate_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"
+    script = prompt_command() if ids_offset(tokenizer) else "fine_tune_t5.py"
     return TrainingRun(run, trainer, text, rows).execute(script)
 
 

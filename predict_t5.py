@@ -9,7 +9,7 @@ Prefix, columns and lengths are those of the task in the checkpoint's task.json;
 text unchanged. An input is a line of a text file, or a row of JSON, CSV, TSV and parquet, whose columns are kept. The
 answer is its `prediction`; --num_return_sequences adds `n_best`, texts with their log-probabilities. Tasks on running
 text (benchmark text) are answered piece by piece, and the text between the pieces is kept. Inputs of similar length are
-answered together. The same command resumes a stopped run.
+answered together. The same command resumes a stopped run. `--interactive` answers typed or piped lines as they are.
 """
 
 from foundry.common.command_line import answer_early
@@ -58,7 +58,7 @@ from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import own_limit
 from tasks.answering import Engine, Plan, answer_window, summary, tokenised, with_transformers
 from tasks.examples import answer_length, class_label_ids
-from tasks.predictions import AnswerFile, Input, InputReader, recorded_task
+from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, recorded_task
 
 FEATURES = features_of("predict_t5")
 BACKENDS = tuple(name for feature in FEATURES for name in feature.backends)
@@ -132,10 +132,13 @@ def parse_flags(argv: list[str] | None) -> Plan:
     args, search_args, *found = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(found)
     features.decide(Flags(args, search_args, *features.all))
-    if features.instead() is None:
+    instead = features.instead()
+    if instead is None:
         check_files(args, features)
     folder = features.model_folder(Path(args.model_name_or_path))
-    entry, record = recorded_task(str(folder), args.dataset_name)
+    entry, record = PLAIN, {}
+    if instead is None or not instead.as_typed:
+        entry, record = recorded_task(str(folder), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
     if not record and args.source_column:

@@ -54,6 +54,7 @@ class Feature:
     smaller: ClassVar[str | None] = None  # what makes a run smaller with it, if its weights are too much for the memory
     takes: ClassVar[Sequence[str]] = ()  # flags of transformers that have an effect only with it
     instead: ClassVar[str] = ""  # the flag with which it works in place of the script (`work`)
+    as_typed: ClassVar[bool] = False  # whether `work` reads texts as they are, without the task of task.json
     backends: ClassVar[Sequence[str]] = ()  # values of --backend of predict_t5.py whose `engine` it has
     formats: ClassVar[Sequence[str]] = ()  # values of --formats of export_checkpoint.py that `export` writes
     recorded: ClassVar[Sequence[str]] = ()  # flags that an evaluation takes over from the training
@@ -458,6 +459,13 @@ def features_of(script: str) -> list[Any]:
     """The classes of the features that a script knows, in the order of their folders' names."""
     found = (folder.FEATURE.get(script) for folder in _folders())
     return [each for each in found if each is not None]
+
+
+def prompt_command() -> str:
+    """The words that start a prompt for any model, also one that was only pre-trained; without such a feature those
+    that answer a file."""
+    flags = (f"--{kind.instead}" for kind in features_of("predict_t5") if kind.as_typed)
+    return " ".join(["predict_t5.py", *flags])
 
 
 def adapters() -> list[Adapter]:

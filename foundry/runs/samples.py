@@ -1,4 +1,4 @@
-"""Texts whose gaps the model fills: samples.md after each evaluation of pre-training, and a prompt for any lines.
+"""Texts whose gaps the model fills: samples.md after each evaluation of pre-training.
 
 ## Step 600
 
@@ -8,49 +8,24 @@
 """
 
 import itertools
-import json
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from constants import DENOISERS
-from data_collator_t5 import find_bos_id, find_sentinel_ids, is_byte_level
-from foundry.common.processes import say
 from foundry.common.reports import markdown_table, side_file, was_evaluated, write_aside
-from foundry.corpora.tokenizers import decoded, plain_backend, plain_encoder
 from foundry.objectives.objective import Objective
 
 SAMPLES_FILE = "samples.md"
 COLUMNS = ["text", "masked", "filled in"]
 SHOWN_GAPS = 4  # gaps of a text that samples.md shows
 NEW_TOKENS = 48  # enough tokens for these samples
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")
-_MODES = {denoiser["mode"] for denoiser in DENOISERS.values() if "mode" in denoiser}
-
-
-def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int, list[int]]:
-    """{number of a sentinel: the tokens after it, up to the next sentinel or EOS}: [99, 5, 6, 98, 7, 1] -> {0: [5, 6],
-    1: [7]} with sentinels 99, 98, ... If a sentinel is repeated, the first one counts."""
-    places = {sentinel: number for number, sentinel in enumerate(sentinel_ids)}
-    filled, current = {}, []  # tokens before the first sentinel, or after a repeated one, get into no list of `filled`
-    for token in ids:
-        if token == eos_id:
-            break
-        if token in places:
-            current = []
-            filled.setdefault(places[token], current)
-        else:
-            current.append(token)
-    return filled
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, ids: list[int], sentinel_ids: list[int]) -> str:
@@ -147,108 +122,9 @@ def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]],
 
 
 @torch.no_grad()
-def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int, num_beams: int = 1) -> list[list[int]]:
+def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int) -> list[list[int]]:
     """Token ids that the model generates for each row of ids [N, S], padded at the end. new_tokens: at most so many."""
-    options = dict(max_length=new_tokens + 1, num_beams=num_beams, do_sample=False)  # max_length counts the start token
-    options["num_return_sequences"] = 1
+    options = dict(max_length=new_tokens + 1, num_beams=1, num_return_sequences=1)  # max_length counts the start token
+    options["do_sample"] = False
     mask = input_ids.ne(model.config.pad_token_id).long()
     return model.generate(input_ids=input_ids, attention_mask=mask, **options).tolist()
-
-
-def answers_to(
-    lines: Iterable[str],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    new_tokens: int,
-    num_beams: int = 1,
-    most_tokens: int | None = None,
-    show: Callable[[str], object] | None = None,
-) -> Iterator[str]:
-    """For each line that is not empty: the line with its <extra_id_n> gaps filled or, if it has no gaps, the text that
-    the model generates for it. most_tokens: of a line without gaps; a longer one is cut. show: gets the text that the
-    model reads, decoded from its ids."""
-    with_gaps = sentinels = None
-    for line in map(str.strip, lines):
-        if not line:
-            continue
-        has_gaps = _SENTINEL.search(line) is not None
-        if has_gaps and with_gaps is None:
-            sentinels = find_sentinel_ids(tokenizer).tolist()
-            with_gaps = gap_encoder(tokenizer, sentinels)
-        cut = {} if most_tokens is None else dict(max_length=most_tokens, truncation=True)
-        ids = with_gaps(line) if has_gaps else tokenizer(line, **cut)["input_ids"]  # as in fine-tuning
-        if show:
-            show(tokenizer.decode(ids))
-        (written,) = fill(model, torch.tensor([ids], device=model.device), new_tokens, num_beams)
-        if not has_gaps:
-            yield decoded(tokenizer, [written])[0].strip()
-            continue
-        filled = spans(written, sentinels, tokenizer.eos_token_id)
-        texts = {number: text.strip() for number, text in zip(filled, decoded(tokenizer, filled.values()), strict=True)}
-        # a gap that the model left out stays visible
-        yield _SENTINEL.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
-
-
-def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Callable[[str], list[int]]:
-    """A function from a line to the ids that pre-training would make of the whole text when it masks what stands in the
-    gaps: a gap <extra_id_n> becomes a sentinel, and a BOS is added in front or, without one, an EOS at the end.
-
-    In pre-training a space is part of the token of the next word, so a gap takes the space before it. Text right after
-    a gap is the rest of a word: "mat<extra_id_0>." ends in "." and not in "▁.".
-    """
-    encode, encode_rest, modes = plain_encoder(tokenizer), _word_end_encoder(tokenizer), tokenizer.get_added_vocab()
-    modes = {token: number for token, number in modes.items() if token in _MODES}
-
-    def ids_of(line: str) -> list[int]:
-        mode = next(filter(line.startswith, modes), "")
-        ids, begin = [modes[mode]] if mode else [], len(mode)
-        gaps = [gap for gap in _SENTINEL.finditer(line) if int(gap[1]) < len(sentinels)]
-        for gap in [*gaps, None]:
-            text = line[begin : gap.start()] if gap else line[begin:]
-            text = text.rstrip(" ") if gap and not is_byte_level(tokenizer) else text
-            rest = re.match(r"\S*", text)[0] if ids and begin > len(mode) else ""  # of a word that a gap began
-            for part, encoder in ((rest, encode_rest), (text[len(rest) :], encode)):
-                ids += map(int, encoder([part])[0])
-            if gap:
-                ids, begin = [*ids, sentinels[int(gap[1])]], gap.end()
-        bos = find_bos_id(tokenizer)
-        return [*ids, tokenizer.eos_token_id] if bos is None else [bos, *ids]
-
-    return ids_of
-
-
-def _word_end_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], Sequence[Sequence[int]]]:
-    """A function from texts to ids, like `plain_encoder`'s, for texts without white space that are the rest of a word:
-    no mark of a word's beginning is put before them."""
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        return plain_encoder(tokenizer)
-    backend, _ = plain_backend(tokenizer)
-    rules = json.loads(re.sub(r'"prepend_scheme": ?"\w+"', '"prepend_scheme":"never"', backend.to_str()))
-    if steps := (rules["normalizer"] or {}).get("normalizers"):
-        rules["normalizer"]["normalizers"] = [step for step in steps if step["type"] != "Prepend"]
-    backend = Tokenizer.from_str(json.dumps(rules))
-    return lambda texts: [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
-
-
-def prompt(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    new_tokens: int,
-    num_beams: int,
-    most_tokens: int | None = None,
-) -> int:
-    """Prints an answer to each line of standard input until its end, and on stderr what the model reads of the line;
-    returns the number of answers. In a terminal it shows a prompt. most_tokens: as in `answers_to`."""
-
-    def ask() -> str:
-        say("> " if sys.stdin.isatty() else "", end="")
-        return sys.stdin.readline()
-
-    def show(read: str) -> None:
-        say(f"the model reads: {read}", stream=sys.stderr)
-
-    count = 0
-    for answer in answers_to(iter(ask, ""), model, tokenizer, new_tokens, num_beams, most_tokens, show):
-        say(answer)
-        count += 1
-    return count

@@ -9,7 +9,6 @@ import functools
 import io
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -34,7 +33,6 @@ from foundry.model_t5 import load_model
 from foundry.modeling.families import is_tied
 from foundry.modeling.new_vocabulary import matching_ids
 from foundry.objectives.spans import SpanCorruption
-from foundry.runs import samples
 
 LABELS = ["bread", "moon"]
 TASK = dict(
@@ -268,7 +266,7 @@ class ZooTest(parameterized.TestCase):
 
 class SentinelTest(parameterized.TestCase):
     @parameterized.parameters(*zoo.FAMILIES)
-    def test_batches_and_prompts_write_the_published_ids(self, family):
+    def test_batches_write_the_published_ids(self, family):
         folder, words = animal(family)
         tokenizer, sentinels = load_tokenizer(str(folder)), zoo.sentinel_ids(family, words)
         collator = T5DataCollator(tokenizer, 64, mean_noise_span_length=6)
@@ -278,20 +276,6 @@ class SentinelTest(parameterized.TestCase):
         labels = batch["labels"][0].tolist()
         self.assertEqual([number for number in labels if number in sentinels[:2]], sentinels[:2])
         self.assertEqual(labels[0], sentinels[0])
-
-        given = []
-
-        def fill(_model, ids, *_):
-            given.append(ids[0].tolist())
-            bada, dile = (tokenizer(word, add_special_tokens=False).input_ids for word in ("bada", "dile"))
-            return [[0, sentinels[0], *bada, sentinels[1], *dile, 1]]
-
-        with mock.patch.object(samples, "fill", fill):
-            model = mock.Mock(device="cpu")
-            (answer,) = samples.answers_to(["Bo <extra_id_0> ri<extra_id_1>li."], model, tokenizer, 8)
-        self.assertEqual(answer, "Bo bada ridileli.")
-        self.assertEqual([number for number in given[0] if number in sentinels], sentinels[:2])
-        self.assertEqual(given[0][0] if family in zoo.GEMMA else given[0][-1], 2 if family in zoo.GEMMA else 1)
 
     @parameterized.parameters(("mt5", "t5_v1_1"), ("t5_v1_1", "mt5"), ("byt5", "mt5"), ("umt5", "byt5"))
     def test_another_tokenizer_keeps_them_by_number(self, old, new):
@@ -319,13 +303,3 @@ class SentinelTest(parameterized.TestCase):
                 _, _, said = run_main(export_checkpoint.main, *argv, "--formats", "huggingface", kind, code=2)
             self.assertIn(f"--formats {kind}: not for {known} models, only huggingface", said)
         self.assertFalse((place() / "engine").exists())
-
-    def test_mt5_goes_on_with_other_words(self):
-        """`--tokenizer_name` of a T5 for an mT5: training and the prompt find the sentinels of the new one."""
-        out = place() / "renamed"
-        _, printed = pre_train(animal("mt5")[0], out, tokenizer_name=animal("t5_v1_1")[0], max_steps=1, warmup_steps=0)
-        self.assertRegex(printed, r"vocabulary +2\d\d tokens keep their embeddings")
-        with mock.patch.object(sys, "stdin", io.StringIO("Bada <extra_id_0>.\n")):
-            result, answer = script(evaluate_t5, "--interactive", model_name_or_path=out, generation_max_length=4)
-        self.assertEqual(result, {"lines": 1})
-        self.assertRegex(answer, r"Bada .*\.")

@@ -12,7 +12,6 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest
 
-import evaluate_t5
 import fine_tune_t5
 import pre_train_t5
 import predict_t5
@@ -20,7 +19,7 @@ from foundry.common.command_line import parse_arguments
 from tools import demo
 
 CLASSES = {"pre_train_t5": pre_train_t5.FLAGS, "fine_tune_t5": fine_tune_t5.FLAGS}
-CLASSES |= {"evaluate_t5": evaluate_t5.DATACLASSES, "predict_t5": predict_t5.DATACLASSES}
+CLASSES["predict_t5"] = predict_t5.DATACLASSES
 
 
 class DemoTest(absltest.TestCase):
@@ -59,7 +58,7 @@ class DemoTest(absltest.TestCase):
         commands += [(name, text.split()) for name, text in re.findall(r"python\S* (\w+)\.py (.*)", printed)]
         self.assertEqual(
             [name for name, _ in commands],
-            ["pre_train_t5", *["fine_tune_t5"] * 2, "evaluate_t5", "fine_tune_t5", "predict_t5"],
+            ["pre_train_t5", *["fine_tune_t5"] * 2, "predict_t5", "fine_tune_t5", "predict_t5"],
         )
         for name, words in commands:
             self.assertLen(parse_arguments(CLASSES[name], words), len(CLASSES[name]), (name, words))

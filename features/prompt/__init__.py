@@ -1,0 +1,63 @@
+"""A prompt on which to try a model, also one that was only pre-trained.
+
+    python predict_t5.py --interactive --model_name_or_path out/pre_train_t5     # The cat <extra_id_0> on the mat.
+    python predict_t5.py --interactive --model_name_or_path out/pre_train_t5 < lines.txt
+
+gaps.py makes of a line what pre-training would make of it, prompt.py answers.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from foundry.common.flags import Rules, option
+from foundry.features import Feature
+
+
+@dataclass
+class Prompt(Feature):
+    """Answers what is typed or piped, line by line, in place of answering a file."""
+
+    _argument_group_name = "prediction"
+    instead: ClassVar = "interactive"
+    as_typed: ClassVar = True
+    rules: ClassVar[Rules] = (
+        (
+            "input_file output_file overwrite_output_file max_samples",
+            lambda flags: flags.interactive,
+            "is for the inputs of a file, and --interactive reads lines of standard input: leave one of them out",
+        ),
+        (
+            "source_column source_prefix dataset_name",
+            lambda flags: flags.interactive,
+            "has no effect with --interactive, which reads each line as it is typed",
+        ),
+        (
+            "num_return_sequences",
+            lambda flags: flags.interactive,
+            "has no effect with --interactive, which shows one answer to a line",
+        ),
+        (
+            "interactive",
+            lambda flags: flags.interactive and flags.get("web"),
+            "excludes --web: leave one of them out",
+        ),
+        (
+            "interactive",
+            lambda _: int(os.environ.get("WORLD_SIZE", "1")) > 1,
+            "one process answers a prompt: start it with python, without a launcher",
+        ),
+    )
+
+    interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
+
+    def is_on(self) -> bool:
+        return self.interactive
+
+    def work(self, plan: Any, engine: Any) -> None:
+        from features.prompt.prompt import prompt
+
+        prompt(plan, engine)
+
+
+FEATURE = {"predict_t5": Prompt}

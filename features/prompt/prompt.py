@@ -1,0 +1,64 @@
+"""The prompt of predict_t5.py --interactive: each line of standard input gets an answer."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+
+from accelerate.utils import set_seed
+from transformers import PreTrainedTokenizerBase
+
+from data_collator_t5 import find_sentinel_ids
+from features.prompt.gaps import GAP, gap_encoder, spans
+from foundry.common.processes import say
+from foundry.corpora.tokenizers import decoded
+from tasks.answering import Engine, Plan
+
+
+def answers_to(
+    lines: Iterable[str],
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerBase,
+    most_tokens: int | None = None,
+    show: Callable[[str], object] | None = None,
+) -> Iterator[str]:
+    """For each line that is not empty: the line with its <extra_id_n> gaps filled or, if it has no gaps, the text that
+    the model generates for it. most_tokens: of a line without gaps; a longer one is cut. show: gets the text that the
+    model reads, decoded from its ids."""
+    with_gaps = sentinels = None
+    for line in map(str.strip, lines):
+        if not line:
+            continue
+        has_gaps = GAP.search(line) is not None
+        if has_gaps and with_gaps is None:
+            sentinels = find_sentinel_ids(tokenizer).tolist()
+            with_gaps = gap_encoder(tokenizer, sentinels)
+        cut = {} if most_tokens is None else dict(max_length=most_tokens, truncation=True)
+        ids = with_gaps(line) if has_gaps else tokenizer(line, **cut)["input_ids"]  # as in fine-tuning
+        if show:
+            show(tokenizer.decode(ids))
+        (written,) = engine.write([ids])[0]
+        if not has_gaps:
+            yield decoded(tokenizer, [written])[0].strip()
+            continue
+        filled = spans(written, sentinels, tokenizer.eos_token_id)
+        texts = {number: text.strip() for number, text in zip(filled, decoded(tokenizer, filled.values()), strict=True)}
+        # a gap that the model left out stays visible
+        yield GAP.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
+
+
+def prompt(plan: Plan, engine: Engine) -> int:
+    """Prints an answer to each line of standard input until its end, and on stderr what the model reads of the line;
+    returns the number of answers. In a terminal it shows a prompt."""
+
+    def ask() -> str:
+        say("> " if sys.stdin.isatty() else "", end="")
+        return sys.stdin.readline()
+
+    def show(read: str) -> None:
+        say(f"the model reads: {read}", stream=sys.stderr)
+
+    set_seed(plan.args.seed)
+    count = 0
+    for answer in answers_to(iter(ask, ""), engine, plan.tokenizer, plan.args.max_source_length, show):
+        say(answer)
+        count += 1
+    return count
