@@ -36,7 +36,7 @@ from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_rules, option, refuse
-from foundry.common.paths import check_folder
+from foundry.common.paths import check_folder, is_free
 from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import made_aside
@@ -110,7 +110,7 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     if args.from_tokenizer or args.model_name_or_path or args.add_tokens or args.eos_token or args.pad_token:
         _check_adding(args)
     check_folder("--output_dir", args.output_dir)
-    if Path(args.output_dir).is_dir() and any(Path(args.output_dir).iterdir()):
+    if not is_free(Path(args.output_dir)):
         raise UserError(f"--output_dir {args.output_dir} is not empty: name another folder")
     shared = (
         "train_file",

@@ -35,7 +35,7 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
 from foundry.common.flags import option
-from foundry.common.paths import check_folder, refuse_links
+from foundry.common.paths import check_folder, is_free, refuse_links
 from foundry.common.processes import end_with_parent, one_line, run_script, say
 from foundry.common.reports import (
     end_summary,
@@ -205,7 +205,7 @@ def train(run: Run) -> None:
     flags, log = list(run.flags), run.folder.with_suffix(".log")
     if checkpoint := newest_whole_checkpoint(run.folder, with_optimizer=True):
         flags += ["--resume_from_checkpoint", str(checkpoint)]
-    elif run.folder.is_dir() and any(run.folder.iterdir()):
+    elif not is_free(run.folder):
         flags.append("--overwrite_output_dir")
     write_json(run.folder.with_suffix(".json"), {"flags": run.shown_flags})
     code = execute([sys.executable, str(HERE / "fine_tune_t5.py"), *flags], log)

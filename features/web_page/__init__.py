@@ -6,11 +6,11 @@ page.py serves the page, show.py fills it.
 """
 
 import importlib.util
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, option
+from foundry.common.processes import world_size
 from foundry.features import Feature
 
 
@@ -33,7 +33,7 @@ class WebPage(Feature):
         ),
         (
             "web",
-            lambda _: int(os.environ.get("WORLD_SIZE", "1")) > 1,
+            lambda _: world_size() > 1,
             "one process answers a page: start it with python, without a launcher",
         ),
     )

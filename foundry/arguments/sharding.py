@@ -12,7 +12,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from constants import NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
+from foundry.common.processes import print_once, world_size
 from foundry.common.reports import record_json
 
 _EXAMPLE = "zero_stage2_config.json"
@@ -184,7 +184,7 @@ def _accumulation(path: str, config: dict, values: dict, is_given: bool) -> dict
     wanted = config.get("train_batch_size", "auto")
     if wanted == "auto":
         return {}
-    per_pass = values["per_device_train_batch_size"] * int(os.environ.get("WORLD_SIZE", "1"))
+    per_pass = values["per_device_train_batch_size"] * world_size()
     says_both = is_given or config.get("gradient_accumulation_steps", "auto") != "auto"
     steps = values["gradient_accumulation_steps"] if says_both else max(1, wanted // per_pass)
     if steps * per_pass != wanted:

@@ -38,6 +38,7 @@ from foundry.common.processes import (
     check_open_files,
     first_of_node_first,
     has_accelerator,
+    has_rank,
     lacks_compiler,
     print_once,
     triton_lacks,
@@ -325,7 +326,7 @@ _RULES = (
     ),
     (
         "deepspeed",
-        lambda args: "RANK" not in os.environ and not args.dry_run and find_spec("mpi4py") is None,
+        lambda args: not has_rank() and not args.dry_run and find_spec("mpi4py") is None,
         "needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python",
     ),
     (

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits, check_value, limits_of
 from foundry.common.help import HelpFormatter, columns_here, described, introduction
-from foundry.common.paths import check_paths, home_path
+from foundry.common.paths import NOT_RESUMED, RESUME_NEWEST, check_paths, home_path
 from foundry.common.processes import (
     RED,
     Painted,
@@ -41,13 +41,13 @@ from foundry.common.processes import (
     say,
     switch_off_telemetry,
     user_cache,
+    world_size,
 )
 from foundry.common.reports import PROJECT, plain_json, read_json, write_json
 from foundry.common.secrets import without_secrets
 from foundry.common.yaml_files import read_yaml
 
 ALL = "all"  # what `--help_all` shows
-RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # spellings of one choice: the command line's replaces a recipe's
 # {flag: the flag it describes}: the recipe's value of the first is dropped if the command line sets the second
 SAYS_OF = {"learning_rate_batch": "learning_rate"}
@@ -314,7 +314,7 @@ def answer_early(about: str) -> None:
             flag["type"] = {"int": int, "float": float, "boolean": boolean}.get(flag["type"], str)
         with exit_on_user_error():
             values, given, _ = read_flags(table, sys.argv[1:], about)
-            if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # another node may have what this one lacks, and would wait
+            if world_size() == 1:  # another node may have what this one lacks, and would wait
                 check_paths({name: values[name] for name in given})
 
 
@@ -371,7 +371,7 @@ def _check_together(values: dict, given: set[str], where: str) -> None:
                 "one, or leave the flag out"
             )
     for pair in RIVALS:
-        if all(values.get(name) not in (None, False, -1, "false", "False") for name in pair):
+        if all(values.get(name) not in (False, -1, *NOT_RESUMED) for name in pair):
             one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
             raise UserError(f"{one} and {other} exclude each other: give one of them {where}")
 

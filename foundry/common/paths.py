@@ -3,12 +3,17 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean
+
+LOCK = ".lock"  # in an --output_dir while a run uses it
+RESUME_NEWEST = "newest"  # what `--resume_from_checkpoint` means without a value
+NOT_RESUMED = (None, "", "false", "False")  # its values that ask for no resume
+_RESTARTS = {"SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT", "WANDB_SWEEP_ID"}  # variables of a job that may go on
 
 
 def home_path(path: str | Path) -> Path:
@@ -58,32 +63,48 @@ def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> 
     folder = Path(path).resolve()
     if any(folder in (model, *model.parents) for model in (Path(name).resolve() for name in models)):
         raise UserError(f"--output_dir {path} holds the model: name another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+    if not is_free(folder) and not overwrite:
         raise UserError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
+
+
+def is_free(folder: Path, besides: Collection[str] = ()) -> bool:
+    """Whether a folder is not there, or has nothing but files of these names."""
+    return not folder.is_dir() or {path.name for path in folder.iterdir()} <= {*besides}
 
 
 def check_paths(values: dict[str, Any]) -> None:
     """UserError for a path that is surely wrong: an input file or a model's folder that is not there, an --output_dir
     with files in it. What a pattern, a name of the Hub or a restarted job means, the scripts' own checks decide.
     values: of the flags that are given."""
-    files = [(n, v) for n, v in values.items() if n.endswith("_file") and n != "output_file" and v is not None]
-    for name, text in [(n, text) for n, v in files for text in (v if isinstance(v, list) else [v])]:
-        path = home_path(re.sub(r":[\d.eE+-]+$", "", str(text)))
-        is_plain = isinstance(text, str) and not re.search(r"[*?[\0]|://", text)
-        if is_plain and not (path.exists() or any(path.parent.glob(f"{path.name}.*"))):
-            raise UserError(f"--{name} {text}: no such file or folder")
+    for name, value in values.items():
+        if name.endswith("_file") and name not in ("output_file", "overwrite_output_file"):
+            for text in filter(None, value if isinstance(value, list) else [value]):
+                _check_file(name, text)
     for name in ("model_name_or_path", "tokenizer_name"):
-        if not (text := values.get(name)) or "{" in text or home_path(text).exists():
-            continue
-        siblings = [path.parent.name for path in home_path(text).parent.glob("*/run.json")]
-        if text.startswith(("/", ".", "~")) or text.count("/") > 1 or text[-1] == "/" or siblings:
-            raise UserError(f"--{name} {text}: no such folder{did_you_mean(Path(text).name, siblings)}")
-    folder, may_restart = values.get("output_dir"), ("SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT", "WANDB_SWEEP_ID")
-    goes_on = values.get("resume_from_checkpoint") not in (None, "", "false", "False")
-    if folder and not (goes_on or values.get("overwrite_output_dir") or any(n in os.environ for n in may_restart)):
-        with contextlib.suppress(OSError):  # none, or one that cannot be read
-            if {path.name for path in home_path(folder).iterdir()} - {".lock"}:
+        if values.get(name):
+            _check_model_folder(name, values[name])
+    if (folder := values.get("output_dir")) and not values.get("overwrite_output_dir"):
+        goes_on = values.get("resume_from_checkpoint") not in NOT_RESUMED
+        goes_on |= not _RESTARTS.isdisjoint(os.environ)
+        with contextlib.suppress(OSError):  # it cannot be read
+            if not goes_on and not is_free(home_path(folder), [LOCK]):
                 raise UserError(
                     f"--output_dir {folder} is not empty: name another folder, or give --overwrite_output_dir (or, to "
                     "go on with its training, --resume_from_checkpoint)"
                 )
+
+
+def _check_file(name: str, text: str) -> None:
+    """UserError unless a file is there, perhaps with a further suffix, or its name is a pattern or an address."""
+    path = home_path(re.sub(r":[\d.eE+-]+$", "", text))
+    if not (re.search(r"[*?[\0]|://", text) or path.exists() or any(path.parent.glob(f"{path.name}.*"))):
+        raise UserError(f"--{name} {text}: no such file or folder")
+
+
+def _check_model_folder(name: str, text: str) -> None:
+    """UserError for a folder that is not there, unless the Hub may have a model of this name."""
+    if "{" in text or home_path(text).exists():
+        return
+    siblings = [path.parent.name for path in home_path(text).parent.glob("*/run.json")]
+    if text.startswith(("/", ".", "~")) or text.count("/") > 1 or text[-1] == "/" or siblings:
+        raise UserError(f"--{name} {text}: no such folder{did_you_mean(Path(text).name, siblings)}")

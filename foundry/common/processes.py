@@ -58,7 +58,7 @@ def processes_here() -> int:
         if name in os.environ:
             return int(os.environ[name])
     all_here = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1", socket.gethostname())
-    return int(os.environ.get("WORLD_SIZE", "1")) if all_here else 1
+    return world_size() if all_here else 1
 
 
 _CONTROL_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -92,7 +92,7 @@ def check_open_files(workers: int) -> None:
 
 def lonely_task() -> str:
     """The end of an error message: what to do if SLURM started several tasks and none knows its rank; else ""."""
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in os.environ:
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and not has_rank():
         tasks = os.environ["SLURM_STEP_NUM_TASKS"]
         return (
             f". srun started {tasks} tasks, and without RANK each takes itself for the only one. Start them as "
@@ -194,15 +194,25 @@ def announce_deepspeed_build() -> None:
         print_once(f"DeepSpeed compiles its C++ part for CPUs in {folder}: once, for some minutes")
 
 
+# Launchers set these variables, so they hold before the process group exists.
+def world_size() -> int:
+    """The number of processes of this run."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def has_rank() -> bool:
+    """Whether a launcher gave this process a rank. Without one it takes itself for the only one."""
+    return "RANK" in os.environ
+
+
 def is_first_process() -> bool:
-    """True for global rank 0, also before the process group exists (launchers set RANK)."""
+    """True for global rank 0."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def is_first_of_its_node() -> bool:
-    """Whether this process prints errors of the user: the first of each node does, since one node alone may lack a
-    file."""
-    return is_first_process() or os.environ.get("LOCAL_RANK", "0") == "0"
+    """True for local rank 0. Such a process prints errors of the user, since one node alone may lack a file."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -371,7 +381,7 @@ def prepare_process() -> None:
             torch.set_num_threads(cores_of_a_process())
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores_here():
         torch.set_num_threads(cores_here())  # torch does not know a container's quota
-    if "ACCELERATE_USE_CPU" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if "ACCELERATE_USE_CPU" in os.environ and world_size() == 1:
         end_with_parent()
 
 
@@ -391,12 +401,12 @@ def first_of_node_first() -> Iterator[None]:
     The others wait however long it takes. A barrier of the run's usual process group would end all ranks after
     --ddp_timeout (half an hour).
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if world_size() == 1:
         yield
         return
     import torch.distributed
 
-    is_first, group = os.environ.get("LOCAL_RANK", "0") == "0", _patient_group()
+    is_first, group = is_first_of_its_node(), _patient_group()
     if not is_first:
         torch.distributed.barrier(group)
     try:
@@ -422,7 +432,7 @@ def check_alike(found: dict[str, object], advice: str) -> None:
     """
     from accelerate.utils import gather_object
 
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if world_size() == 1:
         return
     (first, wanted), *others = gather_object([(socket.gethostname(), found)])
     for rank, (host, other) in enumerate(others, start=1):
@@ -475,7 +485,7 @@ def run_script(main: Callable[[], object]) -> None:
     Then the launcher would report a failed run, or a stop with exit code 75 would look like a crash. Exit handlers
     still run.
     """
-    several, code = int(os.environ.get("WORLD_SIZE", "1")) > 1, 0
+    several, code = world_size() > 1, 0
     os.environ["MPLBACKEND"] = "Agg"  # a notebook's own backend may not be there, or would show the pictures
     outlive_streams()
     os.register_at_fork(after_in_child=_follow_parent)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from foundry.common.digests import file_digests, keep, kept_digests, set_back, stamp
 from foundry.common.errors import UserError
-from foundry.common.paths import check_folder
+from foundry.common.paths import check_folder, is_free
 from foundry.common.processes import is_first_process, print_once
 from foundry.common.reports import check_records, elsewhere, first_line, record_json, write_aside
 
@@ -250,7 +250,7 @@ def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
     with told_if_full(f"--output_dir {final}", FREE_SPACE), _temporary(final.name, parent) as aside:
         yield aside
         secure(aside)
-        if final.is_file() or (final.is_dir() and any(final.iterdir()) and not overwrite):
+        if final.is_file() or (not is_free(final) and not overwrite):
             raise FileExistsError(f"{final} is there already")
         put_in_place(aside, final)
 

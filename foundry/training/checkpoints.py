@@ -30,9 +30,8 @@ from transformers.trainer_pt_utils import safe_globals
 from constants import TASK_RECORD
 from foundry.arguments.text import CORRUPTION_FLAGS
 from foundry.arguments.training import T5TrainingArguments, global_batch_size, warmup_of
-from foundry.common.command_line import RESUME_NEWEST
 from foundry.common.errors import UserError
-from foundry.common.paths import check_folder, refuse_links
+from foundry.common.paths import LOCK, NOT_RESUMED, RESUME_NEWEST, check_folder, is_free, refuse_links
 from foundry.common.processes import check_alike, is_first_process, print_once
 from foundry.common.reports import code_of_pickle, first_line, read_json, record_json
 from foundry.common.secrets import is_secret
@@ -47,9 +46,8 @@ from foundry.common.whole_folders import (
     step_of,
 )
 from foundry.features import Features
-from foundry.training.output_lock import LOCK, lock_output_dir, unlock_output_dir
+from foundry.training.output_lock import lock_output_dir, unlock_output_dir
 
-NOT_RESUMED = (None, "", "false", "False")  # values of --resume_from_checkpoint that ask for no resume
 GIVEN_UP = "_given_up-"  # how a checkpoint is renamed if the run resumes from an earlier one
 RUN_FILES = (
     "metrics.jsonl",
@@ -146,7 +144,7 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
         elif reason := damage(Path(checkpoint)):
             raise UserError(f"--resume_from_checkpoint {checkpoint}: not a whole checkpoint: {reason}")
         return str(checkpoint)
-    if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not args.overwrite_output_dir:
+    if not is_free(folder, [LOCK]) and not args.overwrite_output_dir:
         raise UserError(
             f"--output_dir {folder} is not empty: resume with --resume_from_checkpoint, start again with "
             "--overwrite_output_dir, or name another folder"

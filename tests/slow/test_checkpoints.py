@@ -38,7 +38,7 @@ from constants import PREEMPTED_EXIT_CODE
 from foundry import trainer_t5
 from foundry.arguments.training import FineTuningArguments, PreTrainingArguments
 from foundry.common import whole_folders
-from foundry.common.command_line import RESUME_NEWEST
+from foundry.common.paths import LOCK, RESUME_NEWEST
 from foundry.common.reports import read_metrics
 from foundry.common.whole_folders import (
     SAVING,
@@ -62,7 +62,6 @@ from foundry.training.checkpoints import (
     save_loss_state,
     this_job,
 )
-from foundry.training.output_lock import LOCK
 
 FORKING_LAUNCHER = """
 import os, subprocess, sys

@@ -32,6 +32,7 @@ from foundry.common import whole_folders
 from foundry.common.command_line import parse_arguments
 from foundry.common.digests import file_digests
 from foundry.common.errors import UserError
+from foundry.common.paths import LOCK
 from foundry.common.reports import read_json, read_metrics, side_file
 from foundry.common.whole_folders import cached, difference, is_disk_full, publish, write_manifest
 from foundry.corpora import sources
@@ -44,7 +45,7 @@ from foundry.modeling.loading import load_config
 from foundry.publishing.records import read_run
 from foundry.runs.callbacks import MetricsFileCallback
 from foundry.training.checkpoints import check_saved_state, prepare_output_dir
-from foundry.training.output_lock import LOCK, lock_output_dir, unlock_output_dir
+from foundry.training.output_lock import lock_output_dir, unlock_output_dir
 from tasks.task_records import read_record, recorded_flags
 from tools.search.sweep_files import read_sweep
 

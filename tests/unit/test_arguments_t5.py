@@ -40,6 +40,7 @@ from foundry.common import command_line, processes
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits, option, refuse
+from foundry.common.paths import RESUME_NEWEST
 from foundry.common.processes import answers, is_first_process, print_once
 from foundry.corpora.files import data_suffix, expand_files
 from foundry.model_t5 import parse_overrides
@@ -224,7 +225,7 @@ class FlagsTest(TestCase):
         self.assertFalse(self.parse("--overwrite_cache", "no").overwrite_cache)
 
     def test_resume_with_and_without_a_value(self):
-        self.assertEqual(self.parse("--resume_from_checkpoint").resume_from_checkpoint, command_line.RESUME_NEWEST)
+        self.assertEqual(self.parse("--resume_from_checkpoint").resume_from_checkpoint, RESUME_NEWEST)
         self.assertEqual(self.parse("--resume_from_checkpoint", "--seed", 1).seed, 1)
         self.assertEqual(
             self.parse("--resume_from_checkpoint", "out/checkpoint-5").resume_from_checkpoint, "out/checkpoint-5"

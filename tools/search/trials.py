@@ -25,7 +25,7 @@ from filelock import FileLock
 from constants import PREEMPTED_EXIT_CODE
 from foundry.common import processes
 from foundry.common.errors import UserError
-from foundry.common.paths import refuse_links
+from foundry.common.paths import is_free, refuse_links
 from foundry.common.reports import first_line, human_time
 from tools.search.sweep_files import Sweep, best_value, command_line, history, is_hopeless, read_lines, shown
 
@@ -224,7 +224,7 @@ def resume_flags(folder: Path) -> dict:
 
     if checkpoint := newest_whole_checkpoint(folder, with_optimizer=True):
         return {"resume_from_checkpoint": str(checkpoint)}
-    return {"overwrite_output_dir": True} if folder.is_dir() and any(folder.iterdir()) else {}
+    return {} if is_free(folder) else {"overwrite_output_dir": True}
 
 
 def show(text: str, last: bool = False) -> None:
