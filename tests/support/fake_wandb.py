@@ -27,7 +27,7 @@ class FakeWandb:
 
     def __enter__(self) -> "FakeWandb":
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"wandb": self}))
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         self.environment = {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": "0" * 40}
         return self

@@ -161,7 +161,7 @@ class RunTest(TestCase):
     )
     def test_accumulated_micro_batches_are_one_batch(self, **changes):
         """Token by token, for targets of one to four words."""
-        changes |= dict(dropout_rate=0, save_strategy="no")
+        changes |= dict(dropout_rate=0, save_strategy="no", max_steps=2)
         whole, _, _ = self.run_script(fine_tune_t5, **changes)
         parts, _, _ = self.run_script(
             fine_tune_t5, per_device_train_batch_size=2, gradient_accumulation_steps=4, **changes
