@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint on any task of DATASET_VALS (constants.py), keep its answers, or write a GLUE submission.
+"""Evaluate a checkpoint on any task of DATASET_VALS (constants.py), and keep its answers.
 
     python evaluate_t5.py --model_name_or_path out/fine_tune_t5                        # as its task.json says
     python evaluate_t5.py --task glue/mnli --data_dir glue/ --model_name_or_path out/mnli
@@ -7,12 +7,13 @@
     torchrun --nproc_per_node 2 evaluate_t5.py --task glue/qqp --model_name_or_path out/qqp
     python evaluate_t5.py --validation_file new.txt --model_name_or_path out/pre_train_t5   # as in pre-training
 
-Writes all_results.json (the eval_* numbers of fine_tune_t5.py), predictions.jsonl (a line per row) and, for
-`--dataset_name all --do_predict`, the GLUE server's submission.zip into --output_dir. Several tasks (cola,rte or all)
-are evaluated one after the other, with one checkpoint or one for each task ({task}); eval_average is the mean of their
-main metrics. Class labels are scored by teacher forcing; numbers and texts, or all answers with
-`--predict_with_generate`, are generated. Several processes count every row once. Flags that are not given come from the
-checkpoint's task.json, unless a given flag names another task.
+Writes all_results.json (the eval_* numbers of fine_tune_t5.py) and predictions.jsonl (a line per row) into
+--output_dir. Several tasks (cola,rte or all) are evaluated one after the other, with one checkpoint or one for each
+task ({task}); eval_average is the mean of their main metrics. `--task glue/all --do_predict` answers all that GLUE's
+server wants: `python -m tools.report_glue --predictions FOLDER` makes submission.zip of it. Class labels are scored by
+teacher forcing; numbers and texts, or all answers with `--predict_with_generate`, are generated. Several processes
+count every row once. Flags that are not given come from the checkpoint's task.json, unless a given flag names another
+task.
 
 The folder of a pre-training is scored on text, with the flags of its run.json: all of `--validation_file`, or what the
 run held out of the same `--train_file` or `--dataset_name`.
@@ -29,7 +30,6 @@ import dataclasses
 import functools
 import json
 import sys
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,10 +87,9 @@ PRE_TRAINING_FLAGS = (
     "validation_split_count",
     *CORRUPTION_FLAGS,
 )
-OUTPUT_FILES = ("all_results.json", "predictions.jsonl", "submission.zip")
+OUTPUT_FILES = ("all_results.json", "predictions.jsonl")
 SHOWN_ROWS = 3  # of the preview, whose parts have room in it
 TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
-GLUE_WANTS_WORDS = ("mnli", "ax", "qnli", "rte")  # answered with the label's words; the other classes as 0 and 1
 
 
 @dataclass
@@ -198,12 +197,12 @@ def names_of_tasks(
     evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
 ) -> list[str]:
     """Names of the tasks that the flags name; for --dataset_name all --do_predict, those of GLUE's submission."""
-    if not is_submission(task_args, run_args):
+    if task_args.dataset_name != "all" or not run_args.do_predict:
         return list(check_tasks(task_args))
     names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
     if not names or evaluation.split or task_args.max_eval_samples:
         raise UserError(
-            "--dataset_name all --do_predict writes a submission: it needs --benchmark glue, and excludes --split and "
+            "--dataset_name all --do_predict is for a submission: it needs --benchmark glue, and excludes --split and "
             "--max_eval_samples"
         )
     return names
@@ -213,8 +212,6 @@ def default_output_dir(
     jobs: list[Job], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
 ) -> Path:
     """eval_<task> or predict_<task> in the model's folder; in out/ for several models or one of the Hub."""
-    if is_submission(task_args, run_args):
-        return Path("out/submission")
     model = Path(jobs[0].model)
     folder = model if is_local_model(model) else Path("out") / model.name
     kind = "predict" if run_args.do_predict else "eval"
@@ -222,11 +219,6 @@ def default_output_dir(
     name = "_".join(filter(None, (kind, tasks, evaluation.split)))
     refuse_links(folder, [name])
     return Path("out") / name if len({job.model for job in jobs}) > 1 else folder / name
-
-
-def is_submission(task_args: TaskArguments, run_args: EvaluationRunArguments) -> bool:
-    """Whether the answers go to GLUE's server."""
-    return task_args.dataset_name == "all" and run_args.do_predict
 
 
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
@@ -389,10 +381,26 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
     return found, {f"{task.name}_{split}_{name}": value for name, value in counts.items()}
 
 
-def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5Trainer, submits: bool) -> list[dict]:
+def answer(job: LoadedJob, trainer: T5Trainer) -> dict:
+    """Answers the job's splits, and writes the answers; returns the numbers of `predict_split` and those that features
+    add."""
+    results, features = {}, trainer.args.features
+    for split in job.splits:
+        answers, numbers = predict_split(job, trainer, split)
+        results |= numbers
+        if not is_first_process():
+            continue
+        records = write_answers(job.task, split, answers, trainer)
+        for feature in features:
+            numbers = feature.compared(job.task.entry, records)
+            results |= {f"{job.prefix(split)}_{name}": value for name, value in numbers.items()}
+    return results
+
+
+def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5Trainer) -> list[dict]:
     """Appends the split's rows to predictions.jsonl in their order, and returns them: source, prediction, and the
     target if it is known (a list where there are several). The trackers show the first TRACKED_ROWS. answers: from
-    `predict_split`. submits: writes a submission too."""
+    `predict_split`."""
     folder, records = Path(trainer.args.output_dir), []
     has_targets = "labels" in task.data[split].column_names
     columns = ["source", "prediction", "target"] if has_targets else ["source", "prediction"]
@@ -408,48 +416,31 @@ def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5
         file.writelines(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
     rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
     trainer.args.features.table(trainer, f"predictions/{task.name}_{split}", columns, rows)
-    if submits:
-        write_submission(folder, task, split, [answer["prediction"] for answer in answers])
     return records
-
-
-def write_submission(folder: Path, task: LoadedTask, split: str, answers: list[str]) -> None:
-    """Adds the split to submission.zip: rte, ["not_entailment", ""] -> RTE.tsv, "index\\tprediction\\n0\\tnot_..." ...
-
-    An answer that is no label is written as the first class, one that is no number as 0; STS-B's scale ends at 5.
-    """
-    lines = ["index\tprediction\n"]
-    for index, answer in enumerate(answers):
-        value = value_of_text(task.entry, answer) or 0  # None: the answer is no label or number
-        if task.entry["target_type"] == "number":
-            written = f"{min(max(value, 0.0), 5.0):.3f}"
-        else:
-            written = task.entry["labels"][value] if task.name in GLUE_WANTS_WORDS else value
-        lines.append(f"{index}\t{written}\n")
-    names = task.entry["submission_file"]
-    with zipfile.ZipFile(folder / "submission.zip", "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(names if isinstance(names, str) else names[split], "".join(lines))
 
 
 def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, str]) -> None:
     """Writes all_results.json and prints the results, where they are and the next command."""
     run.write_results(results)
-    folder, submission, model = run.output_dir, run.output_dir / "submission.zip", jobs[0].model
-    next_step = f"python -m tools.plot_runs {model}" if (Path(model) / "metrics.jsonl").is_file() else None
-    if jobs[0].task.name == OWN:
-        next_step = (
-            f"python predict_t5.py --model_name_or_path {model} --input_file new.csv --output_file answers.jsonl"
-        )
-    if missing:
-        next_step = "the same command with what is left out"
-        next_step += ": the server takes whole submissions only" if submission.exists() else ""
-    elif submission.exists():
-        next_step = f"upload {submission} at https://gluebenchmark.com/submit"
-    elif "submission_file" in jobs[0].task.entry and len(jobs) == 1:
-        next_step = "python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'"
+    folder = run.output_dir
     files = ", ".join(name for name in OUTPUT_FILES if (folder / name).exists())
     left_out = {f"{name} left out": reason for name, reason in missing.items()}
-    end_summary(shown_numbers(results) | left_out | {"written to": f"{folder}: {files}", "next": next_step})
+    end = {"written to": f"{folder}: {files}", "next": next_step(folder, jobs, missing)}
+    end_summary(shown_numbers(results) | left_out | end)
+
+
+def next_step(folder: Path, jobs: list[LoadedJob], missing: dict[str, str]) -> str | None:
+    """What may follow an evaluation, whose files are in `folder`."""
+    first, model = jobs[0].task, jobs[0].model
+    if missing:
+        return "the same command with what is left out"
+    if "submission_file" in first.entry and len(jobs) == 1:
+        return "python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'"
+    if "submission_file" in first.entry and jobs[0].splits == test_splits(first.entry):
+        return f"python -m tools.report_glue --predictions {folder}"
+    if first.name == OWN:
+        return f"python predict_t5.py --model_name_or_path {model} --input_file new.csv --output_file answers.jsonl"
+    return f"python -m tools.plot_runs {model}" if (Path(model) / "metrics.jsonl").is_file() else None
 
 
 # ---------------------------------------------------------------- text, as in pre-training
@@ -545,7 +536,8 @@ def main(argv: list[str] | None = None) -> dict:
         return score_text(argv, pre_training)
     evaluation, task_args, run_args, asked = parse_flags(argv)
     check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
-    for name in OUTPUT_FILES if is_first_process() else ():  # written by an earlier evaluation
+    earlier = (*OUTPUT_FILES, "submission.zip")  # which tools.report_glue has made of other answers
+    for name in earlier if is_first_process() else ():
         (Path(run_args.output_dir) / name).unlink(missing_ok=True)
     with run_args.main_process_first(desc="preparing the task"):
         jobs, missing = load_data(asked, evaluation)
@@ -561,14 +553,7 @@ def main(argv: list[str] | None = None) -> dict:
         trainer = build_trainer(job, run_args, evaluation, loaded)
         flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
         run_args.features.starts(trainer, flags)
-        for split in job.splits:
-            answers, numbers = predict_split(job, trainer, split)
-            results |= numbers
-            if is_first_process():
-                records = write_answers(job.task, split, answers, trainer, is_submission(task_args, run_args))
-                for feature in run_args.features:
-                    numbers = feature.compared(job.task.entry, records)
-                    results |= {f"{job.prefix(split)}_{name}": value for name, value in numbers.items()}
+        results |= answer(job, trainer)
         run_args.features.finished(trainer)
     if summarise and not run_args.do_predict and not evaluation.split:
         results |= summarise(results)

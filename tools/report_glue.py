@@ -3,14 +3,16 @@
     python -m tools.report_glue --model_name_or_path google/t5-v1_1-base
     python -m tools.report_glue --model_name_or_path out/pre_train --data_dir glue --tasks cola sst2 rte --seeds 1 2 3
     python -m tools.report_glue --model_name_or_path out/base --data_dir glue -- --num_train_epochs 3 --optim adafactor
+    python -m tools.report_glue --predictions out/predict_all     # of evaluate_t5.py --task glue/all --do_predict
 
 Flags after -- go to fine_tune_t5.py unchanged (a recipe comes first). The runs follow one after the other, each with a
 log next to its folder. The same command resumes: finished runs are not repeated, an unfinished one resumes from its
 newest checkpoint. Cost: the sum of the runs (--dry_run prints their commands).
 
 Writes into --output_dir, again after each run: glue.md and glue.csv (the table), glue.json (every number, seed and
-command) and glue.png; at the end best/<task> (each task's best seed) and, through evaluate_t5.py,
-submission/submission.zip. The numbers are those of the development sets, on which each run also chose its best epoch,
+command) and glue.png; at the end best/<task> (each task's best seed) and, of the answers of evaluate_t5.py,
+submission/submission.zip for GLUE's server. With --predictions it only writes submission.zip of answers that are there.
+The numbers are those of the development sets, on which each run also chose its best epoch,
 x 100, as mean and standard deviation (n - 1) over seeds. A task's score is the mean of its metrics as GLUE defines it:
 Matthews alone for CoLA, both sets of MNLI. The average of the tasks is given with WNLI, as GLUE's server has it, and
 without it, as in BERT's paper: WNLI's development sentences contradict its training set, and T5 does not train on it
@@ -20,10 +22,12 @@ either.
 import csv
 import dataclasses
 import itertools
+import json
 import shlex
 import statistics
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +38,7 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
-from foundry.common.flags import option
+from foundry.common.flags import option, refuse
 from foundry.common.paths import check_folder, is_free, refuse_links
 from foundry.common.processes import end_with_parent, one_line, run_script, say
 from foundry.common.reports import (
@@ -48,7 +52,7 @@ from foundry.common.reports import (
 )
 from foundry.common.secrets import without_secrets
 from foundry.common.whole_folders import newest_whole_checkpoint
-from tasks.registry import eval_splits
+from tasks.registry import eval_splits, test_splits, value_of_text
 from tasks.rows import load_rows
 
 HERE = Path(__file__).resolve().parents[1]
@@ -70,6 +74,7 @@ OURS = (
     "metric_for_best_model",
 )
 UNSCORED = {("cola", "accuracy")}  # shown, but left out of GLUE's score
+WANTED_AS_WORDS = ("mnli", "ax", "qnli", "rte")  # the server takes the label's words; the other classes as 0 and 1
 SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
 
 
@@ -86,6 +91,9 @@ class ReportArguments:
     output_dir: str = option("out/glue_report", "Folder of runs, table and submission.")
     submission: bool = option(True, "Predict the test sets with each task's best seed.")
     report_only: bool = option(False, "Only write the table of the finished runs.")
+    predictions: str | None = option(
+        None, "Only write submission.zip into this folder of evaluate_t5.py --task glue/all --do_predict."
+    )
     dry_run: bool = option(False, "Print the commands and run nothing.")
 
 
@@ -115,6 +123,13 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
     cut = argv.index("--") if "--" in argv else len(argv)
     (args,) = parse_arguments([ReportArguments], argv[:cut], about=__doc__)
     more = argv[cut + 1 :]
+    if args.predictions:
+        refuse(
+            args,
+            "model_name_or_path data_dir report_only dry_run",
+            "has no effect with --predictions, which trains nothing",
+        )
+        return args, more, TaskArguments()
     names = [word.removeprefix("--").split("=")[0].replace("-", "_") for word in more if word.startswith("--")]
     for name in names:
         if name in OURS:
@@ -356,8 +371,50 @@ def submit(args: ReportArguments, report: dict) -> str:
     code = execute(command, log)
     if code:
         return f"none: evaluate_t5.py ended with {code}: {last_line(log)} ({log})"
-    whole = "whole" if "left out" not in log.read_text(encoding="utf-8", errors="replace") else f"in part, see {log}"
+    whole = f"in part, see {log}" if write_submission(folder) else "whole"
     return f"{folder / 'submission.zip'} ({whole})"
+
+
+def write_submission(folder: Path) -> list[str]:
+    """Writes submission.zip of the answers in the predictions.jsonl of evaluate_t5.py --do_predict; returns the files
+    that the server wants too and for which there are no answers. UserError if these are not the answers to GLUE."""
+    answers: dict[str, list[str]] = {}  # {file of the zip: its lines}
+    path = folder / "predictions.jsonl"
+    try:
+        with path.open(encoding="utf-8") as file:
+            for record in map(json.loads, file):
+                name = record["task"]
+                lines = answers.setdefault(submission_files(name)[record["split"]], [])
+                lines.append(f"{len(lines)}\t{submitted(name, record['prediction'])}\n")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--predictions {folder}: {path.name} is not what evaluate_t5.py --task glue/all --do_predict writes "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from None
+
+    def write(aside: Path) -> None:
+        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file, lines in answers.items():
+                archive.writestr(file, "".join(["index\tprediction\n", *lines]))
+
+    write_aside(folder / "submission.zip", write)
+    return [file for name in GLUE for file in submission_files(name).values() if file not in answers]
+
+
+def submission_files(name: str) -> dict[str, str]:
+    """{test split: file of the zip}: rte -> {"test": "RTE.tsv"}."""
+    files = GLUE[name]["submission_file"]
+    return files if isinstance(files, dict) else dict.fromkeys(test_splits(GLUE[name]), files)
+
+
+def submitted(name: str, answer: str) -> str | int:
+    """An answer as the server takes it. One that is no label is the first class, one that is no number 0; STS-B's scale
+    ends at 5."""
+    entry = GLUE[name]
+    value = value_of_text(entry, answer) or 0
+    if entry["target_type"] == "number":
+        return f"{min(max(value, 0.0), 5.0):.3f}"
+    return entry["labels"][value] if name in WANTED_AS_WORDS else value
 
 
 # ---------------------------------------------------------------- the script
@@ -365,6 +422,12 @@ def submit(args: ReportArguments, report: dict) -> str:
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to glue.json."""
     args, more, task_args = parse_flags(argv)
+    if args.predictions:
+        missing = write_submission(Path(args.predictions))
+        lacks = f"no answers for {', '.join(missing)}: the server takes whole submissions only" if missing else None
+        next_step = None if missing else "upload it at https://gluebenchmark.com/submit"
+        end_summary({"written to": f"{args.predictions}: submission.zip", "lacks": lacks, "next": next_step})
+        return {}
     runs = planned_runs(args, more)
     if args.dry_run:
         for run in runs:

@@ -6,11 +6,11 @@
 gaps.py makes of a line what pre-training would make of it, prompt.py answers.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, option
+from foundry.common.processes import world_size
 from foundry.features import Feature
 
 
@@ -44,7 +44,7 @@ class Prompt(Feature):
         ),
         (
             "interactive",
-            lambda _: int(os.environ.get("WORLD_SIZE", "1")) > 1,
+            lambda _: world_size() > 1,
             "one process answers a prompt: start it with python, without a launcher",
         ),
     )

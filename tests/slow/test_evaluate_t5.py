@@ -33,6 +33,7 @@ from foundry.model_t5 import build_config, create_model
 from foundry.training.optimizers import AdamWRMSScaled
 from tasks.registry import source_text
 from tasks.rows import load_rows
+from tools import report_glue
 
 ROOT = Path(__file__).parents[2]
 TIMINGS = ("_runtime", "_per_second")
@@ -290,7 +291,6 @@ class EvaluateTest(parameterized.TestCase):
         rows = read_lines(folder / "predictions.jsonl")
         self.assertEqual([row["task"] for row in rows], ["cola"] * 7 + ["mnli"] * 6 + ["stsb"] * 3)
         self.assertIn("average", printed)
-        self.assertFalse((folder / "submission.zip").exists())
 
     def test_all_leaves_out_what_is_missing_where_it_may(self):
         results, _, printed = self.run_script("--allow_missing", task="all")
@@ -345,22 +345,27 @@ class EvaluateTest(parameterized.TestCase):
             evaluate_t5.parse_flags(flags)
 
     # ------------------------------------------------------------ submission
-    def assert_submission(self, path: Path, expected: dict[str, list[str]]) -> None:
-        with zipfile.ZipFile(path) as archive:
+    def assert_submission(self, folder: Path, expected: dict[str, list[str]]) -> str:
+        """Makes submission.zip of the answers in a folder; returns what is printed."""
+        _, printed, _ = run_main(report_glue.main, "--predictions", folder)
+        with zipfile.ZipFile(folder / "submission.zip") as archive:
             texts = {name: archive.read(name).decode() for name in archive.namelist()}
         for name, answers in expected.items():
             lines = "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
             self.assertEqual(texts.pop(name), "index\tprediction\n" + lines, name)
         self.assertEmpty(texts)
+        return printed
 
     def test_submission_of_one_model_for_all_tasks(self):
         results, folder, printed = self.run_script("--do_predict", task="all")
-        self.assert_submission(folder / "submission.zip", SUBMISSION)
+        self.assertIn(f"python -m tools.report_glue --predictions {folder}\n", printed)
+        self.assertIn("gluebenchmark.com/submit", self.assert_submission(folder, SUBMISSION))
         self.assertEqual(results["rte_test_invalid_outputs"], 1)
         self.assertEqual(results["mnli_test_mismatched_invalid_outputs"], 1)
         self.assertEqual(results["ax_test_invalid_outputs"], 0)
         self.assertLen(read_lines(folder / "predictions.jsonl"), 33)
-        self.assertIn("gluebenchmark.com/submit", printed)
+        self.run_script("--do_predict", "--overwrite_output_dir", task="cola")
+        self.assertFalse((folder / "submission.zip").exists(), "it is of earlier answers")
 
     def test_submission_of_one_model_a_task(self):
         models = self.folder / "models"
@@ -373,10 +378,11 @@ class EvaluateTest(parameterized.TestCase):
             r"lacks 2 of 10 tasks(.|\n)*qqp: (.|\n)*rte: ", "--do_predict", folder=self.folder / "x", **options
         )
         _, folder, printed = self.run_script("--do_predict", "--allow_missing", **options)
-        self.assert_submission(
-            folder / "submission.zip", {name: SUBMISSION[name] for name in SUBMISSION.keys() - {"RTE.tsv", "QQP.tsv"}}
-        )
         self.assertRegex(printed, r"left out +qqp, rte")
+        self.assertNotIn("report_glue", printed)
+        in_part = {name: SUBMISSION[name] for name in SUBMISSION.keys() - {"RTE.tsv", "QQP.tsv"}}
+        printed = self.assert_submission(folder, in_part)
+        self.assertRegex(printed, r"lacks +no answers for QQP.tsv, RTE.tsv: the server takes whole submissions only")
         self.assertNotIn("gluebenchmark.com/submit", printed)
 
     def test_submission_names_missing_data(self):

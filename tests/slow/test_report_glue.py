@@ -141,15 +141,31 @@ class ReportTest(TestCase):
 
     def test_a_whole_submission_after_one_in_part(self):
         args = report_glue.ReportArguments(output_dir=str(self.folder / "submitted"))
-        for text, said in (("rte left out\n", "in part, see "), ("done\n", "(whole)")):
+        answers = [(task, split) for task in report_glue.GLUE for split in report_glue.submission_files(task)]
+        rows = [json.dumps(dict(task=task, split=split, prediction="2.5")) + "\n" for task, split in answers]
+        for count, said in ((3, "in part, see "), (len(rows), "(whole)")):
 
-            def execute(command: list[str], log: Path, text: str = text) -> int:  # noqa: ARG001
-                with log.open("a") as stream:
-                    stream.write(text)
+            def execute(command: list[str], _log: Path, count: int = count) -> int:
+                folder = Path(command[command.index("--output_dir") + 1])
+                folder.mkdir(exist_ok=True)
+                (folder / "predictions.jsonl").write_text("".join(rows[:count]))
                 return 0
 
             with mock.patch.object(report_glue, "execute", execute):
                 self.assertIn(said, report_glue.submit(args, {"tasks": {}}))
+
+    @parameterized.parameters(
+        ("", "No such file"),
+        ("{", "JSONDecodeError"),
+        ('{"task": "cola", "split": "validation", "prediction": ""}', "KeyError: 'validation'"),
+        ('{"task": "xsum", "split": "test", "prediction": ""}', "KeyError: 'xsum'"),
+    )
+    def test_other_answers_are_no_submission(self, text, message):
+        if text:
+            (self.folder / "predictions.jsonl").write_text(text + "\n")
+        _, _, error = run_main(report_glue.main, "--predictions", self.folder, code=2)
+        self.assertRegex(error, f"--predictions .*: predictions.jsonl is not what evaluate_t5.py .*{message}")
+        self.assertFalse((self.folder / "submission.zip").exists())
 
     def test_finished_runs_are_not_repeated(self):
         shutil.copytree(self.folder / "whole", self.folder / "again")
