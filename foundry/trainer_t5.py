@@ -13,9 +13,9 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -48,9 +48,6 @@ from foundry.training.preemption import EvaluationStopped, PreemptionCallback, w
 from foundry.training.progress import WatchCallback
 from foundry.training.teacher_forcing import score_rows
 
-if TYPE_CHECKING:
-    from tasks.examples import EvaluationTask
-
 
 def set_up_step(
     model: PreTrainedModel,
@@ -81,6 +78,19 @@ def kept_random_numbers(device: torch.device) -> Iterator[None]:
             np.random.set_state(arrays)
 
 
+@dataclass(frozen=True)
+class EvaluationTask:
+    """How the answers to one evaluation data set are found and scored.
+
+    class_label_ids: [C, T], as in T5Trainer. max_length: tokens that `generate` may write, start token included.
+    """
+
+    compute_metrics: Callable
+    class_label_ids: torch.Tensor | None
+    predict_with_generate: bool
+    max_length: int
+
+
 class T5Trainer(FiniteTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
@@ -102,7 +112,7 @@ class T5Trainer(FiniteTrainer):
         args: T5TrainingArguments,
         compute_metrics: Callable | None = None,
         class_label_ids: torch.Tensor | None = None,
-        evaluation_tasks: "dict[str, EvaluationTask] | None" = None,
+        evaluation_tasks: dict[str, EvaluationTask] | None = None,
         summarise: Callable[[dict], dict] | None = None,
         train_collator: OneShapeCollator | PackingCollator | None = None,
         task_record: dict | None = None,

@@ -9,7 +9,6 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -243,20 +242,6 @@ def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: n
     written = [row[: row.index(eos) + 1] if eos in row else row for row in written]  # beam search pads with EOS
     pairs = zip(decode_texts(task, tokenizer, ids), written, strict=True)
     return {"non_canonical_outputs": sum(text in task["labels"] and row not in canonical for text, row in pairs)}
-
-
-@dataclass
-class EvaluationTask:
-    """How the answers to one evaluation data set are found and scored.
-
-    class_label_ids: what the function of this name returns. max_length: tokens that `generate` may write, start token
-    included.
-    """
-
-    compute_metrics: Callable
-    class_label_ids: torch.Tensor | None
-    predict_with_generate: bool
-    max_length: int
 
 
 def task_metrics(

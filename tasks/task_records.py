@@ -8,7 +8,6 @@ Every checkpoint and export has it; uploads leave it out, since its absolute pat
 import typing
 from collections.abc import Collection
 from pathlib import Path
-from types import UnionType
 
 from constants import DATASET_VALS, TASK_RECORD
 from foundry.arguments.own_pairs import FLAGS_OF_FEATURES, OWN
@@ -16,7 +15,7 @@ from foundry.arguments.task import LENGTHS, TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
 from foundry.common.processes import print_once
-from foundry.common.reports import record_json
+from foundry.common.reports import is_of, record_json
 from foundry.common.words import comma_words
 from foundry.corpora.files import compressed
 from foundry.features import features_of_tasks, recorded_types
@@ -95,20 +94,6 @@ def read_record(folder: str) -> dict:
     except ValueError as error:
         raise UserError(f"{path}: {error}. {advice}") from None
     return record
-
-
-def is_of(value: typing.Any, wanted: typing.Any) -> bool:
-    """Whether a value of JSON has a type such as float, list[str] | None or dict[str, dict]."""
-    inner = typing.get_args(wanted)
-    if isinstance(wanted, UnionType):
-        return any(is_of(value, one) for one in inner)
-    if inner:
-        if not isinstance(value, typing.get_origin(wanted)):
-            return False
-        return all(is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
-    if isinstance(value, bool):
-        return wanted is bool
-    return isinstance(value, (int, float) if wanted is float else wanted)
 
 
 def recorded_fields(folder: str, name: str) -> dict:

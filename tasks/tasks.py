@@ -46,6 +46,7 @@ from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
 from foundry.features import NO_FEATURES, Features, features_of_tasks
 from foundry.model_t5 import flops_per_sequence
+from foundry.trainer_t5 import EvaluationTask
 from tasks import examples, registry, repeated_rows
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
@@ -255,7 +256,7 @@ class LoadedTask(Task):
         losses_of = partial(examples.losses_of, self.name, self.entry, self.tokenizer)
         return {split: losses_of(rows) for split, rows in self.rows.items()}
 
-    def judge(self, split: str, with_generate: bool) -> examples.EvaluationTask:
+    def judge(self, split: str, with_generate: bool) -> EvaluationTask:
         """How the answers to a split are found and scored. with_generate: generate texts even for a task of classes."""
         labels = examples.class_label_ids(self.entry, self.tokenizer)
         length = examples.answer_length(self.entry, labels)
@@ -264,7 +265,7 @@ class LoadedTask(Task):
         if self.entry["target"] in rows[0]:
             try_metrics(self.name, self.entry, *examples.references_of(self.entry, rows))
         compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, rows)
-        return examples.EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
+        return EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
 
 
 def counted_tokens(rows: "Dataset", column: str) -> TokenCounts:

@@ -17,9 +17,11 @@ import stat
 import subprocess
 import sys
 import textwrap
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 from constants import VERSION
@@ -256,6 +258,20 @@ def read_json(path: Path) -> dict:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object: {value!r:.60}")
     return value
+
+
+def is_of(value: Any, wanted: Any) -> bool:
+    """Whether a value of JSON has a type such as float, list[str] | None or dict[str, dict]."""
+    inner = typing.get_args(wanted)
+    if isinstance(wanted, UnionType):
+        return any(is_of(value, one) for one in inner)
+    if inner:
+        if not isinstance(value, typing.get_origin(wanted)):
+            return False
+        return all(is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, bool):
+        return wanted is bool
+    return isinstance(value, (int, float) if wanted is float else wanted)
 
 
 def code_of_pickle(error: Exception) -> str | None:

@@ -9,8 +9,7 @@ from foundry.arguments.task import TaskArguments, fields_of_flags, find_entry, t
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
 from foundry.common.processes import print_once
-from foundry.common.reports import read_json, read_metrics
-from tasks.task_records import is_of
+from foundry.common.reports import is_of, read_json, read_metrics
 
 # Types of what is read of run.json, beside the flags of tasks.
 _SHAPE = dict.fromkeys(("arguments", "versions", "git", "hardware", "examples"), dict)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -29,10 +29,9 @@ from foundry.common.reports import (
     write_json,
 )
 from foundry.common.whole_folders import SAVING, is_disk_full, patiently, remove, what_is_left
-from foundry.corpora.preview import LINES, print_preview, recorded
-from foundry.corpora.round_trip import described_losses
+from foundry.corpora.preview import LINES, Shown, print_preview, recorded
+from foundry.corpora.round_trip import Losses, described_losses
 from foundry.corpora.unknown import refuse_unknown
-from foundry.data_t5 import Text
 from foundry.features import adapters
 from foundry.model_t5 import count_parameters, dropout_of, is_adapted
 from foundry.modeling.families import shape_of
@@ -58,8 +57,21 @@ from foundry.training.checkpoints import (
 )
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
 
-if TYPE_CHECKING:
-    from tasks.tasks import TaskData
+
+class TrainingData(Protocol):
+    """What a training reads: `Text` or `TaskData`. tokens_per_example: None if rows have different lengths."""
+
+    tokens_per_example: float | None
+    steps_per_epoch: int | None
+    flops_per_sequence: Callable[..., float]
+    documents: dict[str, int]
+    read: dict[str, dict]
+    unknown: dict[str, float] | None
+    losses: dict[str, dict[str, Losses]]
+
+    def plan(self, steps: int) -> dict[str, str | None]: ...
+    def shown(self, whole: bool) -> list[list[Shown]]: ...
+    def fingerprints(self, tokenizer: Any) -> dict[str, str]: ...
 
 
 class Run:
@@ -86,7 +98,7 @@ class TrainingRun(Run):
     decision: what the run is. data: the training data. rows: further rows of the plan.
     """
 
-    def __init__(self, decision: Decision, trainer: T5Trainer, data: "Text | TaskData", rows: dict):
+    def __init__(self, decision: Decision, trainer: T5Trainer, data: TrainingData, rows: dict):
         super().__init__(decision.args, decision.title)
         self.decision, self.trainer, self.data = decision, trainer, data
         self.checkpoint = decision.checkpoint

@@ -21,7 +21,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from constants import IGNORE_INDEX
 from foundry.modeling.generation_settings import NEUTRAL
 from foundry.modeling.rows_at_a_time import rows_to_generate
-from tasks.registry import as_list
 
 # Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
 _PLAIN = NEUTRAL | {"min_new_tokens": None}
@@ -100,7 +99,7 @@ def write_answers(
     order = lengths.argsort(descending=True, stable=True)
     low = torch.is_autocast_enabled(device.type)
     size = rows_to_generate(model.config, int(lengths.max()), longest, count, device, low)
-    ends = torch.tensor(as_list(model.generation_config.eos_token_id), device=device)
+    ends = torch.tensor(model.generation_config.eos_token_id, device=device)
     model.eval()
     written = []
     for rows in order.split(size):

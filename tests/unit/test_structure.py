@@ -26,10 +26,11 @@ LINES = (
     {"foundry.features"},
     {"foundry.corpora", "foundry.modeling", "data_collator_t5"},
     {"foundry.arguments", "foundry.model_t5"},
-    {"foundry.data_t5", "tasks", "foundry.objectives", "foundry.publishing", "tools"},
+    {"foundry.data_t5", "foundry.objectives", "foundry.publishing"},
     {"foundry.training"},
     {"foundry.trainer_t5"},
     {"foundry.runs"},
+    {"tasks", "tools"},
     {"features"},
     {"benchmarks"},
 )
