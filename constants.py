@@ -132,7 +132,7 @@ OBJECTIVES = {
 # ---------------------------------------------------------------- optimizer, learning rate and schedule
 # A job's defaults for flags that are not given; docs/defaults.md has the source and scale of each value. All optimizers
 # but torch's AdamW scale a tensor's step by its RMS, which is near 0.05 in a matrix of T5: hence AdamW's lower rates.
-# warmup_steps below 1 is a share of the run: nanoT5's 10,000 of 65,536.
+# warmup_steps below 1 is a share of the run: nanoT5's 10,000 of 65,536. Without `dropout` it is the checkpoint's.
 OPTIMIZERS = ("adamw_rms_scaled", "adamw_torch", "adamw_torch_fused", "adafactor", "muon")
 DEFAULT_OPTIMIZER = OPTIMIZERS[0]
 # ZeRO gives an optimizer flat slices of the weights, which have no row and column means for Adafactor and no matrix
@@ -147,12 +147,14 @@ TRAINING_DEFAULTS = {
         lr_scheduler_type="cosine",
         learning_rate_batch=128,
         warmup_steps=10_000 / 65_536,
+        dropout=0.0,
     ),
     "continued pre-training": dict(
         learning_rate=_CHECKPOINT_RATES,
         learning_rate_batch=128,
         lr_scheduler_type="constant",
         warmup_steps=10_000 / 65_536,
+        dropout=0.0,
     ),
     "fine-tuning a checkpoint": dict(
         learning_rate=_CHECKPOINT_RATES, learning_rate_batch=32, lr_scheduler_type="constant", warmup_steps=0.05
@@ -164,9 +166,10 @@ TRAINING_DEFAULTS = {
         warmup_steps=0.1,
     ),
 }
-# In TRL the default rate for preferences, 1e-6, is a twentieth of that for fine-tuning, 2e-5.
+# In TRL the default rate for preferences, 1e-6, is a twentieth of that for fine-tuning, 2e-5. The reference of a
+# preference runs without dropout: with it even a model equal to the reference would have rewards. So are answers drawn.
 TRAINING_DEFAULTS["learning preferences"] = TRAINING_DEFAULTS["fine-tuning a checkpoint"] | dict(
-    learning_rate={optim: rate / 20 for optim, rate in _CHECKPOINT_RATES.items()}
+    learning_rate={optim: rate / 20 for optim, rate in _CHECKPOINT_RATES.items()}, dropout=0.0
 )
 # LoRA's matrices B begin at 0, where steps scaled by a tensor's RMS are smallest: torch's AdamW is the default.
 LORA = " with LoRA"

@@ -99,7 +99,7 @@ def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
     tokenizer = named_tokenizer(model)
     batches = Batches(*tasks.most_tokens(tokenizer), 0, packed, packable=tasks.packable)
     title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
-    return settle(title, model, data, args, tokenizer, batches, args.features.dropout), tasks
+    return settle(title, model, data, args, tokenizer, batches), tasks
 
 
 def trained_tokenizer(run: Decision, tasks: Tasks) -> PreTrainedTokenizerBase:
@@ -117,25 +117,20 @@ def main(argv: list[str] | None = None) -> dict:
     set_seed(run.args.seed)
     with run.args.main_process_first():
         tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
-    model, vocabulary = build_model(run, tokenizer, run.args.features.dropout)
-    with run.args.main_process_first():
-        data = run.args.features.replacement(TaskData)(tasks, tokenizer, run.args)
+    model, vocabulary = build_model(run, tokenizer)
+    data = run.args.features.replacement(TaskData)(tasks, tokenizer, run.args, model)
     check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), *run.groups)
     data.resume(run.checkpoint)
     generates = any(task.predict_with_generate for task in data.judged.values())
     forget_search(model, greedy=not generates)
     set_generation_length(model, data.generation_length)
-    collator = padding_collator(tokenizer, model)
-    splits = data.train, data.validation
-    for feature in run.args.features:
-        splits = feature.read_by(model, splits, run.args, data.args, collator)
 
     trainer = T5Trainer(
         model=model,
         args=run.args,
-        train_dataset=splits[0],
-        eval_dataset=splits[1],
-        data_collator=collator,
+        train_dataset=data.train,
+        eval_dataset=data.validation,
+        data_collator=padding_collator(tokenizer, model),
         train_collator=train_collator(data.train, run.args, model),
         processing_class=tokenizer,
         evaluation_tasks=data.judged,

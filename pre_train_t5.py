@@ -80,7 +80,7 @@ def decide(argv: list[str] | None) -> Decision:
     """What this run does, decided from flags, the model's shape, the machine and --output_dir."""
     model, text, args = parse_flags(argv)
     batches = Batches(*objective_type(text).lengths(text), shapes=1, packed=packed_flag(text))
-    return settle("pre-training", model, text, args, named_tokenizer(model), batches, dropout=0.0)
+    return settle("pre-training", model, text, args, named_tokenizer(model), batches)
 
 
 @exit_on_user_error()
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> dict:
     tokenizer = found.tokenizer
     if run.model.model_name_or_path is None:
         tokenizer = objective_type(run.data).new_tokenizer(tokenizer, run.data)
-    model, vocabulary = build_model(run, tokenizer, dropout=0.0)
+    model, vocabulary = build_model(run, tokenizer)
     objective = get_objective(run.data, tokenizer, model)
     check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), *run.groups)
     text = run.args.features.replacement(Text)(found, objective, run.args, run.checkpoint)

@@ -58,17 +58,10 @@ class Feature:
     backends: ClassVar[Sequence[str]] = ()  # values of --backend of predict_t5.py whose `engine` it has
     formats: ClassVar[Sequence[str]] = ()  # values of --formats of export_checkpoint.py that `export` writes
     recorded: ClassVar[Sequence[str]] = ()  # flags that an evaluation takes over from the training
-    logit_copies: ClassVar[int] = 0  # float32 tensors of a chunk's logits that its loss adds, for the memory plan
-    dropout: ClassVar[float | None] = None  # the dropout rate if no flag gives one; None: the checkpoint's
-    curves: ClassVar[Sequence[str]] = ()  # metrics of the training logs that loss.png shows too
 
     def is_on(self) -> bool:
         """Whether the flags ask for it."""
         raise NotImplementedError
-
-    def of_tasks(self, tasks: Any, args: Any) -> None:
-        """Takes what it needs of the tasks of a fine-tuning (`Tasks`), of which no row is read yet. UserError for flags
-        that do not go with them. Called also while it is off: an entry may ask for it."""
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """{training flag: value} that follows from all flags of the run; `flags.given` has the names of those given."""
@@ -119,44 +112,6 @@ class Feature:
         """What is called in the place of a class or function of the core, such as a maker of its subclass: FoundText,
         Text (data_t5.py), Task, Tasks, TaskData (tasks/tasks.py), find_documents (create_tokenizer.py)."""
         return of
-
-    def read(self, tasks: list, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Takes what it needs of the rows as texts, before those of training are let go. tasks: LoadedTasks
-        (tasks/tasks.py). UserError for rows that do not go with it."""
-
-    def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
-        """{task: its tokenised training rows}, perhaps with further columns."""
-        return data
-
-    def read_by(self, model: "PreTrainedModel", splits: tuple, args: Any, task_args: Any, collator: Callable) -> tuple:
-        """(training rows, validation rows) with further columns that the starting weights make of the rows, which are
-        those of `splits`."""
-        return splits
-
-    def collator(self, collator: Callable) -> Callable:
-        """The collator of cached training rows, which may add tensors to a batch. A stream makes its batches itself, so
-        a tensor that --streaming needs too comes from `LossTerm.before`."""
-        return collator
-
-    def loss(self, model: "PreTrainedModel", args: Any) -> Any:
-        """A LossTerm (modeling/loss.py), which is mixed into the loss of each target token; None without one. Terms are
-        mixed in turn, in the order of the folders' names. `whole_loss` of another feature replaces them all."""
-        return None
-
-    def whole_loss(self) -> Callable | None:
-        """In place of the loss of tokens: function(model, labels, num_items, inputs, chunk) -> LossOutput, with the
-        arguments as in `compute_loss_in_forward` (modeling/loss.py); None without one."""
-        return None
-
-    def callbacks(self, trainer: Any) -> list:
-        """TrainerCallbacks. One with `begin_step(batches)` returns by what the loss of the step is divided; one with
-        `count_batches(batches)` sees them without changing that; one with `state() -> dict` and `restore(state)` is
-        saved with a checkpoint, for each rank."""
-        return []
-
-    def memory(self, args: Any) -> dict[str, int]:
-        """{what it holds: its bytes in each process}, beside the model that is trained."""
-        return {}
 
     def parts(self) -> dict[str, tuple]:
         """{what python -m benchmarks measures of it: (function, help, defaults of its flags)}."""
@@ -306,28 +261,11 @@ class Features:
         for key, value in overrides.items():
             raise UserError(f"--config_overrides {key}={value}: is for a new model, and a checkpoint has its own shape")
 
-    @property
-    def dropout(self) -> float | None:
-        """The dropout rate if no flag gives one; None: the checkpoint's."""
-        return next((feature.dropout for feature in self if feature.dropout is not None), None)
-
     def job(self, job: str) -> str:
         """The key of TRAINING_DEFAULTS, from the one without them."""
         for feature in self:
             job = feature.job(job)
         return job
-
-    def whole_loss(self) -> Callable | None:
-        """The loss that replaces that of tokens, if one of them has one."""
-        return next(filter(None, (feature.whole_loss() for feature in self)), None)
-
-    def loss_terms(self, model: "PreTrainedModel", args: Any) -> list:
-        """The LossTerms that they mix into the loss."""
-        return [term for feature in self if (term := feature.loss(model, args)) is not None]
-
-    def memory(self, args: Any) -> dict[str, int]:
-        """{what they hold: its bytes in each process}."""
-        return {name: size for feature in self for name, size in feature.memory(args).items() if size}
 
 
 NO_FEATURES = Features()

@@ -38,6 +38,7 @@ from foundry.model_t5 import use_one_embedding_module
 from foundry.modeling.families import family_of
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
+from foundry.modeling.learning import Learning
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.training.batching import OneShapeCollator, PackingCollator
@@ -129,8 +130,10 @@ class T5Trainer(FiniteTrainer):
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
-        terms = args.features.loss_terms(model, args)
-        set_up_step(model, args, terms, args.features.whole_loss())
+        learnings = args.features.of(Learning)
+        losses = [learning.loss(model, args) for learning in learnings]
+        terms = [loss for loss in losses if isinstance(loss, LossTerm)]
+        set_up_step(model, args, terms, next(filter(callable, losses), None))
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:
@@ -147,7 +150,7 @@ class T5Trainer(FiniteTrainer):
         self.add_callback(self.preemption)
         self.watch = WatchCallback()
         self.add_callback(self.watch)
-        self.feature_callbacks = [callback for feature in args.features for callback in feature.callbacks(self)]
+        self.feature_callbacks = [callback for learning in learnings for callback in learning.callbacks(self)]
         if any(names := [term.logged for term in terms]):
             self.feature_callbacks.append(LossTermsCallback(self, names))
         for callback in self.feature_callbacks:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
@@ -46,6 +46,7 @@ from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
 from foundry.features import NO_FEATURES, Features, features_of_tasks
 from foundry.model_t5 import flops_per_sequence
+from foundry.modeling.learning import Learning
 from foundry.trainer_t5 import EvaluationTask
 from tasks import examples, registry, repeated_rows
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
@@ -287,7 +288,13 @@ def _unknown_direction(metric: str) -> str:
 
 
 class Tasks:
-    """The task or tasks that the flags name, with their metrics; TaskData has their rows. Iterates over the Tasks."""
+    """The task or tasks that the flags name, with their metrics; TaskData has their rows. Iterates over the Tasks.
+
+    answers: how many whole answers of a row the loss reads (`Learning.of_tasks`), so that rows are not packed; None:
+    the targets, which may be packed. Known once `flags` is called.
+    """
+
+    answers: int | None = None
 
     def __init__(self, tasks: list[Task]):
         self.tasks, self.args = tasks, tasks[0].args
@@ -330,7 +337,7 @@ class Tasks:
         if tokenizer is not None:
             labels = [examples.class_label_ids(task.entry, tokenizer) for task in self]
             lengths = [examples.answer_length(task.entry, ids) for task, ids in zip(self, labels, strict=True)]
-        return max(task.entry["max_source_length"] for task in self), self.answers * max(lengths)
+        return max(task.entry["max_source_length"] for task in self), (self.answers or 1) * max(lengths)
 
     def flags(self, args: FineTuningArguments) -> dict:
         """{training flag: value} that follows from the tasks: which metric chooses the best checkpoint, which way it is
@@ -338,8 +345,8 @@ class Tasks:
         direction is unknown."""
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy", "the rows of a mixture come in random order")
-        for feature in args.features.all:
-            feature.of_tasks(self, args)
+        answers = [each.of_tasks(self, args) for each in args.features.all if isinstance(each, Learning)]
+        self.answers = max(filter(None, answers), default=None)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:
             names = [task.entry["metrics"][0] for task in self]
@@ -367,14 +374,9 @@ class Tasks:
         }
 
     @property
-    def answers(self) -> int:
-        """The most answers that a row has, of which the target is one."""
-        return 1 + max(len(registry.sides_of(task.entry)) for task in self)
-
-    @property
     def packable(self) -> bool:
         """Whether several examples may be put into a row."""
-        return self.answers == 1
+        return self.answers is None
 
     @staticmethod
     def job(has_checkpoint: bool) -> str:
@@ -569,33 +571,42 @@ class TaskData(TaskRows):
 
     tokens_per_example = None  # rows have different lengths
 
-    def __init__(self, tasks: Tasks, tokenizer: PreTrainedTokenizerBase, args: T5TrainingArguments):
+    def __init__(
+        self,
+        tasks: Tasks,
+        tokenizer: PreTrainedTokenizerBase,
+        args: T5TrainingArguments,
+        model: PreTrainedModel | None = None,
+    ):
         self.named, self.args, self.training_args, self.tokenizer = tasks, tasks.args, args, tokenizer
-        read = []  # the rows of all tasks are read before any is tokenised, so that a mistake shows at once
-        for task in tasks:
-            if task.name == OWN:
-                length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, tokenizer))
-                entry = as_source(name_of(self.args), task.entry | {"max_target_length": length})
-                print_once(
-                    "your pairs as an entry of constants.py, which may replace the flags:", *entry.split("\n"), ""
-                )
-            read.append((task, self.read_rows(task)))
-        super().__init__([LoadedTask(task, rows, tokenizer) for task, rows in read])
-        for feature in args.features:
-            feature.read(self.tasks, tokenizer)
+        with args.main_process_first(desc="tokenising the rows"):
+            super().__init__(self.loaded(tasks))
+        for learning in args.features.of(Learning):
+            learning.rows(self, model)
         for task in self.tasks:
             task.rows.pop("train", None)  # their tokens are enough
-        for feature in args.features:
-            rows = {task.name: task.data["train"] for task in self.tasks if "train" in task.data}
-            for name, changed in feature.rows(rows, args, self.args).items():
-                next(task for task in self.tasks if task.name == name).data["train"] = changed
-        self.train = self.training_data()
+        with args.main_process_first(desc="tokenising the text"):
+            self.train = self.training_data()
         if self.args.span_corruption_file:
             self.losses[CORRUPTED] = {"documents": self.train.datasets[-1].losses}
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
         self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
         data = {name: task.data[split] for name, (task, split) in places.items()}
         self.validation = data if len(data) > 1 else next(iter(data.values()))
+
+    def loaded(self, tasks: Tasks) -> list[LoadedTask]:
+        """The tasks with their rows and tokens. The rows of all are read before any is tokenised, so that a mistake
+        shows at once."""
+        read = []
+        for task in tasks:
+            if task.name == OWN:
+                length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, self.tokenizer))
+                entry = as_source(name_of(self.args), task.entry | {"max_target_length": length})
+                print_once(
+                    "your pairs as an entry of constants.py, which may replace the flags:", *entry.split("\n"), ""
+                )
+            read.append((task, self.read_rows(task)))
+        return [LoadedTask(task, rows, self.tokenizer) for task, rows in read]
 
     def read_rows(self, task: Task) -> dict[str, list[dict]]:
         """{split: all its rows} of a task."""
@@ -612,9 +623,8 @@ class TaskData(TaskRows):
             rates = mixing_rates(sizes, self.args.mixing, cap, self.args.mixing_temperature)
         if self.args.span_corruption_file:
             share = self.args.span_corruption_share or CORRUPTED_SHARE
-            with args.main_process_first(desc="tokenising the text"):
-                longest, _ = self.named.most_tokens(self.tokenizer)
-                parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, longest, args.seed)
+            longest, _ = self.named.most_tokens(self.tokenizer)
+            parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, longest, args.seed)
             rates = [*rates, sum(rates) * share / (1 - share)]
         rows = sum(min(size, cap) for size in sizes)
         return Mixture(parts, rates, round(rows / (1 - share))) if len(parts) > 1 else parts[first.name]

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
-from foundry.features import Feature
+from foundry.modeling.learning import Learning
 
 
 @dataclass
-class Distillation(Feature):
+class Distillation(Learning):
     """Learns from a teacher that runs beside the student."""
 
     _argument_group_name = "distillation"
@@ -158,33 +158,31 @@ class TaskDistillation(Distillation):
         at_most=1,
     )
 
-    def of_tasks(self, tasks: Any, args: Any) -> None:
+    def of_tasks(self, tasks: Any, args: Any) -> int | None:
         from foundry.arguments.sharding import wants_fsdp, zero_stage
 
-        if self.is_on() and self.on_policy_share and (zero_stage(args) == 3 or wants_fsdp(args)):
+        if not (self.is_on() and self.on_policy_share):
+            return None
+        if zero_stage(args) == 3 or wants_fsdp(args):
             flag = f"--deepspeed {args.deepspeed}" if args.deepspeed else "--fsdp"
             name = f"--on_policy_share {self.on_policy_share:g}"
             raise UserError(f"{flag}: {name} draws answers, which needs whole weights on each GPU: leave one out")
+        return 1
 
-    def replacement(self, of: Callable) -> Callable:
-        if not self.on_policy_share or of.__name__ != "Tasks":
-            return of
-        return type(of.__name__, (of,), {"packable": False})
-
-    def read(self, tasks: list, tokenizer: Any) -> None:
+    def rows(self, data: Any, model: Any) -> None:
+        from features.distillation.cached_teacher import teach
+        from foundry.training.drawn_answers import numbered
         from tasks.examples import answer_length, class_label_ids
         from tasks.predictions import other_task
 
-        self.longest = max(answer_length(task.entry, class_label_ids(task.entry, tokenizer)) for task in tasks)
-        self.other_task = other_task(self.teacher, [task.entry for task in tasks])
-
-    def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
-        from features.distillation.cached_teacher import teach
-        from foundry.training.drawn_answers import numbered
-
-        if self.on_policy_share:
-            return {name: numbered(rows) for name, rows in data.items()}
-        return teach(data, self, args, task_args) if self.top_k else data
+        entries = [task.entry for task in data.tasks]
+        self.longest = max(answer_length(entry, class_label_ids(entry, data.tokenizer)) for entry in entries)
+        self.other_task = other_task(self.teacher, entries)
+        if self.top_k:
+            with data.training_args.main_process_first():
+                teach(data, self)
+        for task in data.tasks if self.on_policy_share else ():
+            task.data["train"] = numbered(task.data["train"])
 
     def loss(self, model: Any, args: Any) -> Any:
         import torch

@@ -1,6 +1,6 @@
 """A teacher's likeliest tokens at each target token of the training rows, computed once and cached on disk.
 
-    data = teach(data, how, args, task_args)     # adds "teacher_ids" [T * K], "teacher_log_probs" [T * (K + 1)] to rows
+    teach(data, how)     # adds "teacher_ids" [T * K], "teacher_log_probs" [T * (K + 1)] to the training rows
 
 The last of K + 1 log-probabilities is that of all other tokens (divergence.py). The cache's key holds rows, weights of
 the teacher, K and temperature. A target token takes 8 K + 4 bytes.
@@ -22,7 +22,6 @@ from data_collator_t5 import shift_right
 from features.distillation.divergence import CACHED, Divergence, log_of_others
 from features.distillation.teacher import load_teacher
 from foundry.arguments.task import TaskArguments
-from foundry.arguments.training import FineTuningArguments
 from foundry.common.whole_folders import cached
 from foundry.corpora.chunks import row_lengths
 from foundry.modeling.families import output_head
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from features.distillation import Distillation
+    from tasks.tasks import TaskData
 
 
-def teach(
-    data: "dict[str, Dataset]", how: "Distillation", args: FineTuningArguments, task_args: TaskArguments
-) -> "dict[str, Dataset]":
-    """{task: its rows}, as in `data`, with the teacher's columns. The teacher is in memory only during the call."""
-    teacher = load_teacher(how.teacher, args)
+def teach(data: "TaskData", how: "Distillation") -> None:
+    """Gives the training rows the teacher's columns. The teacher is in memory only during the call."""
+    teacher = load_teacher(how.teacher, data.training_args)
     divergence = how.divergence(teacher)
-    return {name: _taught(name, rows, teacher, divergence, task_args) for name, rows in data.items()}
+    for task in data.tasks:
+        task.data["train"] = _taught(task.name, task.data["train"], teacher, divergence, data.args)
 
 
 def _taught(name: str, rows: "Dataset", teacher: PreTrainedModel, how: Divergence, args: TaskArguments) -> "Dataset":

@@ -15,7 +15,8 @@ from constants import PREFERENCE_METRICS
 from foundry.common.errors import UserError
 from foundry.common.flags import check_rules, option, refuse
 from foundry.common.words import listed
-from foundry.features import Feature, TaskFeature
+from foundry.features import TaskFeature
+from foundry.modeling.learning import Learning
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,24 +219,23 @@ class ComparedAnswers(TaskFeature):
 
 
 @dataclass
-class Preferences(Feature):
+class Preferences(Learning):
     """Learns preferences, if the entry of the task has some."""
 
     decisive: ClassVar = ("preference", "preference_beta", "simpo_gamma")
-    dropout: ClassVar = 0.0  # the reference runs without: with dropout even a model equal to it would have rewards
     how = None  # the loss, a `Preference`; not `preference`, which is a flag
     entry = None  # of the task
 
     def is_on(self) -> bool:
         return self.how is not None
 
-    def of_tasks(self, tasks: Any, args: Any) -> None:
+    def of_tasks(self, tasks: Any, args: Any) -> int | None:
         from features.preferences.losses import Preference
         from foundry.arguments.sharding import zero_stage
 
         self.entry = next((task.entry for task in tasks if "preference" in task.entry), None)
         if self.entry is None:
-            return
+            return None
         self.how = Preference(**self.entry["preference"])
         name = f"--preference {self.how.kind}"
         if len(tasks) > 1 or tasks.args.span_corruption_file:
@@ -251,6 +251,7 @@ class Preferences(Feature):
                     f"--deepspeed {args.deepspeed}: {name} {known}, and ZeRO-3 holds no whole weights then; take "
                     "zero_stage2_config.json or --fsdp"
                 )
+        return 2
 
     def job(self, job: str) -> str:
         if not job.startswith("fine-tuning a checkpoint"):
@@ -260,7 +261,7 @@ class Preferences(Feature):
             )
         return job.replace("fine-tuning a checkpoint", "learning preferences")
 
-    def whole_loss(self) -> Callable:
+    def loss(self, model: Any, args: Any) -> Callable:
         from features.preferences.batches import preference_loss
 
         return partial(preference_loss, self.how)
@@ -270,10 +271,11 @@ class Preferences(Feature):
 
         return [PreferenceCallback(trainer, self.how)]
 
-    def read_by(self, model: Any, splits: tuple, args: Any, task_args: Any, collator: Callable) -> tuple:
-        from features.preferences.reference import with_reference
+    def rows(self, data: Any, model: Any) -> None:
+        from features.preferences.reference import add_reference
 
-        return with_reference(splits, model, args, task_args, collator) if self.how.has_reference else splits
+        if self.how.has_reference:
+            add_reference(data, model)
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         entry, preference = self.entry, self.how

@@ -1,14 +1,12 @@
 """What training on preferences needs besides the loss: log-probabilities under the reference, and sums over a step.
 
-    splits = with_reference(splits, model, args, task_args, collator)   # before training, as the model is the reference
-    learning = PreferenceCallback(trainer, preference)                  # in T5Trainer
+    add_reference(data, model)                          # before training, as the model is the reference
+    learning = PreferenceCallback(trainer, preference)  # in T5Trainer
 
 Legend of shapes: B rows of a batch, N rows of a data set.
 """
 
 import hashlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,35 +23,33 @@ from transformers import (
 from constants import IGNORE_INDEX
 from features.preferences.batches import AnswersCollator
 from features.preferences.losses import OF_PREFERENCE, SUMS, Preference, preference_metrics
-from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached, difference
 from foundry.corpora.chunks import row_lengths
 from foundry.model_t5 import weights_digest
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
+from foundry.training.batching import padding_collator
 from foundry.training.flow import SumsCallback
 from foundry.training.teacher_forcing import score_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from tasks.tasks import TaskData
+
 
 # ---------------------------------------------------------------- the reference
-def with_reference(
-    splits: tuple, model: PreTrainedModel, args: FineTuningArguments, cache: TaskArguments, collator: Callable
-) -> tuple:
-    """The training rows and the validation rows, which are a table or {name: table}, with a column `reference`: the
-    log-probabilities of both answers under `model`, which must still have its starting weights. LoRA's matrices may be
-    added already, since they change no output before training.
+def add_reference(data: "TaskData", model: PreTrainedModel) -> None:
+    """Gives the rows of all splits a column `reference`: the log-probabilities of both answers under `model`, which
+    must still have its starting weights. LoRA's matrices may be added already, since they change no output before
+    training.
     """
+    args, collator = data.training_args, padding_collator(data.tokenizer, model)
     digest = [weights_digest(model) if args.process_index == 0 else None]
     key = hashlib.sha256(f"{broadcast_object_list(digest)[0]} {args.bf16}".encode()).hexdigest()
-    add = partial(_with_column, model=model, args=args, collator=collator, key=key, cache=cache)
-    train, validation = splits
-    if isinstance(validation, dict):
-        return add(train), {name: add(rows) for name, rows in validation.items()}
-    return add(train), add(validation)
+    (task,) = data.tasks
+    task.data = {split: _with_column(rows, model, args, collator, key, data.args) for split, rows in task.data.items()}
 
 
 def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, key: str, cache) -> "Dataset":
@@ -67,7 +63,9 @@ def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, ke
         values = _log_probabilities(rows, model, args, collator)
         with args.main_process_first():
             cached(folder, "reference", key, lambda aside: np.save(aside / "reference.npy", values), not is_cached)
-    return rows.add_column("reference", np.load(kept / "reference.npy").tolist())
+    # The fingerprint stays: rows and starting weights decide the column, and a run that resumes compares the rows.
+    values = np.load(kept / "reference.npy").tolist()
+    return rows.add_column("reference", values, new_fingerprint=rows._fingerprint)
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from constants import TASK_RECORD
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option, refuse
-from foundry.features import Feature, TaskFeature
+from foundry.features import TaskFeature
+from foundry.modeling.learning import Learning
 
 METHODS = ("scst", "rloo", "grpo")
 _HOW = "reward_method reward_samples reward_temperature reward_kl reward_unscaled reward_updates reward_clip"
@@ -33,7 +34,7 @@ class RewardedTask(TaskFeature):
 
 
 @dataclass
-class Rewards(Feature):
+class Rewards(Learning):
     """Learns from rewards of the model's own answers."""
 
     _argument_group_name = "rewards"
@@ -62,9 +63,7 @@ class Rewards(Feature):
         ("reward", lambda flags: flags.get("teacher"), "not with --teacher, whose loss it replaces: leave one out"),
     )
     decisive: ClassVar = ("reward", "supervised_share", *_HOW.split())
-    dropout: ClassVar[float | None] = 0.0  # answers are drawn without
-    curves: ClassVar = ("reward", "answer_length")
-    # Found by `of_tasks`, `check`, `read` and `callbacks`. They have no type: with one they would be flags.
+    # Found by `of_tasks`, `check`, `rows` and `callbacks`. They have no type: with one they would be flags.
     scorer = entry = method = train_rows = tokenizer = reference = None
     reference_bytes, repeated = 0, ""
 
@@ -103,14 +102,9 @@ class Rewards(Feature):
             )
         return {} if "loss_chunk_size" in flags.given else {"loss_chunk_size": CHUNK}
 
-    def replacement(self, of: Callable) -> Callable:
-        if of.__name__ != "Tasks":
-            return of
-        return type(of.__name__, (of,), {"answers": self.texts, "packable": False})
-
-    def of_tasks(self, tasks: Any, args: Any) -> None:
+    def of_tasks(self, tasks: Any, args: Any) -> int | None:
         if not self.is_on():
-            return
+            return None
         from features.rewards.scores import Reward
         from foundry.arguments.sharding import wants_fsdp, zero_stage
 
@@ -130,6 +124,7 @@ class Rewards(Feature):
             raise UserError(
                 f"{flag}: {name} draws answers, which needs whole weights on each GPU; take zero_stage2_config.json"
             )
+        return self.texts
 
     def job(self, job: str) -> str:
         if not job.startswith("fine-tuning a checkpoint"):
@@ -147,16 +142,18 @@ class Rewards(Feature):
         has_copy = self.reward_kl and not shares_weights
         self.reference_bytes = 4 * (shape.layer_weights + shape.embedding_weights) if has_copy else 0
 
-    def read(self, tasks: list, tokenizer: Any) -> None:
+    def rows(self, data: Any, model: Any) -> None:
         from features.rewards.methods import Method
         from features.rewards.scores import repeated_sources, with_all_references
+        from foundry.training.drawn_answers import numbered
         from tasks.examples import answer_length, class_label_ids, references_of
 
-        (task,) = tasks
-        self.entry, self.tokenizer = task.entry, tokenizer
+        (task,) = data.tasks
+        task.data["train"] = numbered(task.data["train"])
+        self.entry, self.tokenizer = task.entry, data.tokenizer
         self.train_rows = with_all_references(task.entry, task.rows["train"])
         self.repeated = repeated_sources(task.entry, task.rows["train"])
-        longest = answer_length(task.entry, class_label_ids(task.entry, tokenizer))
+        longest = answer_length(task.entry, class_label_ids(task.entry, data.tokenizer))
         self.method = Method(
             self.reward_method,
             self.reward_samples,
@@ -179,12 +176,7 @@ class Rewards(Feature):
                 f"--reward {self.reward}: fails on the first rows. {type(error).__name__}: {error}"
             ) from error
 
-    def rows(self, data: dict[str, Any], args: Any, task_args: Any) -> dict[str, Any]:
-        from foundry.training.drawn_answers import numbered
-
-        return {name: numbered(rows) for name, rows in data.items()}
-
-    def whole_loss(self) -> Callable:
+    def loss(self, model: Any, args: Any) -> Callable:
         from features.rewards.methods import reward_loss
 
         return partial(reward_loss, self.method)

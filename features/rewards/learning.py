@@ -68,6 +68,7 @@ class RewardCallback(SumsCallback):
     """
 
     saved_as = "rewards"
+    curves = ("reward", "answer_length")
 
     def __init__(self, trainer: Any, how: "Rewards"):
         self.how, self.method = how, how.method

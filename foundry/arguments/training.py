@@ -181,6 +181,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     features = NO_FEATURES  # those of the script, with their flags; no field, so that no checkpoint needs their folders
     defaults_of: str | None = field(default=None, init=False)  # the job whose default learning rate was taken
+    default_dropout: float | None = field(default=None, init=False)  # the job's rate; None: the checkpoint's
     given: frozenset = field(default=frozenset(), init=False)  # flags that the command line or a recipe sets
     unnamed: frozenset = field(default=frozenset(), init=False)  # flags that only the default recipe sets
 
@@ -436,6 +437,7 @@ def check_training(args: T5TrainingArguments, job: str) -> None:
         args.learning_rate = TRAINING_DEFAULTS[job]["learning_rate"][args.optim]
         args.defaults_of = job
         args.learning_rate_batch = args.learning_rate_batch or TRAINING_DEFAULTS[job]["learning_rate_batch"]
+    args.default_dropout = TRAINING_DEFAULTS[job].get("dropout")
     _choose_schedule(args, TRAINING_DEFAULTS[job])
     check_rules(args, _RULES)
     check_rules(args, _GIVEN_RULES, args.given)

@@ -61,16 +61,14 @@ def settle(
     args: T5TrainingArguments,
     tokenizer: PreTrainedTokenizerBase | None,
     batches: Batches,
-    dropout: float | None = None,
 ) -> Decision:
     """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
-    call this. dropout: the script's default, if no flag gives one. UserError for a run that cannot work on this
-    machine."""
+    call this. UserError for a run that cannot work on this machine."""
     form = args.features.form()
     check_model_source(model, args, batches.packed, form)
     check_same_flags(model, data, *args.groups)
     checkpoint = prepare_output_dir(args)
-    planned = planned_model(model, tokenizer, dropout, args.features)
+    planned = planned_model(model, tokenizer, args.default_dropout, args.features)
     job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, form)
     speed = decide_speed(job, args)
     args = args.replaced(**speed.flags(args), features=args.features.in_form(speed.form))
@@ -81,11 +79,9 @@ def settle(
     return Decision(title, model, data, args, tokenizer, speed, checkpoint)
 
 
-def build_model(
-    run: Decision, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None
-) -> tuple[PreTrainedModel, str | None]:
+def build_model(run: Decision, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, str | None]:
     """(model with its weights, ready to be trained as decided; summary of a switched vocabulary, or None)."""
-    features = run.args.features
+    features, dropout = run.args.features, run.args.default_dropout
     if tokenizer is not run.tokenizer:  # it was trained on the text, or an objective such as UL2 added its mode tokens
         config = planned_model(run.model, tokenizer, dropout, features).config
         for feature in features:

@@ -34,6 +34,7 @@ from foundry.common.reports import human_bytes
 from foundry.model_t5 import build_config, count_parameters, is_adapted
 from foundry.modeling.families import Stack, family_of, shape_of
 from foundry.modeling.forms import BLOCK, weight_bytes
+from foundry.modeling.learning import held
 from foundry.modeling.loss import CHUNK
 from foundry.training.optimizers import check_muon, check_schedule
 
@@ -396,7 +397,7 @@ def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
     memory = processes * (weights + gradients + _state_bytes(model, args))
     memory = memory / args.world_size if _shards_by_fsdp(args) else memory
-    return memory + processes * sum(args.features.memory(args).values())
+    return memory + processes * sum(held(args.features, args).values())
 
 
 def _shards_by_fsdp(args: T5TrainingArguments) -> bool:

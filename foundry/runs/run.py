@@ -35,6 +35,7 @@ from foundry.corpora.unknown import refuse_unknown
 from foundry.features import adapters
 from foundry.model_t5 import count_parameters, dropout_of, is_adapted
 from foundry.modeling.families import shape_of
+from foundry.modeling.learning import held
 from foundry.runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -157,7 +158,7 @@ class TrainingRun(Run):
             + (f", {torch.get_num_threads()} threads" if args.device.type == "cpu" and not args.assume_gpu else ""),
             "frozen weights": self.decision.speed.forms,
             "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
-            f"{''.join(f', {name}' for name in args.features.memory(args))}), plus activations; "
+            f"{''.join(f', {name}' for name in held(args.features, args))}), plus activations; "
             f"{human_bytes(needs.memory_there)} available",
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(needs.disk_there)} free",
@@ -205,7 +206,8 @@ class TrainingRun(Run):
         peak = peak and peak * ranks
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, self._flops(), peak, ranks)]
         if is_first_process():
-            further = [name for feature in args.features for name in feature.curves]
+            of_features = self.trainer.feature_callbacks
+            further = [name for callback in of_features for name in getattr(callback, "curves", ())]
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir, further)]
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:

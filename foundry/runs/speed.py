@@ -25,6 +25,7 @@ from foundry.model_t5 import count_parameters, dropout_of, flops_per_sequence, i
 from foundry.modeling.attentions import Case
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.forms import FORMS, weight_bytes
+from foundry.modeling.learning import Learning, held
 from foundry.runs.memory import (
     RESERVE,
     Gpu,
@@ -333,13 +334,13 @@ def needed_bytes(
     """Bytes that a process needs for micro-batches of `size` sequences: gradients, optimizer states, activations and
     teacher, on a GPU also the weights, which on a CPU are in memory already. form: of the frozen weights."""
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
-    held = job.frozen_bytes.get(form, 4 * job.frozen) / (launcher.processes if launcher.sharding == "fsdp2" else 1)
-    fixed = states.gradients + states.optimizer + states.working + sum(args.features.memory(args).values())
-    fixed += 0 if on_cpu else held + states.weights
+    frozen = job.frozen_bytes.get(form, 4 * job.frozen) / (launcher.processes if launcher.sharding == "fsdp2" else 1)
+    fixed = states.gradients + states.optimizer + states.working + sum(held(args.features, args).values())
+    fixed += 0 if on_cpu else frozen + states.weights
     more = dict(on_cpu=on_cpu, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen, form=form)
     more |= dict(
         low_rank=job.weights if job.low_rank else (),
-        logit_copies=sum(feature.logit_copies for feature in args.features),
+        logit_copies=sum(learning.logit_copies for learning in args.features.of(Learning)),
     )
     lengths = size, job.source, job.target
     return fixed + activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total

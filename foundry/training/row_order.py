@@ -13,6 +13,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from foundry.arguments.training import global_batch_size
 from foundry.corpora.chunks import EpochSampler, row_lengths
+from foundry.modeling.learning import Learning
 from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator
 from foundry.training.preemption import with_own_workers
 
@@ -47,8 +48,8 @@ class RowOrderTrainer(Seq2SeqTrainer):
             rows = FilledRows(rows, -len(order) % whole, order)
             order = rows.order
         collator = self.train_collator or self.data_collator
-        for feature in self.args.features:
-            collator = feature.collator(collator)
+        for learning in self.args.features.of(Learning):
+            collator = learning.collator(collator)
         return rows, order, collator
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:

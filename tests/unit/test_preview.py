@@ -285,7 +285,6 @@ class TasksTest(parameterized.TestCase):
             seed=0, features=NO_FEATURES, main_process_first=lambda **_: contextlib.nullcontext(), world_size=1
         )
         training.predict_with_generate, training.train_batch_size, training.gradient_accumulation_steps = True, 8, 1
-        training.features = ()
         data = TaskData(Tasks([Task(name, entry, TaskArguments(**places), True) for name in "abc"]), BYTES, training)
         rows = data.shown(whole=False)
         names = [*(f"{name} train source" for name in "abc"), "span_corruption source"]

@@ -24,7 +24,7 @@ from features.preferences import BETAS, reference
 from features.preferences.batches import preference_loss
 from features.preferences.losses import OF_PREFERENCE, Preference, evaluated, preference_metrics
 from features.preferences.preference_rows import OTHER_ANSWER, with_other_answers
-from features.preferences.reference import PreferenceCallback, with_reference
+from features.preferences.reference import PreferenceCallback, add_reference
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
@@ -51,6 +51,12 @@ REFERENCE = torch.tensor([[-9.0, -8.0], [-7.5, -26.0], [-20.0, -11.0]])
 def tiny(**changes):
     torch.manual_seed(0)
     return create_model(build_config("tiny", 64, SHAPE | changes))
+
+
+def data_of(tasks: Tasks, args: FineTuningArguments) -> TaskData:
+    """The rows, without the reference that starting weights make of them."""
+    with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(reference, "add_reference"):
+        return TaskData(tasks, ByT5Tokenizer(), args)
 
 
 def collated(rows: list[dict], model=None) -> dict[str, torch.Tensor]:
@@ -253,24 +259,30 @@ class ReferenceTest(absltest.TestCase):
         with torch.no_grad():
             other.shared.weight[5] += 0.5
         args = FineTuningArguments(folder, use_cpu=True, report_to=[], per_device_eval_batch_size=2)
-        rows, cache = Dataset.from_list(ROWS), TaskArguments(data_cache_dir=f"{folder}/cache")
-        collator = padding_collator(ByT5Tokenizer())
+        task_args, rows = TaskArguments(data_cache_dir=f"{folder}/cache"), Dataset.from_list(ROWS)
+
+        def scored_by(model: torch.nn.Module) -> list[list]:
+            task = SimpleNamespace(data={"train": rows, "validation": rows})
+            data = SimpleNamespace(tasks=[task], tokenizer=ByT5Tokenizer(), training_args=args, args=task_args)
+            add_reference(data, model)
+            self.assertEqual({data._fingerprint for data in task.data.values()}, {rows._fingerprint})
+            return [data["reference"][:] for data in task.data.values()]
+
         with contextlib.redirect_stdout(io.StringIO()):
             for scored in (model, other):
-                train, validation = with_reference((rows, rows), scored, args, cache, collator)
+                train, validation = scored_by(scored)
                 self.assertTrue(scored.training)
                 with torch.no_grad():
                     sides = [one_by_one(scored.eval(), SOURCES, answers) for answers in (CHOSEN, REJECTED)]
                 wanted = torch.stack(sides, dim=1).float()
-                torch.testing.assert_close(torch.tensor(train["reference"]), wanted, atol=1e-4, rtol=1e-5)
-                self.assertEqual(train["reference"], validation["reference"])
+                torch.testing.assert_close(torch.tensor(train), wanted, atol=1e-4, rtol=1e-5)
+                self.assertEqual(train, validation)
                 scored.train()
             with mock.patch.object(reference, "_log_probabilities", side_effect=AssertionError("again")):
-                again, _ = with_reference((rows, rows), other, args, cache, collator)
-                self.assertEqual(again["reference"], train["reference"])
+                self.assertEqual(scored_by(other), [train, train])
                 torch.nn.init.zeros_(other.shared.weight.data[6])
                 with self.assertRaisesRegex(AssertionError, "again"):
-                    with_reference((rows, rows), other, args, cache, collator)
+                    scored_by(other)
 
 
 MESSAGES = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes. "}]
@@ -354,8 +366,7 @@ class RecordsTest(parameterized.TestCase):
     )
     def test_rows_and_plan(self, flags, plan):
         tasks, args = self.parsed(flags)
-        with contextlib.redirect_stdout(io.StringIO()):
-            data = TaskData(tasks, ByT5Tokenizer(), args)
+        data = data_of(tasks, args)
         (feature,) = (feature for feature in args.features if "preference" in feature.plan(args, None))
         self.assertRegex(feature.plan(args, None)["preference"], plan)
         self.assertFalse(tasks.packable)
@@ -398,8 +409,7 @@ class RecordsTest(parameterized.TestCase):
         flags = f"--preference {kind} --source_column prompt --target_column chosen --max_target_length 5 "
         flags += "--desirable_column label" if kind == "kto" else "--rejected_column rejected"
         tasks, args = self.parsed(flags, rows)
-        with contextlib.redirect_stdout(io.StringIO()):
-            plan = TaskData(tasks, ByT5Tokenizer(), args).plan(1)
+        plan = data_of(tasks, args).plan(1)
         share = "50 %" if kind == "kto" else "75 %"
         train = f"50 % of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)"
         held_out = "25 % of the targets longer than max_target_length 5 (validation)"  # "long one", uncut
@@ -411,8 +421,8 @@ class RecordsTest(parameterized.TestCase):
         flags = "--preference kto --source_column prompt --target_column chosen --desirable_column label"
         tasks, args = self.parsed(flags, [dict(prompt="a", chosen=f"b {n}", label=n % 2) for n in range(4)])
         message = "--preference kto: all 4 rows of a split have the same source, 'a', .* give rows with several sources"
-        with contextlib.redirect_stdout(io.StringIO()), self.assertRaisesRegex(UserError, message):
-            TaskData(tasks, ByT5Tokenizer(), args)
+        with self.assertRaisesRegex(UserError, message):
+            data_of(tasks, args)
 
     @parameterized.parameters(
         ("--rejected_column rejected", "--rejected_column rejected: needs --target_column"),
@@ -473,8 +483,7 @@ class RecordsTest(parameterized.TestCase):
     def shown(self, flags: str, records: list[dict]) -> dict[str, str]:
         """{name: text of each part of the preview}, of all rows that are kept for it."""
         tasks, args = self.parsed(flags, records)
-        with contextlib.redirect_stdout(io.StringIO()):
-            data = TaskData(tasks, ByT5Tokenizer(), args)
+        data = data_of(tasks, args)
         return {part.name: part.text(ByT5Tokenizer(), 999) for row in data.shown(True) for part in row}
 
     def test_the_preview_shows_both_answers(self):
