@@ -296,13 +296,10 @@ class TaskFeature:
     flags of a task, which TaskArguments inherits (keyword-only; None if they are not given). The core calls the other
     members on the class. Whether the feature is on, the flags of own pairs or the task's entry say.
 
-    args: TaskArguments. task: an entry of DATASET_VALS, of which `columns`, `dictionaries` and `functions` are further
-    fields.
+    args: TaskArguments. task: an entry of DATASET_VALS, of which `fields` are further fields.
     """
 
-    columns: ClassVar[Sequence[str]] = ()  # fields that name a column of the rows
-    dictionaries: ClassVar[Sequence[str]] = ()  # fields that are dictionaries
-    functions: ClassVar[Sequence[str]] = ()  # fields that are functions
+    fields: ClassVar[dict[str, str]] = {}  # {further field of an entry: "column" of the rows, "dictionary", "function"}
     shapes: ClassVar[dict[str, Sequence[str]]] = {}  # {record shape: the columns by which it is recognised}
     # {name of a record shape or of an entry's `preprocess`: function of a record}, as TRANSFORMS (tasks/transforms.py)
     transforms: ClassVar[dict[str, Callable[[dict], dict]]] = {}
@@ -335,7 +332,7 @@ class TaskFeature:
 
     @staticmethod
     def sides(task: dict) -> dict[str, str]:
-        """{field of `columns`: what messages call these texts} of further answers, which are read and tokenised as
+        """{field of a column: what messages call these texts} of further answers, which are read and tokenised as
         targets are: "rejected answers"."""
         return {}
 
@@ -386,6 +383,11 @@ class TaskFeature:
 def features_of_tasks() -> list[type[TaskFeature]]:
     """The classes of the features that change tasks."""
     return features_of("tasks")
+
+
+def further_fields(kind: str) -> list[str]:
+    """The further fields of an entry that are of this kind (`TaskFeature.fields`)."""
+    return [field for feature in features_of_tasks() for field, of in feature.fields.items() if of == kind]
 
 
 def recorded_types(script: str) -> dict[str, Any]:

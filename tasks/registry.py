@@ -13,7 +13,7 @@ import numpy as np
 from foundry.arguments.task import TARGET_TYPES
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean, listed
-from foundry.features import features_of_tasks
+from foundry.features import features_of_tasks, further_fields
 from tasks.transforms import TRANSFORMS
 
 # {what a value must be: (fields of an entry, the test of a value)}
@@ -27,7 +27,7 @@ _KINDS = {
             "records",
             "train_with",
             "positive_label",
-            *(field for feature in features_of_tasks() for field in feature.columns),
+            *further_fields("column"),
         ),
         lambda value: isinstance(value, str),
     ),
@@ -36,8 +36,7 @@ _KINDS = {
         lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
     ),
     "a dictionary": (
-        ("inputs", "files", "file_columns", "skip_where", "numbers")
-        + tuple(field for feature in features_of_tasks() for field in feature.dictionaries),
+        ("inputs", "files", "file_columns", "skip_where", "numbers", *further_fields("dictionary")),
         lambda value: isinstance(value, dict),
     ),
     "a whole number of at least 2": (
@@ -46,7 +45,7 @@ _KINDS = {
     ),
     "(name, configuration or None)": (("hub",), lambda value: isinstance(value, list | tuple) and len(value) == 2),
     "a function": (
-        ("tokenize", *(field for feature in features_of_tasks() for field in feature.functions)),
+        ("tokenize", *further_fields("function")),
         callable,
     ),
     "{name: function}": (("metric_functions",), lambda value: all(map(callable, value.values()))),
@@ -205,7 +204,7 @@ def columns_of(task: dict) -> list[str]:
 
 def further_columns(task: dict) -> list[str]:
     """Those that features read beside the entry's inputs and target."""
-    return [task[field] for feature in features_of_tasks() for field in feature.columns if task.get(field)]
+    return [task[field] for field in further_fields("column") if task.get(field)]
 
 
 def sides_of(task: dict) -> dict[str, str]:

@@ -44,7 +44,7 @@ from foundry.corpora.round_trip import Losses, percent
 from foundry.corpora.token_files import TOKENS_FORMAT
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
-from foundry.features import NO_FEATURES, Features, features_of_tasks
+from foundry.features import NO_FEATURES, Features, features_of_tasks, further_fields
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
 from foundry.trainer_t5 import EvaluationTask
@@ -222,8 +222,7 @@ class LoadedTask(Task):
         columns = [*entry["inputs"].values(), entry["target"], *registry.further_columns(entry)]
         columns = [column for column in columns if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
-        further = (field for feature in features_of_tasks() for field in feature.columns)
-        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers", *further)
+        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers", *further_fields("column"))
         texts = [*(entry.get(field) for field in fields), TOKENS_FORMAT]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]

@@ -84,8 +84,7 @@ def _rated(row: dict) -> dict:
 class ComparedAnswers(TaskFeature):
     """Rows with two answers, or with an answer and whether it is good."""
 
-    columns: ClassVar = ("rejected", "desirable")
-    dictionaries: ClassVar = ("preference",)
+    fields: ClassVar = {"rejected": "column", "desirable": "column", "preference": "dictionary"}
     # Pairs of answers, which may have no column `prompt`, and rated single answers for kto.
     shapes: ClassVar = {"preference": ("chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
     transforms: ClassVar = {"preference": _pair, "unpaired": _rated}
@@ -145,7 +144,7 @@ class ComparedAnswers(TaskFeature):
     # ------------------------------------------------------------ the entry and its rows
     @staticmethod
     def check_entry(where: str, task: dict) -> None:
-        compared = [field for field in ComparedAnswers.columns if task.get(field)]
+        compared = [field for field, kind in ComparedAnswers.fields.items() if kind == "column" and task.get(field)]
         if (preference := task.get("preference")) and task["target_type"] == "text":
             wanted = ["desirable" if preference.get("kind") == "kto" else "rejected"]
             if preference.get("kind") not in BETAS or compared != wanted:

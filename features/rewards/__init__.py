@@ -30,7 +30,7 @@ def _of_grpo(names: str, what: str) -> tuple:
 class RewardedTask(TaskFeature):
     """An entry may have a function `reward`."""
 
-    functions: ClassVar = ("reward",)
+    fields: ClassVar = {"reward": "function"}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from foundry.common.errors import UserError
 from foundry.common.paths import home_path
 from foundry.common.words import comma_words
 from foundry.corpora.files import TEXT_SUFFIXES, expand_files
-from foundry.features import features_of_tasks
+from foundry.features import features_of_tasks, further_fields
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
@@ -201,7 +201,7 @@ def column_names(words: list[str] | None) -> list[str]:
 def named_columns(args: Any) -> list[str]:
     """All columns that the flags name."""
     fields = _fields_of_features(args)
-    further = [fields[name] for feature in features_of_tasks() for name in feature.columns if name in fields]
+    further = [fields[name] for name in further_fields("column") if name in fields]
     return [*column_names(args.source_column), *column_names(args.target_column), *further, *_skipped(args)]
 
 
