@@ -49,6 +49,7 @@ REWARDS = ["features/rewards/test_rewards.py"]
 METRICS = ["unit/test_metrics.py"]
 DATA = ["unit/test_data_t5.py"]
 OPTIMIZERS = ["unit/test_optimizers.py"]
+EXPORTS = ["unit/test_exports.py"]
 TRAINER = ["slow/test_trainer_t5.py"]
 
 FAULTS = [
@@ -86,7 +87,7 @@ FAULTS = [
         "data_collator_t5.py",
         "shifted = torch.full_like(labels, decoder_start_token_id)",
         "shifted = torch.full_like(labels, pad_token_id)",
-        ["unit/test_data_collator_t5.py", "slow/test_batching.py"],
+        COLLATOR,
     ),
     # ------------------------------------------------------------ packed rows
     Fault(
@@ -176,10 +177,10 @@ FAULTS = [
         STREAMS,
     ),
     Fault(
-        "the_slowest_rank_decides_a_lane",
+        "a_resumed_stream_reads_from_the_start",
         "features/streams/lanes.py",
-        "[max(pair, key=lambda state: state[0]) for pair in pairs]",
-        "[min(pair, key=lambda state: state[0]) for pair in pairs]",
+        "MixedLane(self.sources, self.turns, lane, self.lane_states.get(lane))",
+        "MixedLane(self.sources, self.turns, lane)",
         STREAMS,
     ),
     Fault(
@@ -286,7 +287,14 @@ FAULTS = [
         "foundry/training/saving.py",
         'self._tr_loss.fill_(state["running_loss"])',
         "self._tr_loss.fill_(0.0)",
-        TRAINER,
+        WHOLE,
+    ),
+    Fault(
+        "an_owed_evaluation_is_forgotten",
+        "foundry/training/saving.py",
+        'self.owed_evaluation = state["owed_evaluation"]',
+        "self.owed_evaluation = None",
+        WHOLE,
     ),
     Fault(
         "a_missing_weight_is_not_seen",
@@ -467,7 +475,7 @@ FAULTS = [
         "tasks/tasks.py",
         'fields = ("prefix", "inputs", "target",',
         'fields = ("inputs", "target",',
-        ["unit/test_examples.py", "slow/test_own_pairs_scripts.py"],
+        ["unit/test_examples.py"],
     ),
     # ------------------------------------------------------------ messages, flags
     Fault(
@@ -486,7 +494,7 @@ FAULTS = [
     ),
     Fault(
         "limits_of_lists_are_not_checked",
-        "foundry/common/command_line.py",
+        "foundry/common/flags.py",
         "for item in value if isinstance(value, list) else [value]:",
         "for item in [] if isinstance(value, list) else [value]:",
         ["unit/test_arguments_t5.py", "unit/test_own_pairs.py", "unit/test_bad_values.py"],
@@ -500,7 +508,7 @@ FAULTS = [
     ),
     Fault(
         "a_secret_is_recorded",
-        "foundry/common/command_line.py",
+        "foundry/common/secrets.py",
         "        hide = secret and not equals\n",
         "        hide = False\n",
         ["unit/test_arguments_t5.py", "slow/test_secrets.py"],
@@ -597,14 +605,14 @@ FAULTS = [
         "foundry/publishing/exports.py",
         "    if not largest <= tolerance:",
         "    if largest > tolerance:",
-        ["features/ctranslate2/test_ctranslate2_export.py", "features/encoder/test_encoder_export.py"],
+        EXPORTS,
     ),
     Fault(
         "other_tokens_are_near_ties",
         "foundry/publishing/exports.py",
         "        if not gap <= 2 * tolerance:",
         "        if gap == np.inf:",
-        ["features/ctranslate2/test_ctranslate2_export.py"],
+        EXPORTS,
     ),
 ]
 

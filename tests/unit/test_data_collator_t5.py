@@ -6,6 +6,7 @@ import pickle
 import time
 
 import numpy as np
+import torch
 from absl.testing import absltest, parameterized
 from tokenizers import Tokenizer, models
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
@@ -20,6 +21,7 @@ from data_collator_t5 import (
     masks_from_random,
     noise_counts,
     random_numbers,
+    shift_right,
 )
 
 T5_SENTINELS = np.arange(32_099, 31_999, -1)  # <extra_id_0> ... <extra_id_99> in T5's own vocabulary
@@ -292,6 +294,12 @@ class InputsAndTargetsTest(parameterized.TestCase):
         mask = np.array([[False, True, False, True]])
         with self.assertRaisesRegex(ValueError, "2 masked spans need 2 sentinels; the tokenizer has 1"):
             inputs_and_targets(np.array([[5, 6, 7, 8]]), mask, T5_SENTINELS[:1], EOS)
+
+
+class ShiftTest(absltest.TestCase):
+    def test_start_token_and_padding_may_be_two_tokens(self):
+        labels = torch.tensor([[5, 6, EOS, -100, -100], [7, EOS, -100, -100, -100]])
+        self.assertEqual(shift_right(labels, 9, 0).tolist(), [[9, 5, 6, EOS, 0], [9, 7, EOS, 0, 0]])
 
 
 class SentinelsTest(parameterized.TestCase):

@@ -595,9 +595,10 @@ class PrepareSplitTest(TestCase):
             self.write(f"RTE/{file}.tsv", header + body)
         self.write("RTE/test.tsv", lines("index|sentence1|sentence2", "0|A|B"))
 
-    def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, **flags):
+    def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, prefix=None, **flags):
         args = self.arguments("rte", data_dir=str(self.folder), max_train_samples=limit, **flags)
-        task = Task("rte", check_task(args), args)
+        entry = check_task(args)
+        task = Task("rte", entry | {"prefix": prefix or entry["prefix"]}, args)
         return LoadedTask(task, task.read([split]), tokenizer or TOKENIZER).data[split]
 
     def test_rows_counts_and_columns(self):
@@ -632,6 +633,7 @@ class PrepareSplitTest(TestCase):
             self.assertEqual(again._fingerprint, first._fingerprint)
             for change in (
                 dict(limit=4),
+                dict(prefix="another task"),
                 dict(max_source_length=9),
                 dict(tokenizer=ByT5Tokenizer()),
                 dict(overwrite_cache=True),
