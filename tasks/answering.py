@@ -26,6 +26,7 @@ from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import as_list, source_text, value_of_text
 
+Watch = Callable[[int, int], bool]  # (number of a source, a token of its answer) -> whether the answer ends with it
 # (text, log-probability in nats, whether it has an end) of one input, the best first
 Candidates = list[tuple[str, float | None, bool]]
 
@@ -34,13 +35,15 @@ class Engine(NamedTuple):
     """A loaded model of one --backend, as functions.
 
     write: tokenised sources, a list of B -> (token ids [B * count, T] without a start token, the best answer to a
-    source first; their log-probabilities, None if count is 1). score: (a tokenised source, the class labels [C, T] of
-    `class_label_ids`) -> C log-probabilities. All are in nats. settings: the search settings that decide the answers.
-    ends: the tokens with which an answer ends, unless it is cut.
+    source first; their log-probabilities, None if count is 1). Its keywords are settings of `generate` in place of the
+    plan's, and `watch`, which a search without beams asks for each token: (number of the source, token) -> whether the
+    answer ends with it. score: (a tokenised source, C texts [C, T] padded with -100, such as `class_label_ids`) ->
+    log-probabilities [C, T] of their tokens, 0 behind the end. All are in nats. settings: the search settings that
+    decide the answers. ends: the tokens with which an answer ends, unless it is cut.
     """
 
-    write: Callable[[list[list[int]]], tuple[np.ndarray, list[float] | None]]
-    score: Callable[[list[int], torch.Tensor], list[float]]
+    write: Callable[..., tuple[np.ndarray, list[float] | None]]
+    score: Callable[[list[int], torch.Tensor], torch.Tensor]
     settings: dict
     ends: list[int]
 
@@ -112,15 +115,20 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
 
     @torch.no_grad()
     @mixed
-    def write(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
-        batch = padded(sources)
-        written = model.generate(**batch, **search)
-        scores = log_probabilities(model, batch, written, plan.count) if plan.count > 1 else None
+    def write(
+        sources: list[list[int]], watch: Watch | None = None, **changes: Any
+    ) -> tuple[np.ndarray, list[float] | None]:
+        batch, settings = padded(sources), search | changes
+        if watch:
+            settings["stopping_criteria"] = [ends_by(watch, len(sources))]
+        written, count, scores = model.generate(**batch, **settings), settings["num_return_sequences"], None
+        if count > 1:
+            scores = log_probabilities(model, batch, written, count).sum(dim=1).tolist()
         return written[:, 1:].cpu().numpy(), scores
 
     @torch.no_grad()
     @mixed
-    def score(source: list[int], texts: torch.Tensor) -> list[float]:
+    def score(source: list[int], texts: torch.Tensor) -> torch.Tensor:
         start = torch.full((len(texts), 1), model.config.decoder_start_token_id)
         written = torch.cat([start, texts.clamp(min=0)], dim=1).to(device)  # behind EOS nothing counts
         return log_probabilities(model, padded([source]), written, len(texts))
@@ -130,11 +138,23 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     return Engine(write, score, deciding_settings(followed), as_list(model.generation_config.eos_token_id))
 
 
+def ends_by(watch: Watch, rows: int) -> Callable[..., torch.Tensor]:
+    """The stopping criterion of `generate` that ends the answer to each of the sources where `watch` says so."""
+    ended = [False] * rows
+
+    def criterion(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        for row, token in enumerate(ids[:, -1].tolist()):
+            ended[row] = ended[row] or watch(row, token)
+        return torch.tensor(ended, device=ids.device)
+
+    return criterion
+
+
 def log_probabilities(
     model: PreTrainedModel, batch: dict[str, torch.Tensor], written: torch.Tensor, count: int
-) -> list[float]:
-    """The log-probability in nats of each text, EOS included. written: [B * count, T], beginning with the start token;
-    batch: the B sources."""
+) -> torch.Tensor:
+    """[B * count, T] the log-probability in nats of each token, EOS included; 0 behind it. written: [B * count, 1 + T],
+    beginning with the start token; batch: the B sources."""
     labels = written[:, 1:].clone()
     # An instruction-tuned T5Gemma has several EOS tokens. A text ends with the first one; the rest of a row is padding.
     ends = torch.isin(labels, torch.tensor(as_list(model.generation_config.eos_token_id), device=labels.device)).long()
@@ -144,8 +164,8 @@ def log_probabilities(
     found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
     for part in parts(rows, size):
         wanted = part.pop("labels")
-        found += nats_of(model(**part).logits, wanted).sum(dim=1).neg().tolist()
-    return found
+        found.append(nats_of(model(**part).logits, wanted).neg())
+    return torch.cat(found)
 
 
 # ---------------------------------------------------------------- answering

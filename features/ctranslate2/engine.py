@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.modeling.generation_settings import deciding_settings
 from foundry.publishing.exports import NEW_TOKENS, Answers, Original, compare, described, pytorch_tokens, shown_search
-from tasks.answering import Engine, Plan
+from tasks.answering import Engine, Plan, Watch
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = dict(zip(FORMATS, (1e-3, 0.25), strict=True))
@@ -166,25 +167,37 @@ def engine_folder(name: str) -> Path:
     return found[0]
 
 
+def options_of(config: GenerationConfig, changes: dict, plan: Plan) -> dict:
+    """`ctranslate2_options` of the settings, with `changes` in the place of some."""
+    changed = copy.deepcopy(config)
+    changed.update(**changes)
+    count = changes.get("num_return_sequences", plan.count)
+    return ctranslate2_options(changed, plan.tokenizer.eos_token_id, count)
+
+
 def with_ctranslate2(plan: Plan, _: object) -> Engine:
     """The Engine of `--backend ctranslate2`, which searches as transformers does."""
     folder, config = plan.folder, GenerationConfig()
     if (folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
         config = GenerationConfig.from_pretrained(folder)
     config.update(**plan.search)
-    options = ctranslate2_options(config, plan.tokenizer.eos_token_id, plan.count)
-    engine = CTranslate2Engine(engine_folder(plan.args.model_name_or_path))
+    options_of(config, {}, plan)  # a setting that CTranslate2 lacks is refused before the first answer
+    engine, eos = CTranslate2Engine(engine_folder(plan.args.model_name_or_path)), plan.tokenizer.eos_token_id
 
-    def write(sources: list[list[int]]) -> tuple[np.ndarray, list[float] | None]:
-        ids = engine.tokens(sources, options)
-        repeated = [source for source in sources for _ in range(plan.count)]
-        scores = scored(repeated, ids) if plan.count > 1 else None
+    def write(
+        sources: list[list[int]], watch: Watch | None = None, **changes: Any
+    ) -> tuple[np.ndarray, list[float] | None]:
+        options, scores = options_of(config, changes, plan), None
+        if watch:
+            options["callback"] = lambda step: watch(step.batch_id, step.token_id)
+        ids, count = engine.tokens(sources, options), options["num_hypotheses"]
+        if count > 1:
+            repeated = [source for source in sources for _ in range(count)]
+            scores = list(map(sum, engine.log_probs(repeated, ids, eos)))
         return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T, scores
 
-    def scored(sources: list[list[int]], texts: list[list[int]]) -> list[float]:
-        return list(map(sum, engine.log_probs(sources, texts, plan.tokenizer.eos_token_id)))
+    def score(source: list[int], texts: torch.Tensor) -> torch.Tensor:
+        found = engine.log_probs([source] * len(texts), [text[text.ne(IGNORE_INDEX)].tolist() for text in texts], eos)
+        return torch.tensor(list(itertools.zip_longest(*found, fillvalue=0.0)), dtype=torch.float64).T
 
-    def score(source: list[int], texts: torch.Tensor) -> list[float]:
-        return scored([source] * len(texts), [text[text.ne(IGNORE_INDEX)].tolist() for text in texts])
-
-    return Engine(write, score, deciding_settings(config), [plan.tokenizer.eos_token_id])
+    return Engine(write, score, deciding_settings(config), [eos])

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from tqdm.auto import tqdm
 
 from features.web_page.page import open_page
@@ -25,7 +24,7 @@ def show_page(plan: Plan, engine: Engine) -> None:
         record["notes"] = list(plan.odd().values())
         if labels is not None and item.texts:
             (source,) = sources
-            chances = torch.tensor(engine.score(source, labels)).softmax(dim=0).tolist()
+            chances = engine.score(source, labels).sum(dim=1).softmax(dim=0).tolist()
             record["labels"] = dict(zip(plan.entry["labels"], chances, strict=True))
         return record
 

@@ -303,7 +303,7 @@ class PredictTest(TestCase):
         batch = tokenizer(LINES[:1], return_tensors="pt")
         with torch.no_grad():
             scores = [
-                log_probabilities(model, batch, torch.tensor([[0, *ids]]), 1)[0]
+                log_probabilities(model, batch, torch.tensor([[0, *ids]]), 1).sum().item()
                 for ids in ([5, 9], [5, 9, 0, 0], [5, 1], [5, 1, 1, 0], [5, 6])
             ]
         self.assertAlmostEqual(scores[0], scores[1], delta=1e-4, msg="longer rows may round otherwise")
