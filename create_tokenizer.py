@@ -19,10 +19,8 @@ if __name__ == "__main__":
     answer_early(__doc__)
 
 
-import itertools
 import shlex
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +39,8 @@ from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import made_aside
 from foundry.common.words import listed
-from foundry.corpora.preview import Seen, described_files, files_read, print_preview
-from foundry.corpora.round_trip import MOST_TEXTS, Sample, described_losses, round_trip
-from foundry.corpora.sources import described, find_corpora, find_sources
+from foundry.corpora.preview import Seen, print_preview
+from foundry.corpora.round_trip import Sample, described_losses, round_trip
 from foundry.corpora.tokenizers import (
     LEAST_COVERAGE,
     MOST_CHARACTERS,
@@ -59,6 +56,7 @@ from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, load_model
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.new_vocabulary import change_vocabulary
+from foundry.text_source import TextSource
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
@@ -189,23 +187,6 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 
-def find_documents(
-    args: TokenizerArguments, data_args: PreTrainingDataArguments
-) -> tuple[dict[str, str | None], Iterator[str], Iterator[str]]:
-    """(rows of the summary about the text, its documents, at most --max_train_samples of them, the first of
-    --validation_file or of the data set's validation split)."""
-    splits = [find_sources(alone) for _, alone in find_corpora(data_args).values()]
-    sources = [of_corpus["train"] for of_corpus in splits]
-    held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
-    files = files_read({"train": [source.files for source in sources]})
-    documents = itertools.chain.from_iterable(source.documents() for source in sources)
-    limit = f", its first {args.max_train_samples:,} documents" if args.max_train_samples else ""
-    validation = itertools.chain.from_iterable(source.documents() for source in held_out)
-    documents = itertools.islice(documents, args.max_train_samples)
-    text = {"text": described(sources) + limit, "files": described_files(files, "train")}
-    return text, documents, itertools.islice(validation, MOST_TEXTS)
-
-
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> str:
     """Runs the script; returns the folder it wrote."""
@@ -220,7 +201,7 @@ def main(argv: list[str] | None = None) -> str:
         return args.output_dir
     if args.config_name:
         build_config(args.config_name)  # refuses an unknown name before the training
-    text, documents, held_out = Features(features).replacement(find_documents)(args, data_args)
+    text, documents, held_out = Features(features).one(TextSource).documents(data_args, args.max_train_samples)
     start_summary(text | {"tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
     seen, sample = Seen(), Sample()
     with made_aside(Path(args.output_dir)) as folder:

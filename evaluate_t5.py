@@ -60,16 +60,20 @@ from foundry.common.words import comma_words
 from foundry.corpora.preview import described_spread, print_preview
 from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
-from foundry.features import Features, features_of, features_of_tasks, recorded_types
+from foundry.features import Features, features_of, features_of_tasks
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
+from foundry.modeling.weights import Weights
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
+from foundry.runs.tracker import finish_trackers, show_table, start_trackers
+from foundry.text_source import TextSource, recorded_types
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
+from tasks.row_source import RowSource
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths, recorded_rows
 from tasks.tasks import LoadedTask, Task, TaskRows, Tasks
 from tasks.trained_rows import TrainedRows
@@ -257,8 +261,8 @@ def build_job(
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
-    make = run_args.features.replacement(Task)
-    task = make(name, check_task(args), args, is_one_of_several, recorded_fields(model, trained))
+    source, recorded = run_args.features.one(RowSource), recorded_fields(model, trained)
+    task = source.task(name, check_task(args), args, is_one_of_several, recorded)
     check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
@@ -323,7 +327,8 @@ def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
 
 def load(evaluation: EvaluationArguments, name: str, args: EvaluationRunArguments) -> PreTrainedModel:
     """The checkpoint in the form of weights that the flags ask for."""
-    return load_to_answer(name, evaluation.attn_implementation, args.features, args.device, bool(args.bf16))
+    weights = args.features.one(Weights)
+    return load_to_answer(name, evaluation.attn_implementation, weights, args.device, bool(args.bf16))
 
 
 def build_trainer(
@@ -415,7 +420,7 @@ def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
     rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
-    trainer.args.features.table(trainer, f"predictions/{task.name}_{split}", columns, rows)
+    show_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
     return records
 
 
@@ -475,7 +480,6 @@ def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
 def score_text(argv: list[str] | None, recorded: dict) -> dict:
     """The metrics of a pre-trained model on held-out text, masked as in its pre-training. recorded: the flags of that
     run."""
-    from foundry.data_t5 import FoundText, Text
     from foundry.objectives.objective_types import get_objective
 
     groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments, *FEATURES]
@@ -496,11 +500,11 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
         named, tokenizer_name = evaluation.model_name_or_path, evaluation.tokenizer_name
         model_args = ModelArguments(model_name_or_path=named, tokenizer_name=tokenizer_name)
         tokenizer = answering_tokenizer(named, tokenizer_name)
-        found = args.features.replacement(FoundText)(text_args, model_args, tokenizer)
+        found = args.features.one(TextSource).found_text(text_args, model_args, tokenizer)
     model = load(evaluation, evaluation.model_name_or_path, args)
     fit_vocabulary(model, len(tokenizer))
     objective = get_objective(text_args, tokenizer, model)
-    text = args.features.replacement(Text)(found, objective, args)
+    text = found.text(objective, args)
     rows = text.validation
     if rows is None:
         raise UserError(f"the held-out text gives no row of {objective.tokens_length:.0f} tokens: give a longer one")
@@ -519,9 +523,9 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     shown = text.shown(whole=False)
     run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "lost by the tokenizer": lost})
     print_preview(tokenizer, shown)
-    args.features.starts(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
+    start_trackers(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
     results = trainer.evaluate()
-    args.features.finished(trainer)
+    finish_trackers(trainer)
     if is_first_process():
         run.write_results(results)
         end_summary(shown_numbers(results) | {"written to": f"{args.output_dir}: all_results.json"})
@@ -552,9 +556,9 @@ def main(argv: list[str] | None = None) -> dict:
         loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
         trainer = build_trainer(job, run_args, evaluation, loaded)
         flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
-        run_args.features.starts(trainer, flags)
+        start_trackers(trainer, flags)
         results |= answer(job, trainer)
-        run_args.features.finished(trainer)
+        finish_trackers(trainer)
     if summarise and not run_args.do_predict and not evaluation.split:
         results |= summarise(results)
     if is_first_process():

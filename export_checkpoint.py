@@ -50,12 +50,14 @@ from foundry.corpora.files import check_file, is_plain_text
 from foundry.corpora.preview import KEPT_TOKENS, Shown
 from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
-from foundry.features import Features, adapters, features_of
+from foundry.features import Features, features_of, offered
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from foundry.modeling.families import refuse_lacking
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
-from foundry.publishing.exports import Original, compare, described, encode, pytorch_answers
+from foundry.modeling.weights import adapters
+from foundry.publishing.exports import COMPARISON, Original, compare, described, encode, pytorch_answers
+from foundry.publishing.publication import Publication
 from foundry.publishing.records import first_entry, read_run, task_of
 from tasks.registry import eval_splits, source_text
 from tasks.rows import load_rows
@@ -64,7 +66,7 @@ from tasks.task_records import read_record
 # Files that load_model reads; it merges those of adapters.
 READ_WEIGHTS = WEIGHTS + tuple(adapter.weights for adapter in adapters())
 FEATURES = features_of("export_checkpoint")
-FORMATS = tuple(kind for feature in FEATURES for kind in feature.formats)
+WRITERS = offered("FORMATS")  # {format: function that imports its Writer}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (
@@ -92,7 +94,7 @@ class ExportArguments:
     formats: list[str] = option(
         ["huggingface"],
         "Formats to write; the others into folders inside huggingface's.",
-        choices=("huggingface", *FORMATS),
+        choices=("huggingface", *WRITERS),
     )
     dtype: str = option("float32", "Type of the weights in the Hugging Face folder.", choices=tuple(DTYPES))
     samples_file: str | None = option(None, "File of these texts: lines, or rows with `source` (predictions.jsonl).")
@@ -192,7 +194,7 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
 
 
 def export(
-    args: ExportArguments, features: Features, folder: Path, original: Original, texts: list[str]
+    args: ExportArguments, folder: Path, original: Original, texts: list[str]
 ) -> tuple[dict[str, dict], dict[str, str]]:
     """({format: its comparison}, {format: one line about it}), after writing all formats into `folder`. UserError if
     one differs from PyTorch."""
@@ -203,11 +205,10 @@ def export(
     found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted), 0.0)}
     lines = {"huggingface": described(found["huggingface"])}
     del again
-    for feature in features:
-        for kind in [kind for kind in feature.formats if kind in args.formats]:
-            print_once(f"writing and comparing {kind}")
-            found[kind], lines[kind] = feature.export(kind, original, folder / kind)
-            write_json(folder / kind / "comparison.json", found[kind])
+    for kind in [kind for kind in WRITERS if kind in args.formats]:
+        print_once(f"writing and comparing {kind}")
+        found[kind], lines[kind] = WRITERS[kind]()(kind, original, folder / kind)
+        write_json(folder / kind / COMPARISON, found[kind])
     return found, lines
 
 
@@ -248,17 +249,17 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
         beams = read_record(checkpoint).get("generation_num_beams")
         original = Original(model, tokenizer, encode(tokenizer, texts), num_beams=beams)
-        found, rows = export(args, features, folder, original, texts)
+        found, rows = export(args, folder, original, texts)
         for file in (Path(checkpoint) / TASK_RECORD, run / "loss.png"):  # task.json: evaluate_t5.py repeats numbers
             if file.is_symlink():  # of a downloaded run: it may lead to any file of this machine
                 print_once(f"{file} is a link, and links are not exported")
             elif file.is_file():
                 shutil.copy(file, folder / file.name)
-        for feature in features:
-            feature.complete(folder, Path(args.output_dir), record, model, found)
+        for publication in features.of(Publication):
+            publication.complete(folder, Path(args.output_dir), record, model, found)
     rows["written to"] = args.output_dir
-    for feature in features:
-        rows |= feature.exported(Path(args.output_dir), others)
+    for publication in features.of(Publication):
+        rows |= publication.exported(Path(args.output_dir), others)
     end_summary(rows, title="exported")
     return found
 

@@ -51,7 +51,8 @@ from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator, train_collator
 from foundry.training.checkpoints import check_resumed
 from tasks.predictions import other_task
-from tasks.tasks import TaskData, Tasks
+from tasks.row_source import RowSource
+from tasks.tasks import Tasks
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
@@ -69,7 +70,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
     )
     args = args.replaced(features=Features(features))
     check_model(model)
-    tasks = Tasks.of_flags(data, args.features)
+    tasks = args.features.one(RowSource).tasks(data)
     if not (model.model_name_or_path or model.config_name or all("builtin" in task.entry for task in tasks)):
         raise UserError(
             f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "
@@ -118,7 +119,7 @@ def main(argv: list[str] | None = None) -> dict:
     with run.args.main_process_first():
         tokenizer = run.tokenizer or trained_tokenizer(run, tasks)
     model, vocabulary = build_model(run, tokenizer)
-    data = run.args.features.replacement(TaskData)(tasks, tokenizer, run.args, model)
+    data = tasks.data(tokenizer, run.args, model)
     check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), *run.groups)
     data.resume(run.checkpoint)
     generates = any(task.predict_with_generate for task in data.judged.values())

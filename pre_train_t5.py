@@ -29,15 +29,17 @@ from foundry.common.processes import prepare_process, run_script
 from foundry.corpora.own_ids import has_ids, ids_offset
 from foundry.corpora.sources import find_corpora
 from foundry.corpora.tokenizers import named_tokenizer
-from foundry.data_t5 import FoundText, Text
-from foundry.features import Features, features_of, prompt_command
+from foundry.features import Features, features_of
 from foundry.objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from foundry.objectives.objective_types import get_objective, objective_type, packed_flag
 from foundry.runs.decision import Decision, build_model, settle
 from foundry.runs.run import TrainingRun
 from foundry.runs.speed import Batches
+from foundry.runs.tracker import show_table
+from foundry.text_source import TextSource
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import check_resumed
+from tasks.front import prompt_command
 
 FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments, *features_of("pre_train_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
@@ -89,15 +91,15 @@ def main(argv: list[str] | None = None) -> dict:
     run = decide(argv)
     set_seed(run.args.seed)
     with run.args.main_process_first():
-        find = run.args.features.replacement(FoundText)
-        found = find(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
+        source = run.args.features.one(TextSource)
+        found = source.found_text(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
     tokenizer = found.tokenizer
     if run.model.model_name_or_path is None:
         tokenizer = objective_type(run.data).new_tokenizer(tokenizer, run.data)
     model, vocabulary = build_model(run, tokenizer)
     objective = get_objective(run.data, tokenizer, model)
     check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), *run.groups)
-    text = run.args.features.replacement(Text)(found, objective, run.args, run.checkpoint)
+    text = found.text(objective, run.args, run.checkpoint)
 
     trainer = T5Trainer(
         model=model,
@@ -112,7 +114,7 @@ def main(argv: list[str] | None = None) -> dict:
         from foundry.runs.samples import SamplesCallback
 
         samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)
-        trainer.add_callback(SamplesCallback(*samples, show=partial(run.args.features.table, trainer)))
+        trainer.add_callback(SamplesCallback(*samples, show=partial(show_table, trainer)))
     rows = {"vocabulary": vocabulary}
     # A model of ready-made ids cannot read the text of the built-in task.
     script = prompt_command() if ids_offset(tokenizer) else "fine_tune_t5.py"

@@ -53,15 +53,18 @@ from foundry.common.whole_folders import told_if_full
 from foundry.corpora.files import check_file
 from foundry.corpora.preview import UNCUT, Shown, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
-from foundry.features import Features, features_of
+from foundry.features import Features, features_of, offered
 from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import own_limit
+from foundry.modeling.weights import Weights
+from foundry.publishing.exports import export_of
 from tasks.answering import Engine, Plan, answer_window, summary, tokenised, with_transformers
 from tasks.examples import answer_length, class_label_ids
+from tasks.front import Front
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, recorded_task
 
 FEATURES = features_of("predict_t5")
-BACKENDS = tuple(name for feature in FEATURES for name in feature.backends)
+BACKENDS = offered("BACKENDS")  # {--backend: function that imports its Backend}
 GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 
@@ -132,12 +135,12 @@ def parse_flags(argv: list[str] | None) -> Plan:
     args, search_args, *found = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(found)
     features.decide(Flags(args, search_args, *features.all))
-    instead = features.instead()
-    if instead is None:
+    fronts = features.of(Front)
+    if not fronts:
         check_files(args, features)
-    folder = features.model_folder(Path(args.model_name_or_path))
+    folder = export_of(Path(args.model_name_or_path))
     entry, record = PLAIN, {}
-    if instead is None or not instead.as_typed:
+    if not any(front.as_typed for front in fronts):
         entry, record = recorded_task(str(folder), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
@@ -159,7 +162,7 @@ def parse_flags(argv: list[str] | None) -> Plan:
 def check_files(args: PredictionArguments, features: Features) -> None:
     """Completes --output_file. UserError if it or --input_file cannot be used."""
     if args.input_file is None:
-        others = "".join(f", or give --{feature.instead}" for feature in features.all if feature.instead)
+        others = "".join(f", or give --{feature.instead}" for feature in features.all if isinstance(feature, Front))
         raise UserError(f"--input_file: name the file whose lines or rows are to be answered{others}")
     check_file("--input_file", Path(args.input_file))
     args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
@@ -210,7 +213,7 @@ def settings_of(plan: Plan) -> dict:
     args, folder = plan.args, Path(plan.args.model_name_or_path)
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
-    settings["form"] = plan.features.form() or "float32"
+    settings["form"] = plan.features.one(Weights).form() or "float32"
     patterns = ("*model*.safetensors", "*model*.bin", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {
@@ -223,8 +226,9 @@ def settings_of(plan: Plan) -> dict:
 
 def engine_of(plan: Plan, device: torch.device) -> Engine:
     """The Engine of --backend."""
-    engines = {name: feature.engine for feature in plan.features for name in feature.backends}
-    return engines.get(plan.args.backend, with_transformers)(plan, device)
+    if plan.args.backend in BACKENDS:
+        return BACKENDS[plan.args.backend]()(plan, device)
+    return with_transformers(plan, device)
 
 
 # ---------------------------------------------------------------- answering
@@ -242,8 +246,8 @@ def main(argv: list[str] | None = None) -> dict:
     a feature works in place of the script."""
     plan = parse_flags(argv)
     args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
-    if (feature := plan.features.instead()) is not None:
-        feature.work(plan, engine_of(plan, state.device))
+    for front in plan.features.of(Front):
+        front.work(plan, engine_of(plan, state.device))
         return {"inputs": 0, "answered": 0}
     sizes = [len(item.texts) for item in read_inputs(plan)]  # a broken row is found before the long work
     settings, output = settings_of(plan), None

@@ -42,7 +42,7 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import has_amx, run_script
 from foundry.common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from foundry.common.words import did_you_mean
-from foundry.features import features_of
+from foundry.features import offered
 from foundry.modeling.attentions import attention_names
 from foundry.runs.duration import MFU
 
@@ -114,7 +114,7 @@ PARTS = {
 }
 if "t5_fused" not in attention_names():
     del PARTS["kernels"]
-PARTS |= {name: Part(*part) for kind in features_of("benchmarks") for name, part in kind().parts().items()}
+PARTS |= {name: Part(*load()) for name, load in offered("BENCHMARKS").items()}
 # The command gpu: {--part: (command, its flags, share of --minutes after which it begins nothing new)}, in this order.
 SUITE = {
     "kernels": ("kernels", {}, 0.1),

@@ -1,11 +1,11 @@
 """Text for pre-training: the text that the flags name, as examples for an objective.
 
     found = FoundText(text_args, model_args, tokenizer)     # corpora and their weights; nothing is tokenised yet
-    text = Text(found, objective, args)                     # text.train, text.validation
+    text = found.text(objective, args)                      # text.train, text.validation
 
 A text is one corpus, or several that are drawn by weight, of texts or of ready-made ids. It is tokenised once into flat
-files of ids (corpora/token_files.py). Every corpus works with every objective. A feature may put a subclass in the
-place of both classes, which reads the text otherwise.
+files of ids (corpora/token_files.py). Every corpus works with every objective. A feature may put subclasses of
+both in their place, which read the text otherwise (text_source.py).
 """
 
 import itertools
@@ -85,6 +85,10 @@ class FoundText:
         """A tokenizer that is trained on the text, or was before."""
         size, cache = model_args.vocab_size, Path(self.args.data_cache_dir).expanduser()
         return tokenizer_for(self.of_split("train"), size, cache, model_args.byte_fallback)
+
+    def text(self, objective: Objective, args: T5TrainingArguments, checkpoint: str | None = None) -> "Text":
+        """The text as examples for an objective, with arguments as of `Text`."""
+        return Text(self, objective, args, checkpoint)
 
     def of_split(self, split: str) -> list:
         """The sources of a split, one for each corpus that has this split."""

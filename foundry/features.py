@@ -16,32 +16,15 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, check_rules
 from foundry.common.reports import PROJECT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
-    import torch
     from datasets import Dataset
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-
-class Uploads(Protocol):
-    """What T5Trainer and TrainingRun ask of something that uploads, in the first process."""
-
-    def start(self, checkpoint: "Path", step: int) -> None:
-        """Starts to upload a whole checkpoint, in the background."""
-
-    def wait(self) -> None:
-        """Waits until a checkpoint may be deleted."""
-
-    def finish(self, model: "PreTrainedModel") -> str:
-        """Uploads the finished run; returns its address. UserError if that fails."""
 
 
 @dataclasses.dataclass
@@ -51,13 +34,6 @@ class Feature:
 
     rules: ClassVar[Rules] = ()  # checked with all flags of the run (`Flags`), also while the feature is off
     decisive: ClassVar[Sequence[str]] = ()  # flags that a resumed run must keep
-    smaller: ClassVar[str | None] = None  # what makes a run smaller with it, if its weights are too much for the memory
-    takes: ClassVar[Sequence[str]] = ()  # flags of transformers that have an effect only with it
-    instead: ClassVar[str] = ""  # the flag with which it works in place of the script (`work`)
-    as_typed: ClassVar[bool] = False  # whether `work` reads texts as they are, without the task of task.json
-    backends: ClassVar[Sequence[str]] = ()  # values of --backend of predict_t5.py whose `engine` it has
-    formats: ClassVar[Sequence[str]] = ()  # values of --formats of export_checkpoint.py that `export` writes
-    recorded: ClassVar[Sequence[str]] = ()  # flags that an evaluation takes over from the training
 
     def is_on(self) -> bool:
         """Whether the flags ask for it."""
@@ -81,42 +57,6 @@ class Feature:
         """The key of TRAINING_DEFAULTS whose defaults a run has that would have those of `job` without the feature."""
         return job
 
-    def loaded(self, model: "PreTrainedModel", overrides: dict) -> dict:
-        """Changes a checkpoint after it was read, and once before without its weights (on the meta device). overrides:
-        those of --config_overrides; returns those that it does not understand."""
-        return overrides
-
-    def adapt(self, model: "PreTrainedModel", base: str, vocabulary: str | None = None) -> None:
-        """Decides what of the model is trained, once without its weights too (on the meta device). What is then saved
-        beside the weights instead of them, the model saves and reads itself: by `save_pretrained`, and by
-        `read_saved(model, folder)` -> {name in the model: tensor}. base: the checkpoint. vocabulary: a line about its
-        switch to another vocabulary, None if it keeps its own."""
-
-    def form(self) -> str | None:
-        """The form of frozen weights (modeling/forms.py) that the flags ask for; None if they leave it open."""
-        return None
-
-    def choose_form(self, gpu: Any, bf16: bool, sharding: str, earlier: dict) -> tuple[str, str] | None:
-        """(form of frozen weights, why), where the flags leave it open; None to choose none. gpu: None on a CPU.
-        earlier: the flags of the run that is resumed, {} if none is."""
-        return None
-
-    def in_form(self, form: str | None) -> "Feature":
-        """The feature with flags that ask for the form that was decided."""
-        return self
-
-    def hold(self, model: "PreTrainedModel", device: Any, bf16: bool) -> None:
-        """Gives the frozen weights their form, before training or answering."""
-
-    def replacement(self, of: Callable) -> Callable:
-        """What is called in the place of a class or function of the core, such as a maker of its subclass: FoundText,
-        Text (data_t5.py), Task, Tasks, TaskData (tasks/tasks.py), find_documents (create_tokenizer.py)."""
-        return of
-
-    def parts(self) -> dict[str, tuple]:
-        """{what python -m benchmarks measures of it: (function, help, defaults of its flags)}."""
-        return {}
-
     def plan(self, args: Any, model: "PreTrainedModel") -> dict[str, str | None]:
         """Rows of the plan. model: the one that is trained."""
         return {}
@@ -133,45 +73,6 @@ class Feature:
     def check_resumed(self, checkpoint: str, run: dict) -> None:
         """UserError if it is not as it was in the run of the checkpoint, whose run.json is `run`. Called also while the
         feature is off, which may be the difference."""
-
-    def uploads(self, args: Any) -> "Uploads | None":
-        """What takes the checkpoints and the finished run of T5Trainer elsewhere; None if nothing does."""
-        return None
-
-    def starts(self, trainer: Any, config: dict, checkpoint: str | None = None) -> None:
-        """What a run does when its checks have passed. config: flags and more, by name. checkpoint: the one that it
-        resumes from. UserError if it cannot begin."""
-
-    def table(self, trainer: Any, name: str, columns: list[str], rows: list[list]) -> None:
-        """Shows a table of numbers and texts, at the run's current step."""
-
-    def finished(self, trainer: Any) -> dict[str, str | None]:
-        """What follows the last evaluation; returns rows of the end summary."""
-        return {}
-
-    def export(self, kind: str, original: Any, folder: "Path") -> tuple[dict, str]:
-        """Writes one of its `formats` into a new folder and loads it again; returns (its comparison with PyTorch, one
-        line about it). original: of publishing/exports.py. UserError if it differs too much."""
-        raise NotImplementedError
-
-    def complete(self, folder: "Path", output_dir: "Path", record: dict, model: Any, found: dict[str, dict]) -> None:
-        """Adds files to an export before `folder` becomes `output_dir`. record: of `read_run` (publishing/records.py).
-        found: {format: its comparison}."""
-
-    def exported(self, output_dir: "Path", formats: Sequence[str]) -> dict[str, str | None]:
-        """What follows when an export is complete; returns rows of the end summary."""
-        return {}
-
-    def model_folder(self, folder: "Path") -> "Path":
-        """The folder with the tokenizer and task.json, if `folder` is one that `export` has written; else `folder`."""
-        return folder
-
-    def engine(self, plan: Any, device: "torch.device") -> Any:
-        """The Engine (tasks/answering.py) of one of its `backends`."""
-        raise NotImplementedError
-
-    def work(self, plan: Any, engine: Any) -> None:
-        """What predict_t5.py does in place of answering a file. plan, engine: of tasks/answering.py."""
 
 
 Kind = TypeVar("Kind", bound=Feature)
@@ -194,6 +95,10 @@ class Features:
         """The one of a kind that is on; without any the core's own way, which is an instance of the kind itself."""
         return next(iter(self.of(kind)), None) or kind()
 
+    def replaced(self, old: Feature, new: Feature) -> "Features":
+        """These features with `new` in place of `old`."""
+        return Features([new if feature is old else feature for feature in self.all])
+
     def flags(self) -> dict[str, Any]:
         """{flag: value} of all of them."""
         return {field.name: getattr(each, field.name) for each in self.all for field in dataclasses.fields(each)}
@@ -203,63 +108,10 @@ class Features:
         self.check_rules(flags, given)
         return {name: value for feature in self for name, value in feature.decide(flags).items()}
 
-    def form(self) -> str | None:
-        """The form of frozen weights that their flags ask for; None if they leave it open."""
-        return next(filter(None, (feature.form() for feature in self)), None)
-
-    def holds_as_saved(self) -> bool:
-        """Whether frozen weights are not to be read in float32, which they may be too large for."""
-        return self.form() not in (None, "float32")
-
-    def in_form(self, form: str | None) -> "Features":
-        """These features with the form of frozen weights that was decided."""
-        return Features([feature.in_form(form) if feature.is_on() else feature for feature in self.all])
-
-    def starts(self, trainer: Any, config: dict, checkpoint: str | None = None) -> None:
-        """The run begins, for all of them."""
-        for feature in self:
-            feature.starts(trainer, config, checkpoint)
-
-    def table(self, trainer: Any, name: str, columns: list[str], rows: list[list]) -> None:
-        """Shows a table wherever they can."""
-        for feature in self:
-            feature.table(trainer, name, columns, rows)
-
-    def finished(self, trainer: Any) -> dict[str, str | None]:
-        """The run's evaluations are made, for all of them; returns rows of the end summary."""
-        return {row: text for feature in self for row, text in feature.finished(trainer).items()}
-
-    def uploads(self, args: Any) -> Uploads | None:
-        """The uploads of a training, None without any."""
-        return next(filter(None, (feature.uploads(args) for feature in self)), None)
-
     def check_rules(self, flags: Flags, given: Collection[str] = ()) -> None:
         """UserError for a flag that does not go with the features, also with those that are off."""
         for feature in self.all:
             check_rules(flags, feature.rules, given)
-
-    def instead(self) -> Feature | None:
-        """The one that works in place of the script, None if the script does its own work."""
-        return next((feature for feature in self if feature.instead), None)
-
-    def model_folder(self, folder: "Path") -> "Path":
-        """The folder with the tokenizer and task.json: `folder`, or the one above what a feature has exported."""
-        for feature in self:
-            folder = feature.model_folder(folder)
-        return folder
-
-    def replacement(self, of: Callable) -> Callable:
-        """What is called in the place of a class or function of the core."""
-        for feature in self:
-            of = feature.replacement(of)
-        return of
-
-    def loaded(self, model: "PreTrainedModel", overrides: dict) -> None:
-        """Lets them change a checkpoint's model. UserError for an override that none of them understands."""
-        for feature in self:
-            overrides = feature.loaded(model, overrides)
-        for key, value in overrides.items():
-            raise UserError(f"--config_overrides {key}={value}: is for a new model, and a checkpoint has its own shape")
 
     def job(self, job: str) -> str:
         """The key of TRAINING_DEFAULTS, from the one without them."""
@@ -269,25 +121,6 @@ class Features:
 
 
 NO_FEATURES = Features()
-
-
-class Adapter:
-    """A kind of folder that holds what was trained beside a checkpoint's weights, and names that checkpoint. A
-    feature's folder has it as ADAPTER."""
-
-    config: str  # the file by which the folder is known
-    weights: str
-    holds: str  # what it holds, in words
-
-    def root_of(self, name_or_path: str) -> str:
-        """The checkpoint at the end of a chain of such folders; `name_or_path` itself if that is none. UserError for a
-        folder that cannot be read."""
-        raise NotImplementedError
-
-    def load(self, folder: str, read: Callable[[str], "PreTrainedModel"], merge: bool, flag: str) -> "PreTrainedModel":
-        """The model of the folder. read: reads a checkpoint. merge: whether what the folder holds is merged into the
-        weights. flag: the flag that names the folder. UserError if it does not fit the checkpoint."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass
@@ -390,27 +223,10 @@ def further_fields(kind: str) -> list[str]:
     return [field for feature in features_of_tasks() for field, of in feature.fields.items() if of == kind]
 
 
-def recorded_types(script: str) -> dict[str, Any]:
-    """{flag: its type} of what evaluations take over from a training by this script."""
-    return {name: get_type_hints(kind)[name] for kind in features_of(script) for name in kind.recorded}
-
-
 def features_of(script: str) -> list[Any]:
     """The classes of the features that a script knows, in the order of their folders' names."""
     found = (folder.FEATURE.get(script) for folder in _folders())
     return [each for each in found if each is not None]
-
-
-def prompt_command() -> str:
-    """The words that start a prompt for any model, also one that was only pre-trained; without such a feature those
-    that answer a file."""
-    flags = (f"--{kind.instead}" for kind in features_of("predict_t5") if kind.as_typed)
-    return " ".join(["predict_t5.py", *flags])
-
-
-def adapters() -> list[Adapter]:
-    """The kinds of folders that hold what was trained beside a checkpoint."""
-    return [folder.ADAPTER for folder in _folders() if hasattr(folder, "ADAPTER")]
 
 
 def offered(kind: str) -> dict[str, Callable[[], Any]]:

@@ -43,14 +43,15 @@ from foundry.common.reports import human_bytes
 from foundry.common.yaml_files import parse_yaml
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer
-from foundry.features import NO_FEATURES, Features, adapters
+from foundry.features import NO_FEATURES, Features
 from foundry.modeling.attentions import attention_names, register_attention
 from foundry.modeling.families import families, family_of, refuse_lacking, shape_of, stacks
-from foundry.modeling.forms import bytes_of, number_of
+from foundry.modeling.forms import bytes_of, number_of, reads_as_saved
 from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
+from foundry.modeling.weights import Shape, Weights, adapters
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -152,8 +153,9 @@ def get_model(
     """
     changed = None
     if args.model_name_or_path:
-        model = load_model(args.model_name_or_path, args.attn_implementation, features.holds_as_saved())
-        features.loaded(model, parse_overrides(args.config_overrides))
+        as_saved = reads_as_saved(features.one(Weights).form())
+        model = load_model(args.model_name_or_path, args.attn_implementation, as_saved)
+        features.one(Shape).change(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
     else:
@@ -187,7 +189,7 @@ def planned_model(
     with torch.device("meta"):
         model = create_model(config, args.attn_implementation)
     if args.model_name_or_path:
-        features.loaded(model, parse_overrides(args.config_overrides))
+        features.one(Shape).change(model, parse_overrides(args.config_overrides))
     _adjust(model, args, dropout, features)
     return model
 
@@ -196,9 +198,8 @@ def _adjust(
     model: PreTrainedModel, args: Any, dropout: float | None, features: Features, vocabulary: str | None = None
 ) -> None:
     """Decides what of a model is trained, and with which dropout, as the flags ask; dropout as in `get_model`.
-    vocabulary: as of `Feature.adapt`."""
-    for feature in features:
-        feature.adapt(model, args.model_name_or_path, vocabulary)
+    vocabulary: as of `Weights.adapt`."""
+    features.one(Weights).adapt(model, args.model_name_or_path, vocabulary)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
         set_dropout(model, rate)
@@ -345,20 +346,19 @@ def load_model(
 
 
 def load_to_answer(
-    name_or_path: str, attn_implementation: str | None, features: Features, device: torch.device, bf16: bool
+    name_or_path: str, attn_implementation: str | None, weights: Weights, device: torch.device, bf16: bool
 ) -> PreTrainedModel:
-    """`load_model` for evaluation and prediction. Where features hold the weights in a form other than float32, an
+    """`load_model` for evaluation and prediction. Where the weights are held in a form other than float32, an
     adapter is not merged, since the merged model would not fit where the frozen weights do. UserError for weights that
     are not finite, with which all answers would be empty (one pass over the weights)."""
-    as_saved = features.holds_as_saved()
+    as_saved = reads_as_saved(weights.form())
     model = load_model(name_or_path, attn_implementation, as_saved, merge=not as_saved)
     for name, weight in model.named_parameters():
         if not torch.stack(weight.detach().aminmax()).isfinite().all():  # a NaN is least and largest
             raise UserError(
                 f"--model_name_or_path {name_or_path}: {name} has NaN or infinite numbers. Take an earlier checkpoint"
             )
-    for feature in features:
-        feature.hold(model, device, bf16)
+    weights.hold(model, device, bf16)
     return model
 
 
@@ -433,7 +433,7 @@ def count_parameters(model: torch.nn.Module, trained_only: bool = False) -> int:
 
 
 def is_adapted(model: torch.nn.Module) -> bool:
-    """Whether a feature has frozen the model, and trains and saves other weights beside its own (`Feature.adapt`)."""
+    """Whether a feature has frozen the model, and trains and saves other weights beside its own (`Weights.adapt`)."""
     return hasattr(model, "read_saved")
 
 

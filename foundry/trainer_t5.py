@@ -41,6 +41,7 @@ from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.learning import Learning
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
+from foundry.publishing.publication import Publication
 from foundry.training.batching import OneShapeCollator, PackingCollator
 from foundry.training.flow import FlowCallback, LossTermsCallback, ResumeCallback
 from foundry.training.non_finite import FiniteTrainer
@@ -122,7 +123,7 @@ class T5Trainer(FiniteTrainer):
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
-        self.uploads = args.features.uploads(args)
+        self.uploads = args.features.one(Publication).uploads(args)
         if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
             args = args.replaced(push_to_hub=False)
         if args.ddp_find_unused_parameters is None:  # T5 has none, and DDP would search for them at every step

@@ -19,9 +19,11 @@ from foundry.common.words import listed
 from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
+from foundry.modeling.forms import reads_as_saved
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
+from foundry.modeling.weights import Weights
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import as_list, source_text, value_of_text
@@ -99,14 +101,19 @@ class Plan:
         return {row: f"{n:,} answer{'s' * (n > 1)} {what}" for row, (n, what) in found.items() if n}
 
 
+# What a feature offers by an entry of `BACKENDS` in its `__init__.py`.
+Backend = Callable[[Plan, torch.device], Engine]
+
+
 # ---------------------------------------------------------------- what generates
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`, which answers by `generate`."""
-    args, features, tokenizer = plan.args, plan.features, plan.tokenizer
-    model = load_to_answer(args.model_name_or_path, args.attn_implementation, features, device, args.bf16)
+    args, weights, tokenizer = plan.args, plan.features.one(Weights), plan.tokenizer
+    model = load_to_answer(args.model_name_or_path, args.attn_implementation, weights, device, args.bf16)
     fit_vocabulary(model, len(tokenizer))
-    model = model.to(device, torch.bfloat16 if args.bf16 and not features.holds_as_saved() else None).eval()
-    mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and features.holds_as_saved())
+    as_saved = reads_as_saved(weights.form())
+    model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and as_saved)
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 

@@ -18,7 +18,8 @@ from foundry.common.processes import print_once
 from foundry.common.reports import is_of, record_json
 from foundry.common.words import comma_words
 from foundry.corpora.files import compressed
-from foundry.features import features_of_tasks, recorded_types
+from foundry.features import features_of_tasks
+from foundry.text_source import recorded_types
 from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list
 from tasks.trained_rows import TrainedRows

@@ -44,7 +44,7 @@ from foundry.corpora.round_trip import Losses, percent
 from foundry.corpora.token_files import TOKENS_FORMAT
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
-from foundry.features import NO_FEATURES, Features, features_of_tasks, further_fields
+from foundry.features import features_of_tasks, further_fields
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
 from foundry.trainer_t5 import EvaluationTask
@@ -286,6 +286,12 @@ def _unknown_direction(metric: str) -> str:
     )
 
 
+def named_tasks(args: TaskArguments, make: Callable[..., Task] = Task) -> list[Task]:
+    """The tasks that the flags name, each made by `make`. UserError for an unknown task or a wrong entry."""
+    entries = check_tasks(args)
+    return [make(name, entry, args, len(entries) > 1) for name, entry in entries.items()]
+
+
 class Tasks:
     """The task or tasks that the flags name, with their metrics; TaskData has their rows. Iterates over the Tasks.
 
@@ -299,10 +305,13 @@ class Tasks:
         self.tasks, self.args = tasks, tasks[0].args
 
     @classmethod
-    def of_flags(cls, args: TaskArguments, features: Features = NO_FEATURES) -> "Tasks":
+    def of_flags(cls, args: TaskArguments) -> "Tasks":
         """The tasks that the flags name. UserError for an unknown task or a wrong entry."""
-        entries, task = check_tasks(args), features.replacement(Task)
-        return features.replacement(cls)([task(name, entry, args, len(entries) > 1) for name, entry in entries.items()])
+        return cls(named_tasks(args))
+
+    def data(self, *of_data: Any) -> "TaskData":
+        """Their rows, with further arguments as of `TaskData`."""
+        return TaskData(self, *of_data)
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)

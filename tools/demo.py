@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from foundry.common.processes import say
-from foundry.features import prompt_command
+from tasks.front import prompt_command
 
 ROOT = Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")

@@ -9,22 +9,19 @@ prints the number of equal texts too.
 
 import importlib.util
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from foundry.common.flags import Rules
 from foundry.features import Feature
 
-FORMATS = ("ctranslate2", "ctranslate2_int8")
-BACKEND = "ctranslate2"
-TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
+FORMATS = dict.fromkeys(("ctranslate2", "ctranslate2_int8"), "engine:export")
+BACKENDS = {"ctranslate2": "engine:with_ctranslate2"}
 
 
 @dataclass
 class Export(Feature):
     """Writes the model for CTranslate2."""
 
-    formats: ClassVar = FORMATS
     rules: ClassVar[Rules] = (
         (
             "formats",
@@ -36,41 +33,26 @@ class Export(Feature):
     def is_on(self) -> bool:
         return True
 
-    def export(self, kind: str, original: Any, folder: Path) -> tuple[dict, str]:
-        from features.ctranslate2.engine import export
-
-        return export(kind, original, folder)
-
 
 @dataclass
 class Backend(Feature):
     """Answers with what `Export` wrote."""
 
-    backends: ClassVar = (BACKEND,)
     rules: ClassVar[Rules] = (
         (
             "load_in_4bit load_in_8bit dtype",
-            lambda flags: flags.backend == BACKEND,
+            lambda flags: flags.backend in BACKENDS,
             "is PyTorch's: leave it out with --backend ctranslate2",
         ),
         (
             "backend",
-            lambda flags: flags.backend == BACKEND and (flags.do_sample or flags.bf16),
+            lambda flags: flags.backend in BACKENDS and (flags.do_sample or flags.bf16),
             "excludes --bf16, and --do_sample, which would draw other tokens than transformers",
         ),
     )
 
     def is_on(self) -> bool:
         return True
-
-    def model_folder(self, folder: Path) -> Path:
-        is_part = (folder / TOKENS).is_file() and (folder.parent / "config.json").is_file()
-        return folder.parent if is_part else folder
-
-    def engine(self, plan: Any, device: Any) -> Any:
-        from features.ctranslate2.engine import with_ctranslate2
-
-        return with_ctranslate2(plan, device)
 
 
 FEATURE = {"export_checkpoint": Export, "predict_t5": Backend}

@@ -14,13 +14,14 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from constants import IGNORE_INDEX
-from features.ctranslate2 import FORMATS, TOKENS
+from features.ctranslate2 import FORMATS
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.modeling.generation_settings import deciding_settings
 from foundry.publishing.exports import NEW_TOKENS, Answers, Original, compare, described, pytorch_tokens, shown_search
 from tasks.answering import Engine, Plan, Watch
 
+TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = dict(zip(FORMATS, (1e-3, 0.25), strict=True))
 # CTranslate2's beam search ends when it has beams x patience finished texts: with a patience of 1 that is transformers'

@@ -5,26 +5,5 @@
 encoder.py writes and compares it.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
-
-from foundry.features import Feature
-
-
-@dataclass
-class Encoder(Feature):
-    """Writes the encoder. It has no flag of its own."""
-
-    formats: ClassVar = ("encoder", "sentence_transformers")
-
-    def is_on(self) -> bool:
-        return True
-
-    def export(self, kind: str, original: Any, folder: Path) -> tuple[dict, str]:
-        from features.encoder.encoder import export
-
-        return export(kind, original, folder)
-
-
-FEATURE = {"export_checkpoint": Encoder}
+FEATURE = {}  # it has no flag of its own
+FORMATS = dict.fromkeys(("encoder", "sentence_transformers"), "encoder:export")

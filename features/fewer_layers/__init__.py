@@ -3,21 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
-from foundry.features import Feature
+from foundry.modeling.weights import Shape
 
 
 @dataclass
-class FewerLayers(Feature):
+class FewerLayers(Shape):
     """Understands --config_overrides of a checkpoint. It has no flag of its own."""
 
     def is_on(self) -> bool:
         return True
 
-    def loaded(self, model: Any, overrides: dict) -> dict:
+    def change(self, model: Any, overrides: dict) -> None:
         from features.fewer_layers.left_out import leave_out_layers
 
         leave_out_layers(model, overrides)
-        return {}
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         return {"layers kept": getattr(model, "kept_layers", None)}

@@ -12,16 +12,15 @@ from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
-from foundry.features import Feature
+from foundry.publishing.publication import Publication
 
 
 @dataclass
-class RunHub(Feature):
+class RunHub(Publication):
     """Uploads a training's checkpoints and its finished model. --push_to_hub is a flag of transformers."""
 
     _argument_group_name = "run"
     _usual = ""
-    takes: ClassVar = ("push_to_hub",)
     local = ()  # flags that name a path, found by `decide`
     rules: ClassVar[Rules] = tuple(
         (name, lambda flags: not flags.push_to_hub, "nothing is uploaded without --push_to_hub: give both")
@@ -61,7 +60,7 @@ class RunHub(Feature):
 
 
 @dataclass
-class ExportHub(Feature):
+class ExportHub(Publication):
     """Writes the card of an export, and uploads it."""
 
     _argument_group_name = "export"

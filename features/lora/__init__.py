@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from constants import LORA
-from features.lora.folders import CONFIG, WEIGHTS, root_of
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option, refuse
-from foundry.features import Adapter, Feature
+from foundry.modeling.weights import Weights
 
 DTYPES = ("float32", "bfloat16")
 FORM_FLAGS = "load_in_4bit load_in_8bit dtype"
@@ -46,7 +45,7 @@ _FORM_RULES = (
 )
 
 
-class _Frozen(Feature):
+class _Frozen(Weights):
     """What training and answering share."""
 
     load_in_4bit: bool
@@ -101,6 +100,7 @@ class LowRank(_Frozen):
         ),
     )
     decisive: ClassVar = ("lora_rank", "load_in_4bit", "load_in_8bit", "dtype")
+    job: ClassVar = LORA
     smaller: ClassVar = "--load_in_8bit, --load_in_4bit, or a smaller model"
 
     lora_rank: int | None = option(None, "Train only LoRA matrices of this rank. Not set: all weights.", at_least=1)
@@ -130,9 +130,6 @@ class LowRank(_Frozen):
             )
         return {}
 
-    def job(self, job: str) -> str:
-        return job + LORA
-
     def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
         self.check_form(args)
 
@@ -153,7 +150,7 @@ class LowRank(_Frozen):
             return None
         return "bfloat16", "autocast casts them to it anyway: no bit of the results differs"
 
-    def in_form(self, form: str | None) -> Feature:
+    def in_form(self, form: str | None) -> Weights:
         return replace(self, dtype=form) if form in DTYPES else self
 
 
@@ -186,21 +183,7 @@ class HeldToAnswer(_Frozen):
         super().hold(model.requires_grad_(False), device, bf16)
 
 
-class LowRankFolder(Adapter):
-    """A folder of LoRA's matrices."""
-
-    config, weights, holds = CONFIG, WEIGHTS, "LoRA matrices"
-
-    def root_of(self, name_or_path: str) -> str:
-        return root_of(name_or_path)
-
-    def load(self, folder: str, read: Callable, merge: bool, flag: str) -> Any:
-        from features.lora.low_rank import load_merged
-
-        return load_merged(folder, read, merge, flag)
-
-
-ADAPTER = LowRankFolder()
+ADAPTERS = {"lora": "low_rank:LowRankFolder"}
 FEATURE = {
     "pre_train_t5": LowRank,
     "fine_tune_t5": LowRank,

@@ -22,12 +22,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
-from features.lora.folders import CONFIG, WEIGHTS, base_of
+from features.lora.folders import CONFIG, WEIGHTS, base_of, root_of
 from foundry.common.errors import UserError
 from foundry.common.reports import difference_of_names, first_line, read_json, write_json
 from foundry.modeling.families import output_head
 from foundry.modeling.generation_settings import complete
 from foundry.modeling.loading import ODD_JSON
+from foundry.modeling.weights import Adapter
 
 _BEFORE = "base_model.model."  # what peft puts before the names of a model's tensors
 _CHECKSUM = "base_checksum.json"  # the checksum of the base weights that the matrices were trained with
@@ -179,3 +180,15 @@ def load_merged(folder: str, read: Callable[[str], PreTrainedModel], merge: bool
         model.generation_config = GenerationConfig.from_pretrained(folder)
         complete(model)
     return model
+
+
+class LowRankFolder(Adapter):
+    """A folder of LoRA's matrices."""
+
+    config, weights, holds = CONFIG, WEIGHTS, "LoRA matrices"
+
+    def root_of(self, name_or_path: str) -> str:
+        return root_of(name_or_path)
+
+    def load(self, folder: str, read: Callable, merge: bool, flag: str) -> PreTrainedModel:
+        return load_merged(folder, read, merge, flag)

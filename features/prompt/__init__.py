@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, option
 from foundry.common.processes import world_size
-from foundry.features import Feature
+from tasks.front import Front
 
 
 @dataclass
-class Prompt(Feature):
+class Prompt(Front):
     """Answers what is typed or piped, line by line, in place of answering a file."""
 
     _argument_group_name = "prediction"

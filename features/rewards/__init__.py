@@ -183,11 +183,11 @@ class Rewards(Learning):
 
     def callbacks(self, trainer: Any) -> list:
         from features.rewards.learning import RewardCallback, RewardSamples
+        from foundry.runs.tracker import show_table
 
         learning = RewardCallback(trainer, self)
         self.reference = learning.reference
-        show = partial(trainer.args.features.table, trainer)
-        return [learning, RewardSamples(learning, trainer.args.output_dir, show)]
+        return [learning, RewardSamples(learning, trainer.args.output_dir, partial(show_table, trainer))]
 
     def memory(self, args: Any) -> dict[str, int]:
         return {"reference": self.reference_bytes}

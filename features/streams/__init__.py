@@ -8,15 +8,13 @@ blocks.py cuts a corpus into blocks, lanes.py reads them in their order, streame
 streamed_tasks.py a `TaskData`. simulation.py measures what is read: `python -m benchmarks stream`.
 """
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, check_rules, option, refuse
-from foundry.features import Feature
+from foundry.text_source import TextSource
+from tasks.row_source import RowSource
 
 CHUNKS = 512  # validation chunks to score, where --max_eval_samples is not given (docs/defaults.md)
 
@@ -32,7 +30,7 @@ def check_held_out(flags: Any) -> None:
 
 
 @dataclass
-class Streams(Feature):
+class Streams(TextSource):
     """Streams of text, for pre-training."""
 
     _argument_group_name = "text"
@@ -76,17 +74,14 @@ class Streams(Feature):
         """UserError for flags of the text that do not go with a stream."""
         check_held_out(flags)
 
-    def replacement(self, of: Callable) -> Callable:
-        modules = {"FoundText": "streamed_text", "Text": "streamed_text"}
-        modules |= dict.fromkeys(("Task", "Tasks", "TaskData"), "streamed_tasks")
-        if of.__name__ not in modules:
-            return of
-        own = importlib.import_module(f"features.streams.{modules[of.__name__]}")
-        return partial(getattr(own, f"Streamed{of.__name__}"), self)
+    def found_text(self, *of_text: Any) -> Any:
+        from features.streams.streamed_text import StreamedFoundText
+
+        return StreamedFoundText(self, *of_text)
 
 
 @dataclass
-class TaskStreams(Streams):
+class TaskStreams(Streams, RowSource):
     """Streams of rows, for fine-tuning."""
 
     _argument_group_name = "task"
@@ -106,6 +101,17 @@ class TaskStreams(Streams):
     def check_flags(self, flags: Flags) -> None:
         pass
 
+    def task(self, *of_task: Any) -> Any:
+        from features.streams.streamed_tasks import StreamedTask
+
+        return StreamedTask(self, *of_task)
+
+    def tasks(self, args: Any) -> Any:
+        from features.streams.streamed_tasks import StreamedTasks
+        from tasks.tasks import named_tasks
+
+        return StreamedTasks(self, named_tasks(args, self.task))
+
 
 @dataclass
 class EvaluatedStreams(TaskStreams):
@@ -118,7 +124,7 @@ class EvaluatedStreams(TaskStreams):
 
 
 @dataclass
-class StreamedDataSet(Feature):
+class StreamedDataSet(TextSource):
     """A data set that create_tokenizer.py reads without storing it."""
 
     _argument_group_name = "tokenizer"
@@ -135,28 +141,10 @@ class StreamedDataSet(Feature):
     def is_on(self) -> bool:
         return self.streaming
 
-    def replacement(self, of: Callable) -> Callable:
+    def documents(self, args: Any, most: int | None) -> tuple:
         from features.streams.streamed_text import streamed_documents
 
-        return streamed_documents
-
-
-@dataclass
-class StreamBenchmark(Feature):
-    """What all data workers read, simulated."""
-
-    def is_on(self) -> bool:
-        return True
-
-    def parts(self) -> dict[str, tuple]:
-        about = "what all data workers of a stream read, and in which order the text comes, simulated"
-        return {"stream": (self.measure, about, dict(megabytes=512.0))}
-
-    @staticmethod
-    def measure(args: Any) -> dict:
-        from features.streams.simulation import measure_stream
-
-        return measure_stream(args)
+        return streamed_documents(args, most)
 
 
 FEATURE = {
@@ -164,5 +152,5 @@ FEATURE = {
     "fine_tune_t5": TaskStreams,
     "evaluate_t5": EvaluatedStreams,
     "create_tokenizer": StreamedDataSet,
-    "benchmarks": StreamBenchmark,
 }
+BENCHMARKS = {"stream": "simulation:STREAM"}

@@ -60,6 +60,9 @@ class StreamedTasks(Tasks):
         super().__init__(tasks)
         self.stream = stream
 
+    def data(self, *of_data: Any) -> "StreamedTaskData":
+        return StreamedTaskData(self.stream, self, *of_data)
+
     def flags(self, args: FineTuningArguments) -> dict:
         if self.args.span_corruption_file:
             raise UserError("--streaming True: excludes --span_corruption_file: a stream cannot be mixed")

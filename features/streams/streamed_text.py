@@ -46,6 +46,9 @@ class StreamedFoundText(FoundText):
     def find(self, alone: Any) -> dict[str, Corpus]:
         return open_corpus(alone, self.stream.skip_broken_rows)
 
+    def text(self, *of_text: Any) -> "StreamedText":
+        return StreamedText(self.stream, self, *of_text)
+
     def trained_tokenizer(self, model_args: Any) -> NoReturn:
         raise UserError("--streaming needs --tokenizer_name: create_tokenizer.py trains one on a sample of the text")
 
@@ -264,9 +267,9 @@ def training_stream(
     return stream
 
 
-def streamed_documents(args: Any, _: Any) -> tuple[dict[str, str | None], Iterator[str], Iterator[str]]:
-    """As `find_documents` of create_tokenizer.py, whose flags `args` are, of a data set that is not stored."""
-    name, column, most = args.dataset_name, args.text_column, args.max_train_samples
+def streamed_documents(args: Any, most: int | None) -> tuple[dict[str, str | None], Iterator[str], Iterator[str]]:
+    """As `TextSource.documents`, of a data set that is not stored."""
+    name, column = args.dataset_name, args.text_column
     if name in (None, BUILTIN_CORPUS):
         raise UserError("--streaming needs a data set in --dataset_name; files are read as a stream anyway")
     rows = iter(streamed_splits(name, args.dataset_config_name, "--dataset_name")["train"])

@@ -8,11 +8,11 @@ trackers.py takes the place of transformers' own callbacks; without this folder 
 from dataclasses import dataclass
 from typing import Any
 
-from foundry.features import Feature
+from foundry.runs.tracker import Tracker
 
 
 @dataclass
-class Trackers(Feature):
+class Trackers(Tracker):
     """Tracks what --report_to asks for. It has no flag of its own: --report_to and --project are transformers'."""
 
     def is_on(self) -> bool:

@@ -13,6 +13,9 @@ are not sent again, since a resumed run computes the same ones; TensorBoard inst
 (its purge step). Values before the checkpoint that a tracker lacks are sent from metrics.jsonl, so a tracker that is
 added later gets the whole curve. W&B and trackio hold values in memory for a while, so what they got in the last minute
 before a run was killed is sent again: an online W&B run drops the copy, elsewhere a point may appear twice.
+
+The libraries' own resuming is used where it exists (an id, TensorBoard's purge step), and is not enough: W&B knows the
+last step of a run only online, its rewinding works only there, and trackio 0.43 stores a step that comes twice twice.
 """
 
 import copy
@@ -255,38 +258,48 @@ def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None
     """
     args, trackers = trainer.args, {}
     names = [name for name in TRACKERS if name in args.report_to]
-    if checkpoint is not None and (others := [name for name in args.report_to if name not in (*TRACKERS, "none")]):
-        more = " (MLflow goes on with the run that MLFLOW_RUN_ID names)" if "mlflow" in others else ""
-        if not (others == ["mlflow"] and os.environ.get("MLFLOW_RUN_ID")):
-            print_once(f"--report_to {' '.join(others)}: the resumed run begins a new run there{more}")
+    if checkpoint is not None:
+        tell_of_new_runs([name for name in args.report_to if name not in (*TRACKERS, "none")])
     for name in names:
         trainer.remove_callback(INTEGRATION_TO_CALLBACK[name])
     if os.environ.get("WANDB_MODE") == "disabled":
         names = [name for name in names if name != "wandb"]  # a run that is resumed with W&B sends it the whole curve
     if not names or not is_first_process():
         return
-    path, step, saved, kept = Path(args.output_dir) / TRACKERS_FILE, None, {}, []
-    if checkpoint is not None:
-        state = record_json(Path(checkpoint) / "trainer_state.json")
-        step = state["global_step"]
-        kept = metrics_until(path.with_name("metrics.jsonl"), step, state["log_history"])
-        saved = read_json(path) or (state.get("stateful_callbacks") or {}).get(TRACKERS_FILE, {})
-        if Path(known := str(saved.get("id", "new"))).name != known:  # it becomes part of a folder's name
-            raise UserError(f"{path}: {known!r:.80} is no id of a run. Delete the file: the curves begin anew")
-    identity = os.environ.get("WANDB_RUN_ID") or saved.get("id") or secrets.token_hex(4)
+    path = Path(args.output_dir) / TRACKERS_FILE
+    known, sent, step, lines = resumed_run(path, checkpoint) if checkpoint is not None else (None, {}, None, [])
+    identity = os.environ.get("WANDB_RUN_ID") or known or secrets.token_hex(4)
     title = args.run_name or os.environ.get("WANDB_NAME") or Path(args.output_dir).resolve().name
-    sent = saved.get("sent", {})
     for name in names:
         try:
             trackers[name] = TRACKERS[name](args, identity, title, config, step)
         except Exception as error:
             raise UserError(f"--report_to {name}: {type(error).__name__}: {error}") from error
-    if "tensorboard" in sent:  # TensorBoard hides what was logged beyond the step from which the run resumes
-        sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
     callback = TrackersCallback(trackers, identity, sent, path)
     trainer.add_callback(callback)
-    for line in kept:
+    for line in lines:
         callback.send({key: value for key, value in line.items() if key not in ("step", "seconds")}, line["step"])
+
+
+def tell_of_new_runs(others: list[str]) -> None:
+    """Prints that a run that is resumed begins anew at these trackers, which transformers serves."""
+    if not others or (others == ["mlflow"] and os.environ.get("MLFLOW_RUN_ID")):
+        return
+    more = " (MLflow goes on with the run that MLFLOW_RUN_ID names)" if "mlflow" in others else ""
+    print_once(f"--report_to {' '.join(others)}: the resumed run begins a new run there{more}")
+
+
+def resumed_run(path: Path, checkpoint: str) -> tuple[str, dict, int, list[dict]]:
+    """(id, what was sent, the checkpoint's step, the lines of metrics.jsonl up to it) of a run that is resumed; id and
+    what was sent as in TrackersCallback, "" and {} for a run without trackers. path: its trackers.json."""
+    state = record_json(Path(checkpoint) / "trainer_state.json")
+    record = read_json(path) or (state.get("stateful_callbacks") or {}).get(TRACKERS_FILE, {})
+    identity, sent, step = str(record.get("id") or ""), record.get("sent", {}), state["global_step"]
+    if Path(identity).name != identity:  # it becomes part of a folder's name
+        raise UserError(f"{path}: {identity!r:.80} is no id of a run. Delete the file: the curves begin anew")
+    if "tensorboard" in sent:  # TensorBoard hides what was logged beyond the step from which the run resumes
+        sent["tensorboard"] = {name: min(last, step) for name, last in sent["tensorboard"].items()}
+    return identity, sent, step, metrics_until(path.with_name("metrics.jsonl"), step, state["log_history"])
 
 
 def log_table(trainer: Trainer, name: str, columns: list[str], rows: list[list]) -> None:

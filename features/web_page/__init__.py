@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, option
 from foundry.common.processes import world_size
-from foundry.features import Feature
+from tasks.front import Front
 
 
 @dataclass
-class WebPage(Feature):
+class WebPage(Front):
     """Shows the answers to what is typed, in place of answering a file."""
 
     _argument_group_name = "prediction"

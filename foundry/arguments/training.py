@@ -46,6 +46,8 @@ from foundry.common.processes import (
 from foundry.common.secrets import is_secret
 from foundry.common.words import did_you_mean
 from foundry.features import NO_FEATURES
+from foundry.modeling.weights import Weights
+from foundry.publishing.publication import Publication
 
 LARGEST_SEED = 2**32 - 1  # the largest that numpy takes
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
@@ -332,7 +334,7 @@ _RULES = (
     ),
     (
         "push_to_hub",
-        lambda args: not any("push_to_hub" in feature.takes for feature in args.features.all),
+        lambda args: not args.features.of(Publication),
         "nothing that is installed uploads: leave it out",
     ),
     ("assume_gpu", lambda args: not args.dry_run, "only plans for another machine: add --dry_run"),
@@ -415,7 +417,7 @@ def settle_training(
     contradictions among them, and between them and the flags of data and model."""
     settled = args.replaced()
     decide_features(settled, data, model)
-    check_training(settled, settled.features.job(job))
+    check_training(settled, settled.features.job(job) + settled.features.one(Weights).job)
     return settled
 
 

@@ -16,6 +16,12 @@ FORMS = ("float32", "bfloat16", "int8", "nf4")
 BLOCK, BLOCKS = 64, 256  # nf4: weights that share a scale, and scales that share a scale of their own
 
 
+def reads_as_saved(form: str | None) -> bool:
+    """Whether weights to be held in this form are read in the type of their file. In float32, of which `form` is
+    another, they may be too large for the memory. None: float32."""
+    return form not in (None, "float32")
+
+
 def frozen_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
     """{name: frozen linear layer}, whose matrix can take another form. LoRA's layers and a tied head are left out."""
     left_out = output_head(model) if is_tied(model) else None

@@ -19,7 +19,7 @@ from foundry.common.processes import print_once
 from foundry.common.reports import check_records, code_of_pickle, difference_of_names, elsewhere, first_line, read_json
 from foundry.corpora.files import refuse_pointers
 from foundry.corpora.hub import do_not_wait_for_the_hub
-from foundry.features import adapters
+from foundry.modeling.weights import adapters
 
 MOST = {"layers": 1000, "num_labels": 2**20}  # {end of a name in config.json: its largest value}
 # What transformers and peft raise for values that are not of their kind.

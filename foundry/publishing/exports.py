@@ -5,7 +5,9 @@ Its text may leave PyTorch's at a near tie, with a token whose log-probability u
 tolerance below the best.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from foundry.common.errors import UserError
 
 NEW_TOKENS = 32  # generated greedily for each text
 LONGEST_SOURCE = 512  # tokens of a text that are compared
+COMPARISON = "comparison.json"  # of each format but Hugging Face's, in its folder inside that one
 
 
 @dataclass
@@ -36,6 +39,17 @@ class Original:
     sources: list[list[int]]
     answers: Answers | None = None
     num_beams: int | None = None
+
+
+# What a feature offers by an entry of `FORMATS` in its `__init__.py`: it writes the format of this name into a new
+# folder and loads it again, and returns (its comparison with PyTorch, one line about it). UserError if they differ.
+Writer = Callable[[str, Original, Path], tuple[dict, str]]
+
+
+def export_of(folder: Path) -> Path:
+    """The Hugging Face folder of an export, if `folder` is one of its other formats; else `folder`."""
+    is_inside = (folder / COMPARISON).is_file() and (folder.parent / "config.json").is_file()
+    return folder.parent if is_inside else folder
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

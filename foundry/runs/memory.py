@@ -36,6 +36,7 @@ from foundry.modeling.families import Stack, family_of, shape_of
 from foundry.modeling.forms import BLOCK, weight_bytes
 from foundry.modeling.learning import held
 from foundry.modeling.loss import CHUNK
+from foundry.modeling.weights import Weights
 from foundry.training.optimizers import check_muon, check_schedule
 
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp2", "zero3")  # the simplest first
@@ -393,7 +394,7 @@ def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
 def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of weights, gradients, optimizer states and what features hold, without activations: on one GPU or, on a
     CPU, of all processes of this machine. All weights but frozen ones are float32, in mixed precision too."""
-    processes, form = processes_here() if args.use_cpu else 1, args.features.form() or "float32"
+    processes, form = processes_here() if args.use_cpu else 1, args.features.one(Weights).form() or "float32"
     weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
     memory = processes * (weights + gradients + _state_bytes(model, args))
     memory = memory / args.world_size if _shards_by_fsdp(args) else memory
@@ -441,11 +442,9 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ne
             "--save_only_model"
         )
     if needs.memory > needs.memory_there and not args.deepspeed and not _shards_by_fsdp(args):
-        helps = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
-        helps = next((feature.smaller for feature in args.features if feature.smaller), helps)
         raise UserError(
             f"{human_bytes(needs.memory)} are needed for weights, gradients and optimizer alone, and "
-            f"{human_bytes(needs.memory_there)} are available: use {helps}"
+            f"{human_bytes(needs.memory_there)} are available: use {args.features.one(Weights).smaller}"
         )
 
 

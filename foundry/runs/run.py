@@ -32,10 +32,10 @@ from foundry.common.whole_folders import SAVING, is_disk_full, patiently, remove
 from foundry.corpora.preview import LINES, Shown, print_preview, recorded
 from foundry.corpora.round_trip import Losses, described_losses
 from foundry.corpora.unknown import refuse_unknown
-from foundry.features import adapters
 from foundry.model_t5 import count_parameters, dropout_of, is_adapted
 from foundry.modeling.families import shape_of
 from foundry.modeling.learning import held
+from foundry.modeling.weights import adapters
 from foundry.runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -48,6 +48,7 @@ from foundry.runs.callbacks import (
 from foundry.runs.decision import Decision
 from foundry.runs.duration import described_time
 from foundry.runs.memory import check_plan, device_peak_flops, needs_of
+from foundry.runs.tracker import finish_trackers, start_trackers
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import (
     changed_schedule,
@@ -191,7 +192,7 @@ class TrainingRun(Run):
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
         shown.pop("read", None)  # the user's own text stays here
-        args.features.starts(self.trainer, shown, self.checkpoint)
+        start_trackers(self.trainer, shown, self.checkpoint)
         for path in old:
             remove(path, quietly=path.name == SAVING)
         if is_first_process():
@@ -251,7 +252,7 @@ class TrainingRun(Run):
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
             results |= _evaluated(trainer)
-        tracked = self.args.features.finished(trainer)
+        tracked = finish_trackers(trainer)
         failed = uploaded = None
         if is_first_process():
             self.write_results(results)

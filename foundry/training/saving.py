@@ -24,7 +24,7 @@ from foundry.training.resharding import float32_weights, load_state, put_weights
 from foundry.training.row_order import RowOrderTrainer
 
 if TYPE_CHECKING:
-    from foundry.features import Uploads
+    from foundry.publishing.publication import Uploads
 
 
 class SavingTrainer(RowOrderTrainer):

@@ -17,11 +17,12 @@ from transformers import T5Config, T5ForConditionalGeneration
 import constants
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.own_ids import has_ids
-from foundry.data_t5 import FoundText, Text
+from foundry.data_t5 import Text
 from foundry.features import offered
 from foundry.objectives import objective_types
 from foundry.objectives.objective_types import get_objective, objective_type
 from foundry.objectives.spans import SpanCorruption
+from foundry.text_source import TextSource
 
 OBJECTIVES: dict[str, dict] = {"spans": {}} | {name: {"packing": name} for name in offered("PACKINGS")}
 OBJECTIVES |= {"ul2": {"objective": "ul2"}, "prefix": {"objective": "prefix_lm"}} if offered("MIXTURES") else {}
@@ -39,6 +40,8 @@ def lines(seed: int, count: int = 400) -> list[str]:
 
 
 class TestCase(parameterized.TestCase):
+    source = TextSource()  # a feature has its own
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -75,15 +78,11 @@ class TestCase(parameterized.TestCase):
             data_cache_dir=str(self.folder / "cache"), preprocessing_num_workers=1, **values
         )
 
-    def replacement(self, of: type):
-        """What makes the text: a feature has a maker of its own."""
-        return of
-
     def open(self, flags, rank: int = 0, ranks: int = 1, checkpoint: str | None = None):
         """(text, objective, training examples) of a rank."""
         name = None if has_ids(flags) else "letters"
         model_args = SimpleNamespace(tokenizer_name=name, model_name_or_path=None, vocab_size=IDS)
-        found = self.replacement(FoundText)(flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
+        found = self.source.found_text(flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
         tokenizer = objective_type(flags).new_tokenizer(found.tokenizer, flags)
         config = T5Config(
             vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
@@ -99,7 +98,7 @@ class TestCase(parameterized.TestCase):
             eval_strategy="steps",
             main_process_first=lambda **_: contextlib.nullcontext(),
         )
-        text = self.replacement(Text)(found, objective, args, checkpoint)
+        text = found.text(objective, args, checkpoint)
         return text, objective, text.train
 
     _tokenizer = None

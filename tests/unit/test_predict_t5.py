@@ -14,22 +14,31 @@ from unittest import mock
 import torch
 from absl.testing import absltest, parameterized
 from helpers import run_main, small_disk, write_tiny_model
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 import predict_t5
 from constants import DATASET_VALS
 from foundry.arguments.own_pairs import SHAPES
 from foundry.common.errors import UserError
+from foundry.common.reports import write_json
 from foundry.corpora.tokenizers import load_tokenizer
-from foundry.features import features_of
+from foundry.features import offered
 from foundry.model_t5 import load_model
-from foundry.publishing.exports import Answers, Original
+from foundry.publishing.exports import COMPARISON, Answers, Original
 from tasks.answering import log_probabilities
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
 NATURAL = {"Definition": "A", "Instances": [{"input": "Which?"}]}
 FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
+
+
+def write_format(export: Path, kind: str, model: PreTrainedModel) -> None:
+    """Writes the model in the format of a backend into its folder of an export."""
+    shutil.rmtree(export / kind, ignore_errors=True)
+    original = Original(model, load_tokenizer(str(export)), [], Answers([], []))
+    found, _ = offered("FORMATS")[kind]()(kind, original, export / kind)
+    write_json(export / kind / COMPARISON, found)
 
 
 @functools.cache
@@ -44,11 +53,8 @@ def workspace() -> Path:
             weight.mul_(3)
     model.save_pretrained(folder / "model")
     shutil.copytree(folder / "model", folder / "export")
-    tokenizer, model = load_tokenizer(str(folder / "model")), load_model(str(folder / "model"))
-    original = Original(model, tokenizer, [], Answers([], []))
-    for feature in (kind() for kind in features_of("export_checkpoint")):
-        for kind in {*feature.formats} & {*predict_t5.BACKENDS}:
-            feature.export(kind, original, folder / "export" / kind)
+    for backend in predict_t5.BACKENDS:
+        write_format(folder / "export", backend, load_model(str(folder / "model")))
     return folder
 
 
@@ -360,12 +366,8 @@ class CountsTest(TestCase):
         with torch.no_grad():  # so that some answers end
             model.lm_head.weight[tokenizer.eos_token_id] = 1.01 * model.lm_head.weight[often[0]]
         model.save_pretrained(folder)
-        for feature in (kind() for kind in features_of("export_checkpoint")):
-            if backend in feature.formats:
-                shutil.rmtree(folder / backend)
-                feature.export(
-                    backend, Original(model, load_tokenizer(str(folder)), [], Answers([], [])), folder / backend
-                )
+        if backend != "transformers":
+            write_format(folder, backend, model)
         ids = self.ids(folder, LINES, max_new_tokens=6)
         texts = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
         labels = [text for text, _ in Counter(filter(None, texts)).most_common(2)]

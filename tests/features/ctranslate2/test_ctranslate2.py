@@ -10,8 +10,7 @@ from absl.testing import parameterized
 from test_predict_t5 import LINES, plain_answers, workspace
 from transformers import GenerationConfig
 
-from features.ctranslate2 import TOKENS
-from features.ctranslate2.engine import CTranslate2Engine, write_ctranslate2
+from features.ctranslate2.engine import TOKENS, CTranslate2Engine, write_ctranslate2
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import load_model
 from foundry.publishing.exports import Original, pytorch_tokens

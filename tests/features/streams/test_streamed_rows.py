@@ -36,10 +36,10 @@ from foundry.common.errors import UserError
 from foundry.corpora import reading
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import read_rows, text_of
-from foundry.data_t5 import FoundText, Text
 from foundry.features import Features, features_of
 from tasks.registry import reference_texts, source_text
-from tasks.tasks import Task, TaskData, Tasks
+from tasks.row_source import RowSource
+from tasks.tasks import Task, Tasks
 
 setUpModule = test_data_t5.setUpModule
 
@@ -157,10 +157,10 @@ class OwnIdsTest(test_own_ids.TestCase):
         objective.rows = lambda tokens, seed=0: ChunkDataset(tokens, 6, seed)
         training = T5TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2)
         stream = Streams(streaming=True, shuffle_buffer_size=1)
-        found = stream.replacement(FoundText)(
+        found = stream.found_text(
             args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None), test_own_ids.make_tokenizer(1_000)
         )
-        text = stream.replacement(Text)(found, objective, training)
+        text = found.text(objective, training)
         self.assertEqual(text.files["validation"][0].tokens.tolist(), test_own_ids.TokensTest.CLOSED * 8)
         rows = np.array([row["ids"] for found, _ in itertools.islice(text.train, 8) for row in found.values()])
         np.testing.assert_array_equal(rows, np.reshape(test_own_ids.TokensTest.CLOSED * 8, (16, 6)))
@@ -176,10 +176,10 @@ class OwnIdsTest(test_own_ids.TestCase):
         objective.rows = lambda tokens, seed=0: ChunkDataset(tokens, 60, seed)
         training = T5TrainingArguments(output_dir=str(self.folder), max_steps=1, per_device_train_batch_size=2)
         stream = Streams(streaming=True, shuffle_buffer_size=4)
-        found = stream.replacement(FoundText)(
+        found = stream.found_text(
             args, SimpleNamespace(tokenizer_name="words", model_name_or_path=None), test_own_ids.make_tokenizer(1_000)
         )
-        text = stream.replacement(Text)(found, objective, training)
+        text = found.text(objective, training)
         rows = [row["ids"].tolist() for found, _ in itertools.islice(text.train, 100) for row in found.values()]
         seen = {tuple(row) for row in rows}
         self.assertEqual(seen, set(map(tuple, documents[0 if has_file else 3 :])))
@@ -236,7 +236,7 @@ class OwnPairsTest(test_own_pairs.ReadTest):
         kinds = [TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
         args, training, *features = parse_arguments(kinds, flags.split())
         training = training.replaced(features=Features(features))
-        return Tasks.of_flags(args, training.features), training
+        return training.features.one(RowSource).tasks(args), training
 
     def test_a_hub_stream_has_several_targets(self):
         (task,), _ = self.of_flags("--hub_dataset some/set --source_column q --target_column a,b --streaming")
@@ -252,7 +252,7 @@ class OwnPairsTest(test_own_pairs.ReadTest):
         flags = f"--train_file rows.{kind} --validation_file rows.{kind} --source_column q --target_column a {batch}"
         tasks, args = self.of_flags(f"{flags} --streaming --data_cache_dir cache --use_cpu --output_dir out")
         with mock.patch.object(streamed_tasks, "COUNTED", counted):
-            plan = args.features.replacement(TaskData)(tasks, ByT5Tokenizer(), args).plan(100)
+            plan = tasks.data(ByT5Tokenizer(), args).plan(100)
         self.assertIn("; seen about 5 times: about 400 rows; ", plan["stream"])
 
     def test_pairs_without_validation_rows_are_refused(self):

@@ -29,7 +29,7 @@ from foundry.features import offered
 class StreamCase(test_text.TestCase):
     """Texts whose examples are made on the fly."""
 
-    stream = Streams(streaming=True, shuffle_buffer_size=96)
+    source = Streams(streaming=True, shuffle_buffer_size=96)
 
     @classmethod
     def setUpClass(cls):
@@ -38,9 +38,6 @@ class StreamCase(test_text.TestCase):
         cls.enterClassContext(mock.patch.object(lanes, "ENCODE_BATCH", 300))
         cls.enterClassContext(mock.patch.multiple(lanes, LANES=24, LANE_BYTES=1_000))
         cls.enterClassContext(mock.patch.multiple(blocks, SAVED_SHARDS=24, FEW_SHARDS=24))  # datasets copies each
-
-    def replacement(self, of: type):
-        return self.stream.replacement(of)
 
 
 def batches(objective, stream, count: int) -> list[tuple[dict[str, torch.Tensor], dict]]:
@@ -198,7 +195,7 @@ class StreamedTextTest(StreamCase):
             mock.patch.object(blocks, "BLOCK_BYTES", 10**9),
             mock.patch.object(lanes, "LANE_BYTES", 10**9),
         )
-        self.stream = Streams(streaming=True, shuffle_buffer_size=1)
+        self.source = Streams(streaming=True, shuffle_buffer_size=1)
         with one_block, one_lane:
             text, objective, stream = self.open(
                 self.flags(

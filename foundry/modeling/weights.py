@@ -1,0 +1,74 @@
+"""The kinds of features that change a model after it was read; folders of weights beside those of a checkpoint."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from foundry.common.errors import UserError
+from foundry.features import Feature, offered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Shape(Feature):
+    """What --config_overrides changes of a checkpoint: by the core nothing."""
+
+    def change(self, model: "PreTrainedModel", overrides: dict) -> None:
+        """Changes the model's shape, once before its weights are read too (on the meta device). UserError for an
+        override that is not understood."""
+        for key, value in overrides.items():
+            raise UserError(f"--config_overrides {key}={value}: is for a new model, and a checkpoint has its own shape")
+
+
+class Weights(Feature):
+    """Which weights are trained, and in which form the others are held (modeling/forms.py): by the core all of them,
+    in float32."""
+
+    job: ClassVar[str] = ""  # follows the key of TRAINING_DEFAULTS that a run has without it
+    # What to take if weights, gradients and optimizer are too much for the memory.
+    smaller: ClassVar[str] = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
+
+    def adapt(self, model: "PreTrainedModel", base: str, vocabulary: str | None = None) -> None:
+        """Decides what of the model is trained, once without its weights too (on the meta device). What is then saved
+        beside the weights instead of them, the model saves and reads itself: by `save_pretrained`, and by
+        `read_saved(model, folder)` -> {name in the model: tensor}. base: the checkpoint. vocabulary: a line about its
+        switch to another vocabulary, None if it keeps its own."""
+
+    def form(self) -> str | None:
+        """The form of frozen weights that the flags ask for; None if they leave it open."""
+        return None
+
+    def choose_form(self, gpu: Any, bf16: bool, sharding: str, earlier: dict) -> tuple[str, str] | None:
+        """(form of frozen weights, why), where the flags leave it open; None to choose none. gpu: None on a CPU.
+        earlier: the flags of the run that is resumed, {} if none is."""
+        return None
+
+    def in_form(self, form: str | None) -> "Weights":
+        """The same with flags that ask for the form that was decided."""
+        return self
+
+    def hold(self, model: "PreTrainedModel", device: Any, bf16: bool) -> None:
+        """Gives the frozen weights their form, before training or answering."""
+
+
+class Adapter:
+    """A kind of folder that holds what was trained beside a checkpoint's weights, and names that checkpoint."""
+
+    config: str  # the file by which the folder is known
+    weights: str
+    holds: str  # what it holds, in words
+
+    def root_of(self, name_or_path: str) -> str:
+        """The checkpoint at the end of a chain of such folders; `name_or_path` itself if that is none. UserError for a
+        folder that cannot be read."""
+        raise NotImplementedError
+
+    def load(self, folder: str, read: Callable[[str], "PreTrainedModel"], merge: bool, flag: str) -> "PreTrainedModel":
+        """The model of the folder. read: reads a checkpoint. merge: whether what the folder holds is merged into the
+        weights. flag: the flag that names the folder. UserError if it does not fit the checkpoint."""
+        raise NotImplementedError
+
+
+def adapters() -> list[Adapter]:
+    """The kinds of folders that hold what was trained beside a checkpoint."""
+    return [load()() for load in offered("ADAPTERS").values()]
