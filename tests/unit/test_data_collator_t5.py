@@ -252,6 +252,7 @@ class InputsAndTargetsTest(parameterized.TestCase):
         inputs, targets = inputs_and_targets(tokens, mask, np.arange(999, 899, -1), EOS)
         self.assertEqual(inputs.tolist(), [[999, 12, 13, 998, 15, EOS]])
         self.assertEqual(targets.tolist(), [[999, 10, 11, 998, 14, EOS]])
+        self.assertEqual(tokens.tolist(), [[10, 11, 12, 13, 14, 15]], "they are not changed")
 
     def test_inputs_with_bos_begin_with_it_and_keep_their_order(self):
         """As Gemma's tokenizer writes a text: <bos>, the text, no <eos>. Targets are those without BOS."""

@@ -130,6 +130,14 @@ class ClassMetricsTest(parameterized.TestCase):
         ("f1_macro_class_never_predicted", "f1_macro", [0, 0], [0, 2], (2 / 3 + 0) / 2),
         ("matthews", "matthews_correlation", [1, 1, 0, 0], [1, 0, 0, 0], 1 / math.sqrt(3)),
         ("matthews_opposite", "matthews_correlation", [1, 0], [0, 1], -1.0),
+        ("pearson", "pearson", [1.0, 2.0, 3.0], [2.0, 2.0, 5.0], math.sqrt(3) / 2),
+        ("spearman", "spearman", [1.0, 2.0, 9.0, 3.0], [1.0, 3.0, 4.0, 3.5], 1.0),
+        ("spearman_swap", "spearman", [1.0, 2.0, 3.0], [10.0, 30.0, 20.0], 0.5),
+        ("squad_exact_match_is_a_mean", "squad_exact_match", ["a b", "x"], [["b"], ["y", "z"]], 0.5),
+        ("squad_f1_is_a_mean", "squad_f1", ["a b", "x"], [["b"], ["y", "z"]], 0.5),
+        ("exact_match", "exact_match", ["a ", "b", "c", ""], [["a"], ["B"], ["c c"], [""]], 0.5),
+        ("exact_match_of_any", "exact_match", ["a ", "b", "c", ""], [["x", "a"], ["B"], ["c ", "d"], ["e"]], 0.5),
+        ("exact_match_is_of_the_files_own_text", "exact_match", ["a b c", "ab"], [["a  b\nc"], ["a b"]], 0),
     )
     def test_by_hand(self, name, predictions, references, expected):
         self.assertAlmostEqual(METRICS[name](predictions, references), expected, places=12)
@@ -145,14 +153,6 @@ class NumberMetricsTest(parameterized.TestCase):
         score = METRICS[name](predictions.tolist(), references.tolist())
         self.assertIs(type(score), float)
         self.assertAlmostEqual(score, function(predictions, references)[0], places=12)
-
-    @parameterized.named_parameters(
-        ("pearson", "pearson", [1.0, 2.0, 3.0], [2.0, 2.0, 5.0], math.sqrt(3) / 2),
-        ("spearman", "spearman", [1.0, 2.0, 9.0, 3.0], [1.0, 3.0, 4.0, 3.5], 1.0),
-        ("spearman_swap", "spearman", [1.0, 2.0, 3.0], [10.0, 30.0, 20.0], 0.5),
-    )
-    def test_by_hand(self, name, predictions, references, expected):
-        self.assertAlmostEqual(METRICS[name](predictions, references), expected, places=12)
 
     @parameterized.product(
         name=["pearson", "spearman", "matthews_correlation"],
@@ -220,12 +220,6 @@ class TextMetricsTest(parameterized.TestCase):
         expected = 100 * (3 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25
         self.assertAlmostEqual(METRICS["bleu"](["a b c x y"], [["a b c d e"]]), expected, places=6)
 
-    def test_exact_match(self):
-        predictions = ["a ", "b", "c", ""]
-        self.assertEqual(METRICS["exact_match"](predictions, [["a"], ["B"], ["c c"], [""]]), 0.5)
-        self.assertEqual(METRICS["exact_match"](predictions, [["x", "a"], ["B"], ["c ", "d"], ["e"]]), 0.5)
-        self.assertEqual(METRICS["exact_match"](["a b c", "ab"], [["a  b\nc"], ["a b"]]), 0)  # the file's own text
-
     @parameterized.parameters("exact_match", "rougeL", "bleu", "squad_f1", "squad_exact_match")
     def test_several_references_through_score_predictions(self, name):
         text = "five words are enough here"
@@ -250,10 +244,6 @@ class BenchmarkMetricsTest(parameterized.TestCase):
     def test_squad(self, answer, references, exact, f1):
         self.assertEqual(METRICS["squad_exact_match"]([answer], [references]), exact)
         self.assertAlmostEqual(METRICS["squad_f1"]([answer], [references]), f1, places=12)
-
-    def test_squad_is_a_mean_over_examples(self):
-        self.assertEqual(METRICS["squad_exact_match"](["a b", "x"], [["b"], ["y", "z"]]), 0.5)
-        self.assertEqual(METRICS["squad_f1"](["a b", "x"], [["b"], ["y", "z"]]), 0.5)
 
     @parameterized.parameters(
         ("It is <<2+2=4>>4.\n#### 4", 4.0),
@@ -337,14 +327,6 @@ class BenchmarkMetricsTest(parameterized.TestCase):
         answers, candidates = ["Tom", "Ann", "Tom", ""], [["Tom"], ["Bob"], ["Tom"], ["Bob"]]
         score = METRICS["referent_accuracy"](answers, candidates, [(1,), (0,), (False,), (0,)])
         self.assertEqual(score, 0.5)  # no answer is wrong whatever the label
-
-    def test_metrics_in_context_need_their_columns(self):
-        with self.assertRaisesRegex(
-            ValueError, "'referent_accuracy': needs the entry's `metric_columns`. What it computes: Share of rows"
-        ):
-            check_metrics("mine", text_task("referent_accuracy"))
-        with self.assertRaisesRegex(ValueError, "'question_exact_match': not for target_type 'text'"):
-            check_metrics("mine", text_task("question_exact_match"))
 
 
 class ParsingTest(parameterized.TestCase):
@@ -442,11 +424,6 @@ class ScorePredictionsTest(parameterized.TestCase):
         self.assertAlmostEqual(scores["spearman"], scipy.stats.spearmanr(values, gold)[0], places=12)
         self.assertEqual(scores["invalid_outputs"], 2)
 
-    def test_text_metrics_see_the_number_as_training_writes_it(self):
-        task = number_task("exact_match", "pearson") | {"numbers": dict(step=0.2, least=0, most=5)}
-        scores = score_predictions(task, ["2.8", "3.8"], ["2.75", "4.0"])
-        self.assertEqual(scores["exact_match"], 0.5)
-
     @parameterized.parameters(("fraud", 2 / 3), ("normal", 4 / 5), (None, 4 / 5))
     def test_f1_of_the_positive_class(self, positive, expected):
         """sklearn's f1_score of that class; without --positive_label the second label is meant."""
@@ -486,21 +463,40 @@ class ScorePredictionsTest(parameterized.TestCase):
         self.assertAlmostEqual(numbers["most"], max(map(float, targets)), places=6)
         self.assertEqual([number_text(float(value), numbers["step"]) for value in targets], texts)
 
-    def test_minus_one_is_a_number(self):
-        scores = score_predictions(number_task("pearson"), ["-1.0", "x", "1.0"], ["-1.0", "0.0", "1.0"])
-        self.assertEqual(scores["invalid_outputs"], 1)
-
-    def test_a_model_that_says_one_thing_only(self):
-        scores = score_predictions(GLUE["stsb"], ["3.0"] * 3, ["1.0", "2.0", "3.0"])
-        self.assertEqual(scores, {"pearson": 0.0, "spearman": 0.0, "invalid_outputs": 0})
-        scores = score_predictions(GLUE["cola"], ["acceptable"] * 2, GLUE["cola"]["labels"])
-        self.assertEqual(scores, {"matthews_correlation": 0.0, "accuracy": 0.5, "invalid_outputs": 0})
-
-    def test_text_metrics_see_the_texts_of_classes_and_numbers(self):
-        scores = score_predictions(class_task(["a", "b"], "exact_match", "accuracy"), ["a", "?"], ["a", "b"])
-        self.assertEqual(scores, {"exact_match": 0.5, "accuracy": 0.5, "invalid_outputs": 1})
-        scores = score_predictions(number_task("exact_match"), ["3.0", "3"], ["3.0", "3.0"])
-        self.assertEqual(scores, {"exact_match": 0.5, "invalid_outputs": 0})
+    @parameterized.named_parameters(
+        ("one_number_only", GLUE["stsb"], ["3.0"] * 3, ["1.0", "2.0", "3.0"], dict(pearson=0, spearman=0)),
+        (
+            "one_class_only",
+            GLUE["cola"],
+            ["acceptable"] * 2,
+            ["unacceptable", "acceptable"],
+            dict(matthews_correlation=0, accuracy=0.5),
+        ),
+        ("texts_of_numbers", number_task("exact_match"), ["3.0", "3"], ["3.0", "3.0"], dict(exact_match=0.5)),
+        (
+            "texts_of_classes",
+            class_task(["a", "b"], "exact_match", "accuracy"),
+            ["a", "?"],
+            ["a", "b"],
+            dict(exact_match=0.5, accuracy=0.5, invalid_outputs=1),
+        ),
+        (
+            "numbers_as_training_writes_them",
+            number_task("exact_match") | {"numbers": dict(step=0.2, least=0, most=5)},
+            ["2.8", "3.8"],
+            ["2.75", "4.0"],
+            dict(exact_match=0.5),
+        ),
+        (
+            "minus_one_is_a_number",
+            number_task("exact_match"),
+            ["-1.0", "x", "1.0"],
+            ["-1.0", "0.0", "1.0"],
+            dict(exact_match=2 / 3, invalid_outputs=1),
+        ),
+    )
+    def test_scores(self, task, answers, targets, scores):
+        self.assertEqual(score_predictions(task, answers, targets), {"invalid_outputs": 0} | scores)
 
 
 class CheckMetricsTest(parameterized.TestCase):
@@ -528,8 +524,6 @@ class CheckMetricsTest(parameterized.TestCase):
             check_metrics("my_task", text_task("rougeL", "acuracy"))
         for part in ("'my_task'", "'acuracy'", "(did you mean accuracy?)", ", ".join(METRICS)):
             self.assertIn(part, str(caught.exception))
-        with self.assertRaisesRegex(ValueError, r"'zzzz': unknown\. Known"):  # nothing is near
-            check_metrics("my_task", text_task("zzzz"))
 
     def test_hub_names_are_tried_unless_offline(self):
         module = mock.Mock()
@@ -550,6 +544,13 @@ class CheckMetricsTest(parameterized.TestCase):
         ("class_metric", text_task("f1"), "'f1': not for target_type 'text'. Possible are exact_match, bleu, chrf"),
         ("number_metric", class_task(["a", "b"], "pearson"), "not for target_type 'class'. Possible are accuracy, f1"),
         ("f1_of_three", class_task(["a", "b", "c"], "f1"), r"needs two labels, not \['a', 'b', 'c'\]. 'f1_macro'"),
+        ("unknown", text_task("zzzz"), r"'zzzz': unknown\. Known"),  # nothing is near
+        ("questions_of_texts", text_task("question_exact_match"), "'question_exact_match': not for target_type 'text'"),
+        (
+            "columns",
+            text_task("referent_accuracy"),
+            "'referent_accuracy': needs the entry's `metric_columns`. What it computes: Share of rows",
+        ),
     )
     def test_unfit_metrics(self, task, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -621,13 +622,12 @@ class CheckMetricsTest(parameterized.TestCase):
         with self.assertLogs("tasks.metrics.scoring", "WARNING"):
             self.assertEqual(score_predictions(text_task(name), ["a"], [["a"]]), {name: reported})
 
-    @parameterized.parameters(*"f1 bleu rougeL pearson sacrebleu meteor folder/of/bertscore token_accuracy".split())
-    def test_more_is_better(self, metric):
-        self.assertIs(scoring.is_greater_better(metric), True)
-
-    @parameterized.parameters(*"wer cer ter mse mae perplexity brier_score my/wer invalid_outputs loss".split())
-    def test_less_is_better(self, metric):
-        self.assertIs(scoring.is_greater_better(metric), False)
+    @parameterized.parameters(
+        ("f1 bleu rougeL pearson sacrebleu meteor folder/of/bertscore token_accuracy", True),
+        ("wer cer ter mse mae perplexity brier_score my/wer invalid_outputs loss", False),
+    )
+    def test_more_or_less_is_better(self, metrics, is_greater):
+        self.assertEqual({scoring.is_greater_better(metric) for metric in metrics.split()}, {is_greater})
 
     def write_module(self, value_type: str, result: str) -> str:
         """A folder for `evaluate.load`, and caches that are as temporary as it is; returns its path."""
@@ -675,15 +675,15 @@ class CheckMetricsTest(parameterized.TestCase):
         )  # no key "share_equal": the first number stands for the metric
         self.assertIn("broken is nan; it is reported as 0.0", logs.output[0])
 
-    def test_broken_local_module(self):
-        name = self.write_module("string", "{")
-        with self.assertRaisesRegex(ValueError, "metric '.*share_equal': unknown.*SyntaxError"):
-            check_metrics("my_task", text_task(name))
-
-    def test_local_module_without_a_number(self):
-        name = self.write_module("string", '{"texts": ["x"]}')
-        with self.assertRaisesRegex(UserError, "share_equal: returned no single number"):
-            score_predictions(text_task(name), ["a"], ["a"])
+    @parameterized.parameters(
+        ("{", "metric '.*share_equal': unknown.*SyntaxError"),
+        ('{"texts": ["x"]}', "share_equal: returned no single number"),
+    )
+    def test_broken_local_module(self, result, message):
+        task = text_task(self.write_module("string", result))
+        with self.assertRaisesRegex(ValueError, message):
+            check_metrics("my_task", task)
+            score_predictions(task, ["a"], ["a"])
 
 
 class TokensTest(parameterized.TestCase):
