@@ -46,13 +46,10 @@ COVER = [
     ("deepspeed", "zero2", "fine_tune"),
     ("deepspeed", "zero3", "pre_train"),
     ("torchrun", "fsdp2", "fine_tune"),
-    ("torchrun", "ddp", "preferences"),
-    ("deepspeed", "zero2", "preferences"),
     ("torchrun", "fsdp2", "preferences"),
 ]
 # (script, how the run began, how it goes on), of runs that COVER has made
 PAIR_COVER = [
-    ("pre_train", "ddp", "alone"),
     ("pre_train", "zero3", "alone"),
     ("pre_train", "alone", "zero3"),
     ("fine_tune", "zero2", "fsdp2"),

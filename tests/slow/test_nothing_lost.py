@@ -140,7 +140,8 @@ pre_train_t5.main(sys.argv[1:])
     def test_a_worker_that_cannot_hand_over_a_batch_ends_the_run(self):
         """With a full /dev/shm, Python only printed the worker's error, and the run waited for ever."""
         loader = DataLoader([1, 2], num_workers=1, collate_fn=lambda rows: lambda: rows)  # a lambda cannot be sent
-        with self.assertRaisesRegex(RuntimeError, "DataLoader worker .* exited unexpectedly"):
+        often = mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+        with often, self.assertRaisesRegex(RuntimeError, "DataLoader worker .* exited unexpectedly"):
             list(with_own_workers(loader))
 
     def test_workers_are_forked_whatever_python_does_by_itself(self):
@@ -320,12 +321,18 @@ class FullDiskTest(TestCase):
         os.umask(mask)
         return mask
 
-    @parameterized.product(
-        how=(("mkdir", errno.EIO), ("rename", errno.ESTALE), ("_fsync", errno.EIO)), first=(0, 1), goes_on=(True, False)
+    @parameterized.parameters(
+        ("mkdir", errno.EIO, 0, True),
+        ("rename", errno.ESTALE, 1, True),
+        ("_fsync", errno.EIO, 1, True),
+        ("mkdir", errno.EIO, 1, False),
+        ("rename", errno.ESTALE, 0, False),
+        ("_fsync", errno.EIO, 1, False),
     )
-    def test_a_disk_that_is_away(self, how, first, goes_on):
-        """It is back after two attempts, or not within the time for which it is waited for."""
-        (what, number), out, calls = how, self.folder / f"away_{next(self.numbers)}", []
+    def test_a_disk_that_is_away(self, what, number, first, goes_on):
+        """It is back after two attempts, or not within the time for which it is waited for. first: whether the first
+        checkpoint is on the disk before."""
+        out, calls = self.folder / f"away_{next(self.numbers)}", []
         holder = whole_folders if what == "_fsync" else Path
         whole = getattr(holder, what)
 

@@ -10,8 +10,9 @@ times. Each run of one process is forked from this one, which has imported every
 starts takes seconds. Of a run of two ranks all processes are killed at once, as when a node is lost. A run that is told
 gets SIGTERM first, and its evaluations may last longer than the ten seconds that it has until SIGKILL.
 
-Then the disk becomes full at each of the files that a run writes, each file of a checkpoint is damaged, and wrong flags
-and files are drawn (test_fuzz.py). The JSON counts the cases, how many ended as promised, and what the others did.
+Runs are also told to stop at each place of STOPS, such as within an evaluation, and what the stop left out is made up
+for. Then the disk becomes full at each of the files that a run writes, each file of a checkpoint is damaged, and wrong
+flags and files are drawn (test_fuzz.py). The JSON counts the cases, those that ended as promised, and what else came.
 (Tests import this module; pytest does not collect it.)
 """
 
@@ -31,9 +32,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes must not share a thread pool
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -47,6 +49,7 @@ from constants import PREEMPTED_EXIT_CODE
 from foundry import trainer_t5
 from foundry.common.reports import read_metrics
 from foundry.common.whole_folders import SAVING, checkpoints_of, damage, newest_whole_checkpoint
+from foundry.training.preemption import PreemptionCallback
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 preload(*OURS.split(), "wandb")  # its folders outlive a fork, which ends by os._exit
@@ -90,6 +93,36 @@ KINDS["taught_once"] = Kind("fine_tune", f"{_TEACHER} --teacher_top_k 5")
 _BATCHES = "--per_device_eval_batch_size 8"
 KINDS |= {f"told_{name}": Kind(name, _BATCHES, is_told=True) for name in ("pre_train", "fine_tune", "mixture")}
 KINDS["told_early_stopping"] = Kind("pre_train", f"{_STOPS} {_BATCHES}", is_told=True)
+
+
+class Stop(NamedTuple):
+    """A run that SIGTERM stops at the end of a step or, if `batch` is set, in this batch of the evaluation after it."""
+
+    script: str
+    step: int
+    flags: str = ""
+    batch: int = 0
+
+
+_BY_STEPS = "--save_strategy steps --save_steps 7 --load_best_model_at_end false"  # evaluated at the end of an epoch
+_PAIRS = "--per_device_eval_batch_size 2"
+# 97 rows in batches of 16: epochs of fine-tuning have 7 steps, each with an evaluation at its end.
+STOPS = {
+    "within_an_epoch": Stop("fine_tune", 10),
+    "end_of_an_epoch": Stop("fine_tune", 14),
+    "within_an_epoch_saved_by_steps": Stop("fine_tune", 10, _BY_STEPS),
+    "end_of_an_epoch_saved_by_steps": Stop("fine_tune", 14, _BY_STEPS),
+    "logged_by_epochs": Stop("fine_tune", 10, "--logging_strategy epoch"),
+    "evaluated_by_steps": Stop("pre_train", 7, "--max_steps 9"),
+    "saved_if_best": Stop("fine_tune", 7, "--save_strategy best"),
+    "patience": Stop("pre_train", 6, _STOPS),
+    "not_saved_there": Stop("pre_train", 7, f"{_STOPS} --save_steps 14".replace("--eval_steps 2", "--eval_steps 7")),
+    "in_an_evaluation_by_steps": Stop("pre_train", 7, f"--max_steps 9 {_PAIRS}", 2),
+    "in_an_evaluation_by_epochs": Stop("fine_tune", 14, _PAIRS, 2),
+    "in_the_last_evaluation": Stop("pre_train", 14, f"--max_steps 14 {_PAIRS}", 2),
+    "in_the_second_evaluation": Stop("mixture", 9, _PAIRS, 25),
+    "in_an_evaluation_with_patience": Stop("pre_train", 6, f"{_STOPS} {_PAIRS}", 2),
+}
 
 
 def material(folder: Path) -> dict[str, list[str]]:
@@ -352,6 +385,83 @@ def torture(folder: Path, name: str, kills: int, seed: int, show=print, flags: t
     return counts
 
 
+@contextlib.contextmanager
+def told_at(stop: Stop) -> Iterator[None]:
+    """Runs started within get SIGTERM where `stop` says."""
+    end_of_step, prediction_step = PreemptionCallback.on_step_end, trainer_t5.T5Trainer.prediction_step
+    batches = []
+
+    def at_step(callback, args, state, control, **kwargs):
+        callback._received = signal.SIGTERM if state.global_step == stop.step and not stop.batch else None
+        end_of_step(callback, args, state, control, **kwargs)
+
+    def at_batch(trainer, *args, **kwargs):
+        if stop.batch and trainer.state.global_step == stop.step and trainer.is_in_train:
+            batches.append(stop.step)
+            trainer.preemption._received = signal.SIGTERM if len(batches) == stop.batch else None
+        return prediction_step(trainer, *args, **kwargs)
+
+    with (
+        mock.patch.object(PreemptionCallback, "on_step_end", at_step),
+        mock.patch.object(trainer_t5.T5Trainer, "prediction_step", at_batch),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def killed_at(step: int) -> Iterator[None]:
+    """Runs started within end at once when a step begins, with exit code 9."""
+    training_step = trainer_t5.T5Trainer.training_step
+
+    def killed(trainer, *args, **kwargs):
+        if trainer.state.global_step == step:
+            os._exit(9)
+        return training_step(trainer, *args, **kwargs)
+
+    with mock.patch.object(trainer_t5.T5Trainer, "training_step", killed):
+        yield
+
+
+def stopped(folder: Path, name: str, seed: int = 0, show=print) -> dict:  # noqa: ARG001 (nothing is drawn)
+    """A run of STOPS is stopped, resumed and compared with the whole one; what the stop left out is made up for once.
+
+    A stop in an evaluation comes twice, and then a kill when the evaluation is written but no checkpoint.
+    AssertionError if a run ends differently. {"stops"}.
+    """
+    stop = STOPS[name]
+    argv, log = changed(material_of(folder)[stop.script], *stop.flags.split()), folder / f"stop_{name}.log"
+
+    def run(code: int, out: str, *flags: str) -> None:
+        found = exit_code(start(stop.script, [*argv, "--output_dir", str(folder / out), *flags], log))
+        assert found == code, f"{name} ended with {found}, not {code}:\n{log.read_text()[-2000:]}"
+
+    shared = next(one for one, other in STOPS.items() if (other.script, other.flags) == (stop.script, stop.flags))
+    whole = f"whole_of_{shared}"
+    if not (folder / whole / "all_results.json").is_file():
+        run(0, whole)
+    expected, out = outcome(folder / whole), f"stopped_{name}"
+    with told_at(stop):
+        run(PREEMPTED_EXIT_CODE, out)
+        if stop.batch:
+            run(PREEMPTED_EXIT_CODE, out, "--resume_from_checkpoint")
+    said = f"after step {stop.step} of"
+    assert log.read_text().count(said) == 1 + bool(stop.batch), f"{name}: not {said!r}: {log.read_text()[-2000:]}"
+    evaluated = [line["step"] for line in read_metrics(folder / out / "metrics.jsonl") if "eval_loss" in line]
+    assert stop.step not in evaluated, f"{name}: the evaluation of step {stop.step} was not to be made"
+    if stop.batch:
+        assert "in its evaluation" in log.read_text(), log.read_text()[-2000:]
+        if expected["steps"] > stop.step:
+            with killed_at(stop.step):
+                run(9, out, "--resume_from_checkpoint")
+    for _ in ("resumed", "resumed when it was finished"):
+        run(0, out, "--resume_from_checkpoint")
+        found = outcome(folder / out)
+        for what in expected:
+            assert found[what] == expected[what], f"{name}: {what} differs; see {log}"
+    show(f"{name}: equal")
+    return {"stops": 1 + bool(stop.batch)}
+
+
 def material_of(folder: Path) -> dict[str, list[str]]:
     """`material`, made once per folder."""
     if not (folder / "commands.json").is_file():
@@ -495,6 +605,7 @@ def main() -> None:
         for name, act in (("full_disks", full_disks), ("damaged", damaged))
         for script in ("pre_train", "fine_tune")
     }
+    others |= {f"stop_{name}": functools.partial(stopped, name=name) for name in STOPS}
     names = [*KINDS, *others, "bad_inputs"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300, help="SIGKILLs in all, shared out among the kinds of runs")
