@@ -100,7 +100,7 @@ class LowRank(_Frozen):
         ),
     )
     decisive: ClassVar = ("lora_rank", "load_in_4bit", "load_in_8bit", "dtype")
-    job: ClassVar = LORA
+    suffix: ClassVar = LORA
     smaller: ClassVar = "--load_in_8bit, --load_in_4bit, or a smaller model"
 
     lora_rank: int | None = option(None, "Train only LoRA matrices of this rank. Not set: all weights.", at_least=1)

@@ -417,7 +417,7 @@ def settle_training(
     contradictions among them, and between them and the flags of data and model."""
     settled = args.replaced()
     decide_features(settled, data, model)
-    check_training(settled, settled.features.job(job) + settled.features.one(Weights).job)
+    check_training(settled, settled.features.job(job) + settled.features.one(Weights).suffix)
     return settled
 
 

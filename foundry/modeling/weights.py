@@ -24,7 +24,7 @@ class Weights(Feature):
     """Which weights are trained, and in which form the others are held (modeling/forms.py): by the core all of them,
     in float32."""
 
-    job: ClassVar[str] = ""  # follows the key of TRAINING_DEFAULTS that a run has without it
+    suffix: ClassVar[str] = ""  # follows the key of TRAINING_DEFAULTS that a run has without it
     # What to take if weights, gradients and optimizer are too much for the memory.
     smaller: ClassVar[str] = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
 
