@@ -55,7 +55,7 @@ def reported(results: dict) -> dict:
     return {n: value for n, value in results.items() if n.startswith("eval_") and not n.endswith(TIMINGS)}
 
 
-class ScriptsTest(parameterized.TestCase):
+class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -76,6 +76,8 @@ class ScriptsTest(parameterized.TestCase):
             results, _, _ = run_main(evaluate_t5.main, *argv)
         return reported(results)
 
+
+class ScriptsTest(TestCase):
     @parameterized.named_parameters(
         (
             "held_out_text",
@@ -195,7 +197,7 @@ class ScriptsTest(parameterized.TestCase):
         self.assertEqual((self.folder / "two.jsonl").read_text(), (self.folder / "one.jsonl").read_text())
 
 
-class NotebooksPageTest(ScriptsTest):
+class NotebooksPageTest(TestCase):
     def test_the_blocks_of_the_page_run_one_after_the_other(self):
         """With a tiny checkpoint, fewer steps, and files of its own."""
         page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
