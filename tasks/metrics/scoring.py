@@ -45,8 +45,12 @@ _TEXT_METRICS = _by_name(
     answers.diacritic_error_rate,
 )
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS
-# These take a third argument: for each example the values of the entry's `metric_columns`.
-_IN_CONTEXT = ("question_exact_match", "referent_accuracy")
+# {metric that takes a third argument, for each example the values of the entry's `metric_columns`: its form}
+_IN_CONTEXT = {"question_exact_match": "values in context", "referent_accuracy": "lists in context"}
+# {metric: in which form it compares predictions and references (`_forms`)}
+_FORM_OF = (
+    dict.fromkeys(METRICS, "values") | dict.fromkeys(_TEXT_METRICS, "lists") | {"f1": "positive last"} | _IN_CONTEXT
+)
 # {target_type: metrics that a task may name}: every target is a text, but not every target is a class or a number.
 _FITTING = {"class": _CLASS_METRICS | _TEXT_METRICS, "number": _NUMBER_METRICS | _TEXT_METRICS, "text": _TEXT_METRICS}
 
@@ -104,9 +108,9 @@ def check_metrics(task_name: str, task: dict) -> None:
             raise UserError(f"{where} needs the entry's `metric_columns`. What it computes: {METRICS[name].__doc__}")
 
 
-def _reads(module: Any, kind: str) -> tuple[str, str] | None:
-    """(predictions, references): in which form an `evaluate` module takes each of a task's, as its `features` say:
-    "values", "texts" or "lists" (of texts). None if no form fits. A module that takes numbers gets class indices."""
+def _reads(module: Any, kind: str) -> str | None:
+    """In which of the `_forms` an `evaluate` module takes a task's predictions and references, as its `features` say.
+    None if no form fits. A module that takes numbers gets class indices."""
     accepted = []
     for features in as_list(module.features):
         if not {"predictions", "references"} <= features.keys():
@@ -118,9 +122,10 @@ def _reads(module: Any, kind: str) -> tuple[str, str] | None:
             is_text, is_list = dtype in ("string", "large_string"), inner is not feature
             sides.append(("lists" if is_list else "texts") if is_text else None if is_list or not dtype else "values")
         accepted.append(tuple(sides))
-    wanted = [("texts", "lists"), ("texts", "texts")]
-    wanted = wanted if kind == "text" else [("values", "values"), *wanted]
-    return next((sides for sides in wanted if sides in accepted), None)
+    wanted = {"positive last": ("values", "values"), "lists": ("texts", "lists"), "texts": ("texts", "texts")}
+    if kind == "text":
+        del wanted["positive last"]
+    return next((form for form, sides in wanted.items() if sides in accepted), None)
 
 
 # ---------------------------------------------------------------- the scores of a task
@@ -137,38 +142,22 @@ def score_predictions(
     values of the entry's `metric_columns`, if it has any. Predicted numbers are compared with the unrounded numbers of
     the file, as GLUE does; only metrics of texts get the rounded text that the model is trained to write.
     """
-    kind, values, gold = task["target_type"], None, None
-    if kind != "text":
-        predicted = [value_of_text(task, text) for text in predicted_texts]
-        gold = [value_of_text(task, text) for text in target_texts]
-        values = [INVALID if value is None else value for value in predicted]
-    if kind == "number":
-        values = _with_worst(task, predicted, gold)
-        target_texts = [number_text(value, task.get("numbers", {}).get("step")) for value in gold]
-    target_lists = list(map(as_list, target_texts))
-    several = max(map(len, target_lists)) > 1
-    references = target_lists if several else [text for (text,) in target_lists]
-    positive_last = values, gold
-    if kind == "class" and positive_label(task) == task["labels"][0]:  # to metrics class 1 of two is the positive one
-        positive_last = [[value if value == INVALID else 1 - value for value in side] for side in (values, gold)]
-
+    kind, functions = task["target_type"], task.get("metric_functions", {})
+    predicted = [] if kind == "text" else [value_of_text(task, text) for text in predicted_texts]
+    forms = _forms(task, predicted_texts, predicted, target_texts, context)
     scores: dict[str, float] = {}
     for name in task["metrics"]:
-        if name in task.get("metric_functions", {}):
-            pair = (predicted_texts, references) if kind == "text" else (values, gold)
-            scores[name] = float(task["metric_functions"][name](*pair))
-        elif name not in METRICS:
-            module = _load_evaluate(name)
-            sides = _reads(module, kind)
-            if sides == ("texts", "texts") and several:
-                raise UserError(f"metric {name}: takes one reference for each row, and some rows have several")
-            of_side = {"lists": target_lists, "texts": references, "values": positive_last[1]}
-            predictions = predicted_texts if sides[0] == "texts" else positive_last[0]
-            scores |= _evaluate_scores(name, module.compute(predictions=predictions, references=of_side[sides[1]]))
+        if name in functions:
+            scores[name] = float(functions[name](*forms["texts" if kind == "text" else "values"]))
+        elif name in METRICS:
+            scores[name] = METRICS[name](*forms[_FORM_OF[name]])
         else:
-            pair = (predicted_texts, target_lists) if name in _TEXT_METRICS else (values, gold)
-            pair = positive_last if name == "f1" else pair
-            scores[name] = METRICS[name](*pair, context) if name in _IN_CONTEXT else METRICS[name](*pair)
+            module = _load_evaluate(name)
+            form = _reads(module, kind)
+            predictions, references = forms[form]
+            if form == "texts" and references is forms["lists"][1]:
+                raise UserError(f"metric {name}: takes one reference for each row, and some rows have several")
+            scores |= _evaluate_scores(name, module.compute(predictions=predictions, references=references))
     for key, value in scores.items():
         if not math.isfinite(value):  # see general._zero_where_undefined
             scores[key] = math.inf if is_greater_better(key) is False else 0.0
@@ -176,6 +165,35 @@ def score_predictions(
     if kind != "text":
         scores["invalid_outputs"] = sum(value is None for value in predicted)
     return scores
+
+
+def _forms(
+    task: dict, predicted_texts: list[str], predicted: list, target_texts: list, context: list[tuple] | None
+) -> dict[str, tuple]:
+    """{form: (predictions, references)} of a task, with `context` as the third where the form says so.
+
+    - "texts", "lists": texts with one reference, or a list of references, for each row; both lists if any has several
+    - "values": class indices or numbers; "positive last": class 1 of two is the positive one. Not of a task of texts
+    """
+    forms = {}
+    if task["target_type"] != "text":
+        gold = [value_of_text(task, text) for text in target_texts]
+        values = [INVALID if value is None else value for value in predicted]
+        if task["target_type"] == "number":
+            values = _with_worst(task, predicted, gold)
+            target_texts = [number_text(value, task.get("numbers", {}).get("step")) for value in gold]
+        elif positive_label(task) == task["labels"][0]:
+            sides = [[value if value == INVALID else 1 - value for value in side] for side in (values, gold)]
+            forms["positive last"] = tuple(sides)
+        forms["values"], forms["values in context"] = (values, gold), (values, gold, context)
+        forms.setdefault("positive last", (values, gold))
+    lists = list(map(as_list, target_texts))
+    references = lists if max(map(len, lists)) > 1 else [text for (text,) in lists]
+    return forms | {
+        "texts": (predicted_texts, references),
+        "lists": (predicted_texts, lists),
+        "lists in context": (predicted_texts, lists, context),
+    }
 
 
 def _with_worst(task: dict, predicted: list[float | None], gold: list[float]) -> list[float]:
