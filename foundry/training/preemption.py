@@ -74,6 +74,9 @@ class PreemptionCallback(TrainerCallback):
         code 75. The block saves and evaluates the trained model."""
 
         def leave(number: int, _frame: object = None) -> None:
+            for other in self._handlers:  # SLURM sends SIGTERM twice within milliseconds
+                signal.signal(other, signal.SIG_IGN)
+            self._handlers = {}
             saved = any(checkpoints_of(Path(args.output_dir)))
             advice = "; the same command with --resume_from_checkpoint does both" if saved else ""
             where = f"stopped after the last step, before the model was saved and evaluated{advice}"
