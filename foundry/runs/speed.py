@@ -271,7 +271,7 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
     if seconds is None and gpu is None:
         return False, "the length of a run in epochs is not known before its text is read"
     if seconds is not None and seconds < REPAYS_COMPILING:
-        return False, f"a run of about {seconds:.0f} s: compiling would cost more than it saves"
+        return False, f"a run of about {seconds:.0f} s by its FLOPs: compiling would cost more than it saves"
     return True, "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
 
 
