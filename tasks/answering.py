@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import IGNORE_INDEX
 from foundry.common.words import listed
+from foundry.corpora.chunks import longest_first
 from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
@@ -185,7 +186,7 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     state, texts = PartialState(), [text for item in items for text in item.texts]
     ids = tokenised(texts, plan)
     plan.lengths.update(map(len, ids))
-    order = sorted(range(len(texts)), key=lambda number: -len(ids[number]))
+    order = longest_first([*map(len, ids)]).tolist()
     size = plan.args.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     found = []

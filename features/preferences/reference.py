@@ -26,7 +26,7 @@ from features.preferences.losses import OF_PREFERENCE, SUMS, Preference, prefere
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached, difference
-from foundry.corpora.chunks import row_lengths
+from foundry.corpora.chunks import longest_first, row_lengths
 from foundry.model_t5 import weights_digest
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from foundry.training.batching import padding_collator
@@ -72,7 +72,7 @@ def _with_column(rows: "Dataset", model, args: FineTuningArguments, collator, ke
 def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collator) -> np.ndarray:
     """Log-probabilities [N, 2] of both answers of each row, without dropout. Each process scores a part of the rows."""
     print_once(f"reference: scoring {len(rows):,} rows with the starting weights, once; they are kept in the cache")
-    order = np.argsort(-row_lengths(rows), kind="stable")
+    order = longest_first(row_lengths(rows))
     own, scores = order[args.process_index :: args.world_size], []
     before, was_training = model.device, model.training
     model.to(args.device).eval()

@@ -52,6 +52,12 @@ def row_lengths(rows: torch.utils.data.Dataset | list[dict], column: str = "inpu
     return compute.list_value_length(rows.with_format("arrow")[column]).to_numpy()
 
 
+def longest_first(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """[rows] numbers of the rows, the longest first: rows of similar length need little padding, and if memory is too
+    small, the first batch shows it. [16, 3, 9, 9] -> [0, 2, 3, 1]."""
+    return np.argsort(-np.asarray(lengths), kind="stable")
+
+
 # ---------------------------------------------------------------- data sets
 class Examples(torch.utils.data.Dataset):
     """Examples by number. A subclass has `__len__`, `__getitems__`, and `tokens_length`: mean raw tokens of one."""

@@ -20,7 +20,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedToke
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
 from foundry.arguments.training import FineTuningArguments
-from foundry.corpora.chunks import row_lengths
+from foundry.corpora.chunks import longest_first, row_lengths
 from foundry.features import features_of_tasks
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.segment_masks import enable_packing
@@ -101,7 +101,7 @@ def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[in
     the lowest total cost, cost(S, T) of a row times the number of rows, is taken.
     """
     lengths = np.stack([sources, targets], axis=1)
-    order = np.argsort(-lengths[:, 0], kind="stable")
+    order = longest_first(lengths[:, 0])
     room, best, least = np.array([round_up(max(sources)), max(targets)]), [], math.inf
     while True:
         left, rows = np.tile(room, (len(order), 1)), [[] for _ in order]

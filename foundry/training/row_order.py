@@ -12,7 +12,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from foundry.arguments.training import global_batch_size
-from foundry.corpora.chunks import EpochSampler, row_lengths
+from foundry.corpora.chunks import EpochSampler, longest_first, row_lengths
 from foundry.modeling.learning import Learning
 from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator
 from foundry.training.preemption import with_own_workers
@@ -206,9 +206,8 @@ class GroupedSampler(LengthGroupedSampler):
 
 
 def _evaluation_order(rows: Dataset) -> list[int] | None:
-    """Numbers of the rows, the longest first: rows of similar length need little padding, and if memory is too small,
-    the first batch shows it. None for chunks of one length or a stream."""
-    return np.argsort(-row_lengths(rows), kind="stable").tolist() if _has_rows(rows) else None
+    """Numbers of the rows, the longest first. None for chunks of one length or a stream."""
+    return longest_first(row_lengths(rows)).tolist() if _has_rows(rows) else None
 
 
 def _has_rows(dataset: Dataset | list[dict]) -> bool:
