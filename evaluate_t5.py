@@ -337,18 +337,18 @@ def build_trainer(
     """A T5Trainer that answers the task's rows with its checkpoint; model: the checkpoint, if it is loaded."""
     model, tokenizer = model or load(evaluation, job.model, run_args), job.task.tokenizer
     fit_vocabulary(model, len(tokenizer))
-    judged = job.task.judge(job.splits[0], run_args.predict_with_generate)
-    args = run_args.replaced(predict_with_generate=judged.predict_with_generate)
-    set_generation_length(model, judged.max_length - 1)
+    scoring = job.task.evaluation_task(job.splits[0], run_args.predict_with_generate)
+    args = run_args.replaced(predict_with_generate=scoring.predict_with_generate)
+    set_generation_length(model, scoring.max_length - 1)
     trainer = T5Trainer(
         model=model,
         args=args,
         data_collator=padding_collator(tokenizer, model),
         processing_class=tokenizer,
-        class_label_ids=judged.class_label_ids,
+        class_label_ids=scoring.class_label_ids,
     )
     install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
-    if judged.predict_with_generate:
+    if scoring.predict_with_generate:
         print_once(f"search of answers to {job.task.name}: {trainer.described_search()}")
     return trainer
 
@@ -359,7 +359,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names
     prefix = f"{task.name}_{split}" if trainer.args.do_predict else job.prefix(split)
-    trainer.compute_metrics = task.judge(split, generated).compute_metrics if scored else None
+    trainer.compute_metrics = task.evaluation_task(split, generated).compute_metrics if scored else None
     output = trainer.predict(task.data[split], metric_key_prefix=prefix)
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
     if generated:

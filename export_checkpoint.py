@@ -47,7 +47,7 @@ from foundry.common.reports import (
 )
 from foundry.common.whole_folders import made_aside, newest_whole_checkpoint
 from foundry.corpora.files import check_file, is_plain_text
-from foundry.corpora.preview import KEPT_TOKENS, Shown
+from foundry.corpora.preview import KEPT_TOKENS, Sample
 from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features, features_of, offered
@@ -166,7 +166,7 @@ def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedToke
 def is_shown(text: str, run: dict, tokenizer: PreTrainedTokenizerBase, longest: int) -> bool:
     """Whether run.json shows this source, cut at `longest` tokens, among the rows that its run read."""
     ids = tokenizer(text, truncation=True, max_length=longest)["input_ids"]
-    shown = Shown("", ids, len(tokenizer(text)["input_ids"])).text(tokenizer, KEPT_TOKENS)
+    shown = Sample("", ids, len(tokenizer(text)["input_ids"])).text(tokenizer, KEPT_TOKENS)
     return f'"text": {json.dumps(shown)}' in json.dumps(run.get("read"))
 
 

@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> dict:
     data = tasks.data(tokenizer, run.args, model)
     check_resumed(run.checkpoint, model.config, data.fingerprints(tokenizer), *run.groups)
     data.resume(run.checkpoint)
-    generates = any(task.predict_with_generate for task in data.judged.values())
+    generates = any(task.predict_with_generate for task in data.evaluation_tasks.values())
     forget_search(model, greedy=not generates)
     set_generation_length(model, data.generation_length)
 
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> dict:
         data_collator=padding_collator(tokenizer, model),
         train_collator=train_collator(data.train, run.args, model),
         processing_class=tokenizer,
-        evaluation_tasks=data.judged,
+        evaluation_tasks=data.evaluation_tasks,
         summarise=tasks.summarise,
         task_record=data.record(run.model.model_name_or_path),
     )

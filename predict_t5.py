@@ -51,7 +51,7 @@ from foundry.common.processes import (
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.files import check_file
-from foundry.corpora.preview import UNCUT, Shown, print_preview
+from foundry.corpora.preview import UNCUT, Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of, offered
 from foundry.modeling.attentions import attention_names
@@ -232,11 +232,11 @@ def engine_of(plan: Plan, device: torch.device) -> Engine:
 
 
 # ---------------------------------------------------------------- answering
-def first_text(plan: Plan) -> list[list[Shown]]:
+def first_text(plan: Plan) -> list[list[Sample]]:
     """The first text that the model reads, as it reads it, for the preview; [] if all inputs are empty."""
     texts = itertools.islice(itertools.chain.from_iterable(item.texts for item in read_inputs(plan)), 1)
     return [
-        [Shown("first input", tokenised([text], plan)[0], len(tokenised([text], plan, UNCUT)[0]))] for text in texts
+        [Sample("first input", tokenised([text], plan)[0], len(tokenised([text], plan, UNCUT)[0]))] for text in texts
     ]
 
 

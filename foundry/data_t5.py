@@ -28,7 +28,7 @@ from foundry.corpora.chunks import SomeExamples, WeightedExamples, evaluation_sh
 from foundry.corpora.counts import evaluated_words
 from foundry.corpora.own_ids import has_ids, ids_tokenizer
 from foundry.corpora.preview import (
-    Shown,
+    Sample,
     described_files,
     described_repeats,
     described_spread,
@@ -238,7 +238,7 @@ class Text:
             read["train"]["groups"] = {n: g for n, g in read["train"]["groups"].items() if evaluated_words(n)}
         return {"files": read, "documents": documents, "found": found}
 
-    def shown(self, whole: bool) -> list[list[Shown]]:
+    def shown(self, whole: bool) -> list[list[Sample]]:
         """For the preview: the first, a middle and the oddest document, the first one of validation, and an example as
         the objective makes it. whole: twice as many documents. Of several corpora the first document of each."""
         documents, name, examples = self.shown_of_training(whole)
@@ -248,17 +248,17 @@ class Text:
             return rows
         batch = self.objective([examples[0]])
         parts = [
-            Shown(f"{name} {side}", [n for n in batch[ids][0].tolist() if n >= 0], None, self.objective.sentinel_ids)
+            Sample(f"{name} {side}", [n for n in batch[ids][0].tolist() if n >= 0], None, self.objective.sentinel_ids)
             for side, ids in (("source", "input_ids"), ("target", "labels"))
         ]
         return [*rows[:5], parts, *rows[5:]]
 
-    def shown_of_training(self, whole: bool) -> tuple[list[Shown], str, Dataset | None]:
+    def shown_of_training(self, whole: bool) -> tuple[list[Sample], str, Dataset | None]:
         """(training documents for the preview, the name of an example, the data set whose first one is shown)."""
         documents = self.shown_of("train", 1 if self.found.is_mixed else 4 if whole else 2)
         return documents + self.shown_oddest(self.files["train"], documents), "example", self.train
 
-    def shown_of(self, split: str, count: int) -> list[Shown]:
+    def shown_of(self, split: str, count: int) -> list[Sample]:
         """`count` documents of each corpus of a split, with the corpus's name and weight if there are several."""
         documents, found = [], self.found
         files = self.of_split(split)
@@ -266,12 +266,12 @@ class Text:
             before = found.named(corpus) if len(files) > 1 else ""
             before += "validation " * (split == "validation")
             documents += [
-                Shown(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
+                Sample(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
                 for number, begin, size in evenly(file.places, count)
             ]
         return documents
 
-    def shown_oddest(self, files: list[TokenFile], others: list[Shown]) -> list[Shown]:
+    def shown_oddest(self, files: list[TokenFile], others: list[Sample]) -> list[Sample]:
         """The document whose tokens are farthest from those of its corpus, unless it is among the others."""
         known = [pair for pair in zip(self.found.names, files, strict=True) if pair[1].found.oddest]
         if not known:
@@ -280,7 +280,7 @@ class Text:
         number, begin, size, _ = odd.found.oddest
         ids = odd.tokens[begin : begin + size]
         is_shown = any(len(ids) == len(other.ids) and (ids == other.ids).all() for other in others)
-        return [] if is_shown else [Shown(f"{self.found.named(corpus)}oddest, {number + 1:,}", ids)]
+        return [] if is_shown else [Sample(f"{self.found.named(corpus)}oddest, {number + 1:,}", ids)]
 
     @property
     def counted(self) -> dict[str, list[TokenFile]]:

@@ -2,7 +2,7 @@
 
 tasks = Tasks.of_flags(task_args)               # entries and metrics; no row is read
 data = TaskData(tasks, tokenizer, training_args)   # rows and their tokens
-T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tasks=data.judged, ...)
+T5Trainer(train_dataset=data.train, eval_dataset=data.validation, evaluation_tasks=data.evaluation_tasks, ...)
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from foundry.corpora.counts import TokenCounter, TokenCounts
 from foundry.corpora.files import say_once
 from foundry.corpora.preview import (
     UNCUT,
-    Shown,
+    Sample,
     described_files,
     described_repeats,
     described_spread,
@@ -174,7 +174,7 @@ class LoadedTask(Task):
             odd = int(farthest[0])
             self.oddest[split] = self.shown_of(f"oddest {split}", [rows[odd]], [data[odd]])
 
-    def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Shown]]:
+    def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Sample]]:
         """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
         whole = made
         if rows and "tokenize" not in self.entry:
@@ -186,7 +186,7 @@ class LoadedTask(Task):
             for feature in features_of_tasks():
                 sides |= feature.shown(self.entry, row)
             parts = [(f"{name} {side}", column) for column, side in sides.items() if column in row]
-            shown.append([Shown(text, row[column], len(uncut[column])) for text, column in parts])
+            shown.append([Sample(text, row[column], len(uncut[column])) for text, column in parts])
         return shown
 
     def _place(self, split: str) -> str:
@@ -256,7 +256,7 @@ class LoadedTask(Task):
         losses_of = partial(examples.losses_of, self.name, self.entry, self.tokenizer)
         return {split: losses_of(rows) for split, rows in self.rows.items()}
 
-    def judge(self, split: str, with_generate: bool) -> EvaluationTask:
+    def evaluation_task(self, split: str, with_generate: bool) -> EvaluationTask:
         """How the answers to a split are found and scored. with_generate: generate texts even for a task of classes."""
         labels = examples.class_label_ids(self.entry, self.tokenizer)
         length = examples.answer_length(self.entry, labels)
@@ -470,7 +470,7 @@ class TaskRows:
         }
         return {"files": files, "rows": rows, "counts": counts}
 
-    def shown(self, whole: bool, tasks: list[LoadedTask] | None = None) -> list[list[Shown]]:
+    def shown(self, whole: bool, tasks: list[LoadedTask] | None = None) -> list[list[Sample]]:
         """Rows for the preview: the first training row of each task and of corrupted text, and the oddest one of a
         single task; then the first row of each evaluated split. whole: more rows of each. tasks: some of them, None:
         all."""
@@ -481,7 +481,7 @@ class TaskRows:
             text = self.train.datasets[-1]
             row, sentinels = text[0], text.collator.sentinel_ids
             sides = {"input_ids": "source", "labels": "target"}
-            train.append([[Shown(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()]])
+            train.append([[Sample(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()]])
         others = [rows[:count] for task in tasks for split, rows in task.shown.items() if split != "train"]
         return list(itertools.chain.from_iterable([*train, *others]))
 
@@ -574,7 +574,7 @@ class TaskData(TaskRows):
     """The rows of the tasks, read and tokenised.
 
     train: a table of tokenised rows or a Mixture. validation: a data set, or {name: data set} if there are
-    several. judged: {name: EvaluationTask}, in the same order. unknown: {split: share of <unk> in its rows}.
+    several. evaluation_tasks: {name: EvaluationTask}, in the same order. unknown: {split: share of <unk> in its rows}.
     """
 
     tokens_per_example = None  # rows have different lengths
@@ -598,7 +598,9 @@ class TaskData(TaskRows):
         if self.args.span_corruption_file:
             self.losses[CORRUPTED] = {"documents": self.train.datasets[-1].losses}
         places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
-        self.judged = {name: task.judge(split, args.predict_with_generate) for name, (task, split) in places.items()}
+        self.evaluation_tasks = {
+            name: task.evaluation_task(split, args.predict_with_generate) for name, (task, split) in places.items()
+        }
         data = {name: task.data[split] for name, (task, split) in places.items()}
         self.validation = data if len(data) > 1 else next(iter(data.values()))
 
@@ -644,7 +646,7 @@ class TaskData(TaskRows):
     @property
     def generation_length(self) -> int:
         """The most tokens that `generate` may write in answer to any task, without the start token."""
-        return max(task.max_length for task in self.judged.values()) - 1
+        return max(task.max_length for task in self.evaluation_tasks.values()) - 1
 
     # ------------------------------------------------------------ for the plan and run.json
     @property
@@ -698,7 +700,7 @@ class TaskData(TaskRows):
     def record(self, start: str | None = None) -> dict:
         """The content of task.json, with which evaluate_t5.py repeats the evaluation. start: the checkpoint that goes
         on, whose training rows count too."""
-        generates = any(task.predict_with_generate for task in self.judged.values())
+        generates = any(task.predict_with_generate for task in self.evaluation_tasks.values())
         flags = task_record(self.args, *self.training_args.groups, generates=generates, holds_out=self.holds_out)
         numbers = {task.name: task.entry["numbers"] for task in self.tasks if "numbers" in task.entry}
         functions = {task.name: task.functions for task in self.tasks if task.functions}

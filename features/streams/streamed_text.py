@@ -23,7 +23,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.common.words import listed
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
-from foundry.corpora.preview import Shown, described_spread, spread
+from foundry.corpora.preview import Sample, described_spread, spread
 from foundry.corpora.reading import column_texts, text_of
 from foundry.corpora.sources import builtin_sources
 from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
@@ -76,7 +76,7 @@ class StreamedText(Text):
     def longer_validation(self) -> str:
         return "give a longer --validation_file"
 
-    def shown_of_training(self, whole: bool) -> tuple[list[Shown], str, Any]:  # noqa: ARG002
+    def shown_of_training(self, whole: bool) -> tuple[list[Sample], str, Any]:  # noqa: ARG002
         return self.firsts + self.shown_oddest(self.sample, self.firsts), "validation", self.validation
 
     @property
@@ -186,7 +186,7 @@ def _first_tokens(found: FoundText, sources: dict[str, Corpus], wanted: int, enc
     return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **info, known=known, digests=frozenset(digests))
 
 
-def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Shown]]:
+def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Sample]]:
     """(about SAMPLED training documents of a corpus, from its first and its middle block on; the first one of both for
     the preview). A broken row ends the sample of its half: training says what is wrong with it."""
     corpus, file, firsts = found.sources[name]["train"], io.BytesIO(), {}
@@ -213,7 +213,7 @@ def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Shown]]:
     info = writer.finish()
     tokens = np.frombuffer(file.getvalue(), writer.dtype)
     shown = [
-        Shown(f"{found.named(name)}first of block {block + 1:,}", tokens[place]) for block, place in firsts.items()
+        Sample(f"{found.named(name)}first of block {block + 1:,}", tokens[place]) for block, place in firsts.items()
     ]
     return TokenFile(tokens, **info), shown[: 1 if found.is_mixed else None]
 

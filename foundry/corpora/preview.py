@@ -47,7 +47,7 @@ QUOTED_TOKENS = 24  # of a document that a plan names
 
 
 @dataclass
-class Shown:
+class Sample:
     """A part of a row or a document. ids [T]: what the model gets. whole: tokens before they were cut to T; None: not
     cut. sentinels: their ids in order; ByT5's are bytes, which its decoding drops. goes_on: what follows and is not
     among the ids, such as "+900 characters"."""
@@ -137,7 +137,7 @@ def columns(text: str) -> int:
 
 
 def block(
-    tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]], width: int = WIDTH, most: int | None = LINES
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[Sample]], width: int = WIDTH, most: int | None = LINES
 ) -> list[str]:
     """Lines of at most `width` columns for rows of parts; no more than `most` of them, where the last one counts the
     rows that have no room. most: None shows all rows, with up to MOST_TOKENS of each part."""
@@ -167,7 +167,7 @@ def block(
     return lines
 
 
-def print_preview(tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]], most: int | None = LINES) -> None:
+def print_preview(tokenizer: PreTrainedTokenizerBase, rows: list[list[Sample]], most: int | None = LINES) -> None:
     """Prints the block of these rows on rank 0; nothing without rows."""
     if rows:
         width = min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
@@ -175,7 +175,7 @@ def print_preview(tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]], m
         print_once([Painted(f"---- {TITLE} ".ljust(width, "-"), BOLD)], *lines, "")
 
 
-def recorded(tokenizer: PreTrainedTokenizerBase, rows: list[list[Shown]]) -> list[dict]:
+def recorded(tokenizer: PreTrainedTokenizerBase, rows: list[list[Sample]]) -> list[dict]:
     """The same for run.json: [{"name", "tokens", "of": tokens before the cut, "text"}]."""
     parts = itertools.chain.from_iterable(rows)
     return [
@@ -230,12 +230,12 @@ class Seen:
                 self.kept, self.stride = self.kept[::2], 2 * self.stride
             number += 1
 
-    def shown(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Shown]]:
+    def shown(self, tokenizer: PreTrainedTokenizerBase) -> list[list[Sample]]:
         """The first and a middle document for the preview, as this tokenizer reads them."""
         encode, rows = plain_encoder(tokenizer), []
         for number, text, size in evenly(self.kept, 2):
             more = f"+{size - len(text):,} characters" if size > len(text) else None
-            rows.append([Shown(f"document {number + 1:,}", encode([text])[0], goes_on=more)])
+            rows.append([Sample(f"document {number + 1:,}", encode([text])[0], goes_on=more)])
         return rows
 
     def described(self) -> str:

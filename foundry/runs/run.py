@@ -29,7 +29,7 @@ from foundry.common.reports import (
     write_json,
 )
 from foundry.common.whole_folders import SAVING, is_disk_full, patiently, remove, what_is_left
-from foundry.corpora.preview import LINES, Shown, print_preview, recorded
+from foundry.corpora.preview import LINES, Sample, print_preview, recorded
 from foundry.corpora.round_trip import Losses, described_losses
 from foundry.corpora.unknown import refuse_unknown
 from foundry.model_t5 import count_parameters, dropout_of, is_adapted
@@ -72,7 +72,7 @@ class TrainingData(Protocol):
     losses: dict[str, dict[str, Losses]]
 
     def plan(self, steps: int) -> dict[str, str | None]: ...
-    def shown(self, whole: bool) -> list[list[Shown]]: ...
+    def shown(self, whole: bool) -> list[list[Sample]]: ...
     def fingerprints(self, tokenizer: Any) -> dict[str, str]: ...
 
 

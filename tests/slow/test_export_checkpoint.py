@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, TrainerState
 
 import export_checkpoint
 from foundry.common.errors import UserError
-from foundry.corpora.preview import Shown, recorded
+from foundry.corpora.preview import Sample, recorded
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.publishing import exports
@@ -144,7 +144,7 @@ class HuggingFaceTest(TestCase):
         arguments |= dict(source_column=["a"], target_column=["b"], max_source_length=9)
         tokenizer = load_tokenizer(str(folder))
         whole, cut = tokenizer(sentences(1))["input_ids"][0], tokenizer(sentences(1)[0], truncation=True, max_length=9)
-        shown = recorded(tokenizer, [[Shown("validation source", cut["input_ids"], len(whole))]])
+        shown = recorded(tokenizer, [[Sample("validation source", cut["input_ids"], len(whole))]])
         record = {"arguments": arguments, "read": {"shown": shown if is_own else [{"text": "guessed"}]}}
         (folder / "run.json").write_text(json.dumps(record))
         _, printed, _ = self.export(folder)

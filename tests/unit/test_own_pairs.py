@@ -571,10 +571,10 @@ class ReadTest(TestCase):
         train, held_out = tasks.train["labels"], tasks.validation["labels"]
         self.assertEqual([list(ids) for ids in train[:3]], [[ord(letter) + 3, 1] for letter in "bcd"])
         self.assertEqual([list(ids) for ids in held_out[:2]], [[ord(letter) + 3, 1] for letter in "bc"])
-        (judge,) = tasks.judged.values()
+        (scoring,) = tasks.evaluation_tasks.values()
         answers = np.array([[*map(ord, text), *[0] * (3 - len(text))] for text in ("b", "d", "e")])
         answers = np.where(answers > 0, answers + 3, 0)
-        scores = judge.compute_metrics(mock.Mock(predictions=(answers, np.zeros((3, len(STATISTICS))))))
+        scores = scoring.compute_metrics(mock.Mock(predictions=(answers, np.zeros((3, len(STATISTICS))))))
         self.assertAlmostEqual(scores["rougeL"], (1 + 1 + 1 / 2) / 3)  # e of the words e, s, f: precision 1, recall 1/3
         self.assertIn("train: 3 targets end in </s> or <pad>, which is left out", printed)
         self.assertIn("validation: 2 targets end in", printed)

@@ -26,7 +26,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.corpora.own_ids import IdDocument
-from foundry.corpora.preview import LINES, Seen, Shown, block, described_files, files_read, recorded, spread, visible
+from foundry.corpora.preview import LINES, Sample, Seen, block, described_files, files_read, recorded, spread, visible
 from foundry.corpora.token_files import MOST_PLACES, TokenWriter
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.features import NO_FEATURES, Features
@@ -75,7 +75,7 @@ class BlockTest(parameterized.TestCase):
         made = []
         for row in range(rows):
             texts = ["".join(chooser.choices(odd, k=chooser.choice((0, 3, 60, 900)))) for _ in range(parts)]
-            made.append([Shown(f"row {row} \x1b[2J{part}", byte_ids(text)) for part, text in enumerate(texts)])
+            made.append([Sample(f"row {row} \x1b[2J{part}", byte_ids(text)) for part, text in enumerate(texts)])
         for most in (LINES, None):
             lines = block(BYTES, made, columns, most)
             self.assertLessEqual(max(map(width, lines)), columns)
@@ -89,7 +89,7 @@ class BlockTest(parameterized.TestCase):
 
     def test_what_has_no_room_is_counted_in_tokens(self):
         ids = byte_ids("x" * 500)
-        first, second = block(BYTES, [[Shown("text", ids)]], 60, 2)
+        first, second = block(BYTES, [[Sample("text", ids)]], 60, 2)
         self.assertEqual((first, second[:6]), (f"text  {'x' * 54}", " " * 6))
         shown, left, end = re.fullmatch(r"(x+) \[\+(\d+) tokens\] (x+)", second.strip()).groups()
         self.assertEqual(54 + len(shown) + int(left) + len(end), 500)
@@ -102,16 +102,16 @@ class BlockTest(parameterized.TestCase):
         (3, 9, "ab [+2 tokens] e [cut at 5 of 9 tokens]"),
     )
     def test_what_is_cut_is_marked(self, count, whole, expected):
-        self.assertEqual(Shown("", byte_ids("abcde"), whole).text(BYTES, count), expected)
+        self.assertEqual(Sample("", byte_ids("abcde"), whole).text(BYTES, count), expected)
 
     def test_a_line_ends_behind_a_word(self):
-        lines = block(BYTES, [[Shown("a", byte_ids("some words " * 9))]], 40, 4)
+        lines = block(BYTES, [[Sample("a", byte_ids("some words " * 9))]], 40, 4)
         self.assertTrue(all(line.endswith(" ") for line in lines[:-1]), lines)
 
     def test_the_sentinels_of_byt5_are_bytes(self):
         first, second, *_ = sentinels = find_sentinel_ids(BYTES).tolist()
         ids = [first, *byte_ids("é a"), second, BYTES.eos_token_id, *byte_ids("b"), first, BYTES.eos_token_id]
-        shown = Shown("", ids, None, sentinels).text(BYTES, 99)
+        shown = Sample("", ids, None, sentinels).text(BYTES, 99)
         self.assertEqual(shown, "<extra_id_0>é a<extra_id_1></s>b<extra_id_0></s>")
 
     def test_the_bytes_of_byt5_are_letters_or_numbers(self):
@@ -126,11 +126,11 @@ class BlockTest(parameterized.TestCase):
             ([letter[0], sentinels[0], *letter[1:], 259, 0], "<0xE4><extra_id_0><0xB8><0xAD><extra_id_0><pad>"),
             ([*byte_ids("aé🚀"), 0xC3 + 3], "aé🚀<0xC3>"),
         ):
-            self.assertEqual(Shown("", ids, None, sentinels).text(BYTES, 999), wanted)
-        self.assertEqual(Shown("", [*letter, 1], 9).text(BYTES, 9), "中</s> [cut at 4 of 9 tokens]")
+            self.assertEqual(Sample("", ids, None, sentinels).text(BYTES, 999), wanted)
+        self.assertEqual(Sample("", [*letter, 1], 9).text(BYTES, 9), "中</s> [cut at 4 of 9 tokens]")
 
     def test_run_json_keeps_it(self):
-        rows = [[Shown("source", byte_ids("a\x1b"), 7), Shown("target", byte_ids("b" * 300))]]
+        rows = [[Sample("source", byte_ids("a\x1b"), 7), Sample("target", byte_ids("b" * 300))]]
         first, second = recorded(BYTES, rows)
         self.assertEqual(first, {"name": "source", "tokens": 2, "of": 7, "text": "a<U+001B> [cut at 2 of 7 tokens]"})
         self.assertEqual((second["tokens"], second["text"]), (300, "b" * 171 + " [+44 tokens] " + "b" * 85))

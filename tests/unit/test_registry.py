@@ -597,8 +597,8 @@ class RegistryTest(TestCase):
         task = LoadedTask(task, task.read(["validation", "test"]), ByT5Tokenizer())
         self.assertEqual(task.examples, {"validation": 3, "test": 1})
         self.assertNotIn("labels", task.data["test"].column_names)
-        judged = task.judge("test", with_generate=False)
-        self.assertEqual((judged.class_label_ids, judged.predict_with_generate, judged.max_length), (None, True, 17))
+        scoring = task.evaluation_task("test", with_generate=False)
+        self.assertEqual((scoring.class_label_ids, scoring.predict_with_generate, scoring.max_length), (None, True, 17))
         self.assertEqual([task.label("validation"), task.label("test")], ["", "test"])
 
     def test_splits_without_labels_are_named(self):
