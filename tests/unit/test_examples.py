@@ -209,13 +209,14 @@ class GlueFilesTest(TestCase):
         self.assertEqual(set(TEXTS), expected - {("ax", "train"), ("ax", "validation")})  # which AX does not have
         self.assertEqual(set(FILES), {file for task in GLUE.values() for file in task["files"].values()})
 
-    def test_ragged_line(self):
-        path = self.write("RTE/train.tsv", FILES["RTE/train.tsv"] + "2\tonly two\n")
-        with self.assertRaisesRegex(ValueError, f"{path}, line 4: 2 fields, the header has 4"):
-            load_rows("rte", GLUE["rte"], self.arguments("rte", data_dir=str(self.folder)), "train")
-        path = self.write("CoLA/train.tsv", "gj04\t1\t\tFine.\ngj04\t1\n")
-        with self.assertRaisesRegex(ValueError, f"{path}, line 2: 2 fields, the lines before have 4"):
-            load_rows("cola", GLUE["cola"], self.arguments("cola", data_dir=str(self.folder)), "train")
+    @parameterized.parameters(
+        ("rte", "RTE/train.tsv", FILES["RTE/train.tsv"] + "2\tonly two\n", "line 4: 2 fields, the header has 4"),
+        ("cola", "CoLA/train.tsv", "gj04\t1\t\tFine.\ngj04\t1\n", "line 2: 2 fields, the lines before have 4"),
+    )
+    def test_ragged_line(self, name, file, content, message):
+        path = self.write(file, content)
+        with self.assertRaisesRegex(ValueError, f"{path}, {message}"):
+            load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), "train")
 
     @parameterized.named_parameters(
         (
@@ -236,18 +237,17 @@ class GlueFilesTest(TestCase):
         with self.assertRaisesRegex(ValueError, message):
             load_rows("rte", GLUE["rte"], self.arguments("rte", data_dir=str(self.folder)), "validation")
 
-    def test_missing_files(self):
-        args = self.arguments("mrpc", data_dir=str(self.folder))
+    NO_DEV = "--data_dir .*: no file MRPC/dev.tsv, which task mrpc reads as validation"
+
+    @parameterized.parameters(
+        ("mrpc", "train", NO_DEV),  # in which the rows of the other file are too
+        ("mrpc", "validation", NO_DEV),
+        ("ax", "validation", "task ax: its entry has no file for the split validation; available: test"),
+    )
+    def test_missing_files(self, name, split, message):
         (self.folder / "MRPC/dev.tsv").unlink()
-        for split in ("train", "validation"):  # whose rows are in the training file too
-            with self.assertRaisesRegex(
-                ValueError, "--data_dir .*: no file MRPC/dev.tsv, which task mrpc reads as validation"
-            ):
-                load_rows("mrpc", GLUE["mrpc"], args, split)
-        with self.assertRaisesRegex(
-            ValueError, "task ax: its entry has no file for the split validation; available: test"
-        ):
-            load_rows("ax", GLUE["ax"], self.arguments("ax", data_dir=str(self.folder)), "validation")
+        with self.assertRaisesRegex(ValueError, message):
+            load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), split)
 
     def test_own_files_instead(self):
         train = self.write("own.jsonl", [{"question1": "A?", "question2": "B?", "label": "duplicate"}])
@@ -490,26 +490,18 @@ class EntryTest(parameterized.TestCase):
 
 class TargetTextTest(parameterized.TestCase):
     CLASSES = dict(target="label", target_type="class", labels=["no", "yes", "maybe"])
+    NAMES, TRUTH = ["no", "yes", "maybe"], ["False", "True"]  # as in SuperGLUE's files
 
     @parameterized.parameters(
-        ("no", "no"), (" yes\n", "yes"), (0, "no"), ("1", "yes"), (np.int64(2), "maybe"), (1.0, "yes"), ("2.0", "maybe")
-    )
-    def test_classes(self, value, text):
-        self.assertEqual(target_text("mine", self.CLASSES, {"label": value}), text)
-
-    def test_a_truth_value_is_the_label_of_that_name(self):
-        task = self.CLASSES | {"labels": ["False", "True"]}  # as in SuperGLUE's files
-        self.assertEqual(target_text("mine", task, {"label": True}), "True")
-        self.assertEqual(target_text("mine", task, {"label": False}), "False")
-
-    @parameterized.parameters("perhaps", 3, -1, "No", "", "²", 1.5, True, "nan")
-    def test_no_class(self, value):
-        message = f"task mine: label is {value!r}, which is none of the labels no, yes, maybe nor an index below 3"
-        with self.assertRaises(UserError) as caught:
-            target_text("mine", self.CLASSES, {"label": value})
-        self.assertStartsWith(str(caught.exception), message)
-
-    @parameterized.parameters(
+        (NAMES, "no", "no"),
+        (NAMES, " yes\n", "yes"),
+        (NAMES, 0, "no"),
+        (NAMES, "1", "yes"),
+        (NAMES, np.int64(2), "maybe"),
+        (NAMES, 1.0, "yes"),
+        (NAMES, "2.0", "maybe"),
+        (TRUTH, True, "True"),
+        (TRUTH, False, "False"),
         (["1.0", "2.0", "3.0", "4.0", "5.0"], 1, "1.0"),
         (["1.0", "2.0", "3.0", "4.0", "5.0"], "4", "4.0"),
         (["-1.0", "0.0", "1.0"], 0, "0.0"),
@@ -518,8 +510,15 @@ class TargetTextTest(parameterized.TestCase):
         (["1", "2", "3"], 2.0, "2"),
         (["1", "01"], "01", "01"),  # a label as it is written comes first
     )
-    def test_numbers_among_the_labels_are_compared_as_numbers(self, labels, value, text):
+    def test_names_indices_and_numbers(self, labels, value, text):
         self.assertEqual(target_text("mine", self.CLASSES | {"labels": labels}, {"label": value}), text)
+
+    @parameterized.parameters("perhaps", 3, -1, "No", "", "²", 1.5, True, "nan")
+    def test_no_class(self, value):
+        message = f"task mine: label is {value!r}, which is none of the labels no, yes, maybe nor an index below 3"
+        with self.assertRaises(UserError) as caught:
+            target_text("mine", self.CLASSES, {"label": value})
+        self.assertStartsWith(str(caught.exception), message)
 
     @parameterized.parameters((["1", "2", "3"], 0), (["10", "20"], 0), (["no", "yes", "2"], 1), (["1.0", "2.0"], "3"))
     def test_no_index_where_a_label_is_a_number(self, labels, value):
