@@ -53,10 +53,6 @@ class Feature:
         """UserError if it does not go with the model, before a weight is read. tokenizer: None where it is still to be
         trained. packed: whether rows hold several examples."""
 
-    def job(self, job: str) -> str:
-        """The key of TRAINING_DEFAULTS whose defaults a run has that would have those of `job` without the feature."""
-        return job
-
     def plan(self, args: Any, model: "PreTrainedModel") -> dict[str, str | None]:
         """Rows of the plan. model: the one that is trained."""
         return {}
@@ -112,12 +108,6 @@ class Features:
         """UserError for a flag that does not go with the features, also with those that are off."""
         for feature in self.all:
             check_rules(flags, feature.rules, given)
-
-    def job(self, job: str) -> str:
-        """The key of TRAINING_DEFAULTS, from the one without them."""
-        for feature in self:
-            job = feature.job(job)
-        return job
 
 
 NO_FEATURES = Features()

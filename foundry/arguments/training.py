@@ -46,6 +46,7 @@ from foundry.common.processes import (
 from foundry.common.secrets import is_secret
 from foundry.common.words import did_you_mean
 from foundry.features import NO_FEATURES
+from foundry.modeling.learning import Learning
 from foundry.modeling.weights import Weights
 from foundry.publishing.publication import Publication
 
@@ -417,7 +418,9 @@ def settle_training(
     contradictions among them, and between them and the flags of data and model."""
     settled = args.replaced()
     decide_features(settled, data, model)
-    check_training(settled, settled.features.job(job) + settled.features.one(Weights).suffix)
+    for learning in settled.features.of(Learning):
+        job = learning.job(job)
+    check_training(settled, job + settled.features.one(Weights).suffix)
     return settled
 
 

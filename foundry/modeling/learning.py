@@ -30,6 +30,11 @@ class Learning(Feature):
         UserError for flags that do not go with the tasks. Called also while it is off: an entry may ask for it."""
         return None
 
+    def job(self, job: str) -> str:
+        """The key of TRAINING_DEFAULTS whose defaults a run has that would have those of `job` without it. UserError
+        if it cannot begin there."""
+        return job
+
     def rows(self, data: Any, model: "PreTrainedModel | None") -> None:
         """Takes what it needs of a fine-tuning's rows, as texts (`task.rows[split]` of `data.tasks`, whose training
         rows are let go afterwards), and may give their tokens (`task.data[split]`) further columns. All processes call

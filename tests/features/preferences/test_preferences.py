@@ -31,6 +31,7 @@ from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, create_model, load_model
+from foundry.modeling.learning import Learning
 from foundry.modeling.loss import STATISTICS, compute_loss_in_forward
 from foundry.training.batching import FilledRows, padding_collator
 from tasks.rows import load_rows
@@ -542,9 +543,10 @@ class RecordsTest(parameterized.TestCase):
 
     def test_a_model_from_scratch_has_no_preferences(self):
         tasks, args = self.parsed("--preference dpo")
-        self.assertEqual(args.features.job(tasks.job(True)), "learning preferences")
+        learning = args.features.one(Learning)
+        self.assertEqual(learning.job(tasks.job(True)), "learning preferences")
         with self.assertRaisesRegex(UserError, "--preference dpo: begins with a model that does the task already"):
-            args.features.job(tasks.job(False))
+            learning.job(tasks.job(False))
 
 
 if __name__ == "__main__":
