@@ -228,14 +228,24 @@ def source_text(task: dict, row: dict) -> str:
 
     The items of a list are joined by spaces.
     """
+    return _prefix(task) + unprefixed_text(task, row)
+
+
+def _prefix(task: dict) -> str:
+    """What all sources of a task begin with."""
     prefix = task.get("prefix") or ""
     if prefix and prefix == prefix.rstrip():  # a prefix that ends in white space is written unchanged: "TL;DR <text>"
         prefix += ": " if "" in task["inputs"] else " "  # "summarize: <text>", "rte sentence1: ..."
+    return prefix
+
+
+def unprefixed_text(task: dict, row: dict) -> str:
+    """The source without the task's prefix: "sentence1: A. sentence2: B."."""
     parts = []
     for key, column in task["inputs"].items():
         text = " ".join(str(item).strip() for item in as_list(row[column]))
         parts.append(f"{key}: {text}" if key else text)
-    return prefix + " ".join(parts)
+    return " ".join(parts)
 
 
 def target_text(name: str, task: dict, row: dict) -> str:
@@ -373,14 +383,16 @@ def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:
     return {what: count for what, count in counts.items() if count}
 
 
-def look_alikes(task: dict, rows: dict[str, list[dict]]) -> str | None:
-    """For the plan, of {split: rows}: "20 train targets composed (NFC), 20 validation targets in parts (NFD), 3 train
-    sources with no-break spaces": texts that look like others and differ. None where all are written in one way."""
+def look_alikes(task: dict, rows: dict[str, list[dict]], sources: dict[str, list[str]]) -> str | None:
+    """For the plan, of {split: rows} and {split: their `unprefixed_text`}: "20 train targets composed (NFC), 20
+    validation targets in parts (NFD), 3 train sources with no-break spaces": texts that look like others and differ.
+    None where all are written in one way."""
     found: dict[str, Counter] = {}
+    prefix = _prefix(task)
     for split, of_split in rows.items():
-        for row in of_split:
+        for row, source in zip(of_split, sources[split], strict=True):
             targets = map(value_text, as_list(row.get(task["target"], [])))
-            for side, texts in (("sources", [source_text(task, row)]), ("targets", targets)):
+            for side, texts in (("sources", [prefix + source]), ("targets", targets)):
                 for form in {form for text in texts if not text.isascii() for form in _forms(text)}:
                     found.setdefault(side, Counter())[form, split] += 1
     said = []

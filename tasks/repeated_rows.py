@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from foundry.common.processes import visible
 from foundry.corpora.round_trip import percent
-from tasks.registry import reference_texts, source_text
+from tasks.registry import reference_texts
 from tasks.trained_rows import TrainedRows
 
 # A start becomes about a hundredth longer by these.
@@ -47,34 +47,39 @@ class RowCounts:
     compared: int = 0
 
 
-def counted_rows(name: str, task: dict, rows: dict[str, list[dict]], trained: TrainedRows) -> dict[str, RowCounts]:
-    """{split: its counts}. rows: {split: its rows}. A row is known if its source is also that of a training row, or, in
-    tasks of texts, if a training row has its source as target and its target as source. trained: the training rows."""
-    plain = task | {"prefix": ""}
-    pairs = {split: [_hashes(name, plain, row) for row in of_split] for split, of_split in rows.items()}
-    counts = {split: _repeats(name, plain, rows[split], of_split) for split, of_split in pairs.items()}
+def counted_rows(
+    name: str, task: dict, rows: dict[str, list[dict]], sources: dict[str, list[str]], trained: TrainedRows
+) -> dict[str, RowCounts]:
+    """{split: its counts}. rows: {split: its rows}. sources: {split: their `unprefixed_text`}. A row is known if its
+    source is also that of a training row, or, in tasks of texts, if a training row has its source as target and its
+    target as source. trained: the training rows."""
+    pairs = {
+        split: [_hashes(name, task, *both) for both in zip(of_split, sources[split], strict=True)]
+        for split, of_split in rows.items()
+    }
+    counts = {split: _repeats(name, task, rows[split], sources[split], of_split) for split, of_split in pairs.items()}
     here = {source for source, *_ in pairs.get("train", ())}
     numbers = _some(range(len(here and rows["train"])), NEAR_TRAINING)
     for split, one in counts.items():
         if split != "train":
-            one.known, one.swapped, one.is_estimate = trained.count(task, rows[split])
+            one.known, one.swapped, one.is_estimate = trained.count(task, rows[split], sources[split])
         if split != "train" and here:
             new = [number for number, (source, *_) in enumerate(pairs[split]) if source not in here]
-            held_out = [source_text(plain, rows[split][number]) for number in _some(new, NEAR_ROWS)]
-            one.near, one.compared = near(held_out, (source_text(plain, rows["train"][n]) for n in numbers))
+            held_out = [sources[split][number] for number in _some(new, NEAR_ROWS)]
+            one.near, one.compared = near(held_out, (sources["train"][number] for number in numbers))
             one.tried = len(held_out)
     return counts
 
 
-def _hashes(name: str, task: dict, row: dict) -> tuple[int, ...]:
+def _hashes(name: str, task: dict, row: dict, source: str) -> tuple[int, ...]:
     """Of a row's source and of its targets; of a class or a number as the row writes it."""
     if task["target"] not in row:
-        return (hash(source_text(task, row)),)
+        return (hash(source),)
     targets = reference_texts(name, task, row) if task["target_type"] == "text" else [str(row[task["target"]])]
-    return hash(source_text(task, row)), *map(hash, targets)
+    return hash(source), *map(hash, targets)
 
 
-def _repeats(name: str, task: dict, rows: list[dict], pairs: list[tuple[int, ...]]) -> RowCounts:
+def _repeats(name: str, task: dict, rows: list[dict], sources: list[str], pairs: list[tuple[int, ...]]) -> RowCounts:
     """What repeats within a split. pairs: the `_hashes` of its rows."""
 
     def target_of(number: int) -> str:
@@ -85,7 +90,7 @@ def _repeats(name: str, task: dict, rows: list[dict], pairs: list[tuple[int, ...
     counts = RowCounts(len(rows), several=sum(n for pair, n in different.items() if of_source[pair[0]] > 1))
     for pair, times in different.most_common(1):
         number = pairs.index(pair)
-        counts.row = [source_text(task, rows[number]), target_of(number), times]
+        counts.row = [sources[number], target_of(number), times]
     targets = [pair[1] if len(pair) > 1 else None for pair in pairs]
     for target, times in Counter(targets).most_common(1):
         counts.target = [target_of(targets.index(target)), times] if target is not None else []

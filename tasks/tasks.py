@@ -121,7 +121,7 @@ class LoadedTask(Task):
     tokens}; found: {split: {"sources" or "targets": what repeats and what is odd}}; shown: {split: some of them for the
     preview}; oddest: {split: one more, if it is not among them}; examples: {split: number of rows before this limit}.
     The entry of a task of numbers gets step and range from the training rows, or else from the first split that has
-    targets. trained: what the model was trained on before; None: on the rows of train.
+    targets. trained: what the model was trained on before; None: on the rows of train, which `TaskRows` counts.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class LoadedTask(Task):
                     first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
                     print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
             self._warn_about_rouge(split)
-        self.trained = trained or TrainedRows.of_rows(self.entry, self.rows.get("train", []))
+        self.trained = trained
 
     def count(self, split: str) -> None:
         """Counts the tokens of a split's rows, and keeps some rows of it for the preview."""
@@ -434,10 +434,16 @@ class TaskRows:
         self.empty = self._by_name(
             lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
         )
-        counted_rows = repeated_rows.counted_rows
-        self.repeats = self._by_name(lambda task: counted_rows(task.name, task.entry, task.rows, task.trained))
+        self.repeats, self.alike = {}, {}
+        for task in self.tasks:
+            entry, rows = task.entry, task.rows
+            sources = {split: [registry.unprefixed_text(entry, row) for row in rows[split]] for split in rows}
+            if task.trained is None:
+                task.trained = TrainedRows.of_rows(entry, rows.get("train", []), sources.get("train", []))
+            counts = repeated_rows.counted_rows(task.name, entry, rows, sources, task.trained)
+            self.repeats |= {self._name(task, split): counts[split] for split in counts}
+            self.alike[task.name] = registry.look_alikes(entry, rows, sources)
         self.splits = [(task, split) for task in self.tasks for split in task.rows]
-        self.alike = {task.name: registry.look_alikes(task.entry, task.rows) for task in self.tasks}
         self.numbered = self._by_name(_of_splits(examples.numbered_labels))
         self.unchanged = self._by_name(_of_splits(examples.unchanged_targets))
         self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
@@ -707,7 +713,7 @@ class TaskData(TaskRows):
         rows: dict[str, TrainedRows] = {}
         with contextlib.suppress(UserError):  # the plan says why it cannot be read
             rows = recorded_rows(start) if start else {}
-        rows |= {task.name: task.trained.joined(rows.get(task.name)) for task in self.tasks}
+        rows |= {task.name: task.trained.joined(rows.get(task.name)) for task in self.tasks if task.trained}
         trained = {name: one.recorded() for name, one in rows.items() if one.hashes}
         own = {NUMBERS: numbers, FUNCTIONS: functions, TRAINED: trained}
         return flags | {name: values for name, values in own.items() if values}

@@ -1,16 +1,17 @@
 """Hashes of a task's training rows in task.json, by which an evaluation knows these rows again, also in other files.
 
-trained = TrainedRows.of_rows(entry, rows)
+trained = TrainedRows.of_rows(entry, rows, sources)
 trained.recorded()                        # "00a1b2c3d4 00f0...": the text in task.json
-TrainedRows.of_record(text).count(entry, other_rows)      # (6, 0, False)
+TrainedRows.of_record(text).count(entry, other_rows, other_sources)      # (6, 0, False)
+
+Sources are the rows' `unprefixed_text`, made once for all that compare them.
 """
 
 import hashlib
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.registry import reference_texts, source_text
+from tasks.registry import reference_texts
 
 MOST_HASHES = 4096  # in task.json: 45 kB
 _BYTES = 5
@@ -26,12 +27,12 @@ class TrainedRows:
     below: int = _END
 
     @classmethod
-    def of_rows(cls, task: dict, rows: list[dict]) -> "TrainedRows":
+    def of_rows(cls, task: dict, rows: list[dict], sources: list[str]) -> "TrainedRows":
         """Those of all rows."""
         hashes = set()
-        for source, targets in _texts(task, rows):
+        for row, source in zip(rows, sources, strict=True):
             hashes.add(_hash(source))
-            hashes.update(_hash(f"{target}\0{source}") for target in targets)
+            hashes.update(_hash(f"{target}\0{source}") for target in _targets(task, row))
         return cls(hashes)
 
     @classmethod
@@ -51,28 +52,26 @@ class TrainedRows:
         """The smallest MOST_HASHES of them, as hexadecimal numbers."""
         return " ".join(f"{number:0{2 * _BYTES}x}" for number in heapq.nsmallest(MOST_HASHES, self.hashes))
 
-    def count(self, task: dict, rows: list[dict]) -> tuple[int, int, bool]:
+    def count(self, task: dict, rows: list[dict], sources: list[str]) -> tuple[int, int, bool]:
         """(rows that have the source of a training row, others that are one with source and target swapped, whether
         both are estimates from the rows that the sample would have)."""
         same = swapped = tried = 0
-        for source, targets in _texts(task, rows):
+        for row, source in zip(rows, sources, strict=True):
             number = _hash(source)
             tried += number < self.below
             if number in self.hashes:
                 same += 1
             else:
-                swapped += any(_hash(f"{source}\0{target}") in self.hashes for target in targets)
+                swapped += any(_hash(f"{source}\0{target}") in self.hashes for target in _targets(task, row))
         if self.below == _END:
             return same, swapped, False
         same, swapped = (min(len(rows), round(count * len(rows) / max(1, tried))) for count in (same, swapped))
         return same, min(swapped, len(rows) - same), True
 
 
-def _texts(task: dict, rows: list[dict]) -> Iterator[tuple[str, list[str]]]:
-    """The source of each row without the task's prefix, and its targets if they are texts."""
-    plain, is_text = task | {"prefix": ""}, task["target_type"] == "text"
-    for row in rows:
-        yield source_text(plain, row), reference_texts("", task, row) if is_text and task["target"] in row else []
+def _targets(task: dict, row: dict) -> list[str]:
+    """The targets of a row, if they are texts."""
+    return reference_texts("", task, row) if task["target_type"] == "text" and task["target"] in row else []
 
 
 def _hash(text: str) -> int:

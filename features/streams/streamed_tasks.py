@@ -22,7 +22,6 @@ from foundry.corpora.reading import class_names
 from tasks import examples, registry
 from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
 from tasks.tasks import LoadedTask, Task, TaskData, Tasks
-from tasks.trained_rows import TrainedRows
 
 SAMPLED = 500  # rows of a stream that are counted before it is trained on
 COUNTED = 10_000  # rows by which the number of all is estimated
@@ -96,7 +95,7 @@ class StreamedTaskData(TaskData):
         (task,) = self.tasks
         rows = sampled_rows(task, self.corpus)
         self.tried = len(rows)
-        trained, task.trained = task.trained, TrainedRows.of_rows(task.entry, rows)
+        trained, task.trained = task.trained, None
         if rows:
             task.rows, task.data = {"train": rows} | task.rows, {"train": tokenised_rows(task, rows)} | task.data
             task.count("train")

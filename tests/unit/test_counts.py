@@ -21,6 +21,7 @@ import pre_train_t5
 from foundry.corpora.counts import LONG_RUN, TokenCounter, groups_of_files, odd_file
 from foundry.corpora.preview import LINES
 from foundry.corpora.tokenizers import train_tokenizer
+from tasks.registry import unprefixed_text
 from tasks.repeated_rows import counted_rows, differ_by, near
 from tasks.trained_rows import TrainedRows
 
@@ -131,7 +132,9 @@ class RowsTest(parameterized.TestCase):
         train = [{"a": f"q{n}", "b": "same"} for n in range(10)] + [{"a": "id", "b": "text"}] * 19
         train += [{"a": "q1", "b": "other"}]
         rows = {"train": train, "dev": [{"a": "q2", "b": "x"}, {"a": "text", "b": "id"}]}
-        counts = counted_rows("", self.TASK, rows, TrainedRows.of_rows(self.TASK, train))
+        sources = {split: [unprefixed_text(self.TASK, row) for row in rows[split]] for split in rows}
+        trained = TrainedRows.of_rows(self.TASK, train, sources["train"])
+        counts = counted_rows("", self.TASK, rows, sources, trained)
         self.assertEqual(counts["train"].row, ["id", "text", 19])
         self.assertEqual((counts["train"].target, counts["train"].several), (["text", 19], 2))
         self.assertEqual((counts["dev"].known, counts["dev"].swapped), (1, 1))

@@ -248,18 +248,20 @@ class TrainedRowsTest(parameterized.TestCase):
     @parameterized.product(rows=(10, 2_000, 30_000), target_type=("text", "class"))
     def test_a_bounded_record_knows_the_rows_again(self, rows, target_type):
         entry = dict(prefix="p", inputs={"": "q"}, target="a", target_type=target_type)
-        trained = TrainedRows.of_rows(entry, [{"q": f"source {n}", "a": f"answer {n}"} for n in range(rows)])
+        learned = [{"q": f"source {n}", "a": f"answer {n}"} for n in range(rows)]
+        trained = TrainedRows.of_rows(entry, learned, [row["q"] for row in learned])
         text = trained.recorded()
         self.assertLessEqual(len(text), 11 * MOST_HASHES)
         others = [{"q": f"source {n}", "a": "other"} for n in range(rows // 2, 2 * rows)]
+        sources = [row["q"] for row in others]
         again, exact = TrainedRows.of_record(text), rows - rows // 2
-        self.assertEqual(trained.count(entry, others), (exact, 0, False))
-        same, _, is_estimate = again.count(entry, others)
+        self.assertEqual(trained.count(entry, others, sources), (exact, 0, False))
+        same, _, is_estimate = again.count(entry, others, sources)
         few = len(trained.hashes) < MOST_HASHES
         self.assertEqual(is_estimate, not few)
         self.assertAlmostEqual(same, exact, delta=0 if few else 0.1 * exact)
         swapped = [{"q": f"answer {n}", "a": f"source {n}"} for n in range(rows)]
-        _, count, _ = again.count(entry, swapped)
+        _, count, _ = again.count(entry, swapped, [row["q"] for row in swapped])
         self.assertAlmostEqual(count, rows * (target_type == "text"), delta=0 if few else 0.1 * rows)
 
     def test_a_damaged_record(self):
