@@ -27,8 +27,8 @@ OUTSIDE = [
 ]
 
 
-# Flags whose names are torch's and transformers' too: an attribute, or a keyword, of that name may mean theirs.
-OF_LIBRARIES = {"dtype"}
+# Flags whose names are libraries' too (torch, transformers, socket): an attribute of that name may mean theirs.
+OF_LIBRARIES = {"dtype", "host", "port"}
 
 
 @functools.cache

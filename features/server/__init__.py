@@ -1,0 +1,73 @@
+"""A server that answers many people at once, in the shape of OpenAI's completions.
+
+    python predict_t5.py --serve --model_name_or_path out/messages --port 8000     # on 127.0.0.1
+    curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "how are you"}'
+
+app.py has the addresses, completions.py reads a request and makes its response, batches.py answers what waits together,
+counters.py counts for /metrics. load.py measures it: `python -m benchmarks serve`. docs/fine_tune.md describes it.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from foundry.common.flags import Rules, option
+from foundry.common.processes import world_size
+from tasks.front import Front
+
+KEY = "T5_API_KEY"  # the environment variable with the key that clients must send
+
+
+@dataclass
+class Server(Front):
+    """Answers requests, in place of a file."""
+
+    _argument_group_name = "prediction"
+    instead: ClassVar = "serve"
+    rules: ClassVar[Rules] = (
+        (
+            "input_file output_file overwrite_output_file max_samples",
+            lambda flags: flags.serve,
+            "is for the inputs of a file, and --serve answers requests: leave one of them out",
+        ),
+        (
+            "do_sample temperature top_k top_p num_return_sequences",
+            lambda flags: flags.serve,
+            "is what each request says (temperature, top_p, n): leave it out with --serve",
+        ),
+        ("host port max_wait_ms max_queue cut_sources", lambda flags: not flags.serve, "needs --serve"),
+        (
+            "serve",
+            lambda _: any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")),
+            "needs fastapi and uvicorn: pip install -r requirements/serve.txt",
+        ),
+        (
+            "serve",
+            lambda flags: flags.serve and (flags.get("web") or flags.get("interactive")),
+            "excludes --web and --interactive: leave one of them out",
+        ),
+        (
+            "serve",
+            lambda _: world_size() > 1,
+            "one process answers requests: start it with python, without a launcher",
+        ),
+    )
+
+    serve: bool = option(False, "Answer requests like OpenAI's completions, instead of --input_file.")
+    host: str = option("127.0.0.1", "Of --serve: the address to listen on; 0.0.0.0 for other machines too.")
+    port: int = option(8000, "Of --serve; 0 for any that is free.", at_least=0, at_most=65535)
+    max_wait_ms: float = option(5.0, "Of --serve: how long a text waits for others to be answered with.", at_least=0)
+    max_queue: int = option(1024, "Of --serve: texts that may wait; further requests get 429.", at_least=1)
+    cut_sources: bool = option(False, "Of --serve: cut sources that are too long, which are otherwise refused.")
+
+    def is_on(self) -> bool:
+        return self.serve
+
+    def work(self, plan: Any, engine: Any) -> None:
+        from features.server.app import serve
+
+        serve(plan, engine, self)
+
+
+FEATURE = {"predict_t5": Server}
+BENCHMARKS = {"serve": "load:SERVE"}

@@ -1,0 +1,247 @@
+"""Answers texts that wait together: `Batches`, a thread that asks the Engine.
+
+A text has the same answer alone and in any batch. A drawn answer repeats with its seed in any batch too: each row has
+random numbers of its own (`Draws`).
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from constants import IGNORE_INDEX
+from features.server.counters import Counters
+from tasks.answering import Engine
+
+
+class Full(Exception):
+    """No more texts can wait."""
+
+
+class Closed(Exception):
+    """The server ends."""
+
+
+@dataclass
+class Answer:
+    """What is written of an answer. reason: why it ended: "stop", "length", "gone" for a client that left or "failed";
+    None while it is being written. log_probs: of its tokens, where they were asked for."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    log_probs: list[float] | None = None
+
+
+@dataclass(eq=False)
+class Row:
+    """A text to be answered, once or, by beams, `count` times.
+
+    source: its token ids. limit: most tokens of an answer. beams: 1 for none. ends_text: whether the tokens of an
+    answer so far hold a text at which it is to stop. random: draws the answer, with `temperature` and `top_p`; None for
+    the likeliest. labels [C, T]: classes whose probabilities are wanted. told: called, in the thread of the batches,
+    after each token of a search without beams, and when the row is done.
+    """
+
+    source: list[int]
+    limit: int
+    told: Callable[[], object]
+    beams: int = 1
+    count: int = 1
+    ends_text: Callable[[list[int]], bool] | None = None
+    random: torch.Generator | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    wants_log_probs: bool = False
+    labels: torch.Tensor | None = None
+    probabilities: list[float] | None = None
+    gone: bool = False
+    done: bool = False
+    arrived: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self):
+        self.answers = [Answer() for _ in range(self.count)]
+
+    @property
+    def search(self) -> tuple:
+        """What rows that are answered together have in common. Without beams each row has its own limit."""
+        return (self.beams, self.count, self.limit) if self.beams > 1 else ()
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens that it holds in memory while it is answered."""
+        return self.beams * (len(self.source) + self.limit)
+
+    def end(self, reason: str | None = None) -> None:
+        """It is done. reason: of answers that did not end by themselves."""
+        for answer in self.answers:
+            answer.reason = answer.reason or reason
+        self.done = True
+        self.told()
+
+
+class Draws:
+    """A processor of logits for a search that takes the likeliest token: adds Gumbel noise to the rows that draw, so
+    that the likeliest token of the sum is one drawn from softmax(logits / temperature), within top_p.
+
+    The noise of a row is of its own generator: it is the same in any batch.
+    """
+
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = rows
+
+    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        places = [place for place, row in enumerate(self.rows) if row.random and not row.answers[0].reason]
+        if not places:
+            return scores
+        rows = [self.rows[place] for place in places]
+        temperature, top_p = (
+            torch.tensor([[getattr(row, name)] for row in rows], device=scores.device)
+            for name in ("temperature", "top_p")
+        )
+        part = scores[places] / temperature
+        likeliest, order = part.sort(descending=True)
+        chances = likeliest.softmax(dim=-1)
+        # The first token stays, and each before which the sum is below top_p.
+        unlikely = (chances.cumsum(dim=-1) - chances >= top_p) & (top_p < 1)
+        unlikely[:, 0] = False
+        part = part.masked_fill(unlikely.scatter(1, order, unlikely), -torch.inf)
+        size = part.shape[1]
+        noise = torch.stack([torch.empty(size).exponential_(generator=row.random) for row in rows])
+        scores = scores.clone()
+        scores[places] = part - noise.log().to(scores.device)
+        return scores
+
+
+class Batches(threading.Thread):
+    """The queue, and the thread that answers it.
+
+    most_rows, most_tokens: of a batch. most_waiting: texts that may wait. seconds: how long a text waits for others.
+    """
+
+    def __init__(
+        self, engine: Engine, counters: Counters, most_rows: int, most_tokens: int, most_waiting: int, seconds: float
+    ):
+        super().__init__(name="batches", daemon=True)
+        self.engine, self.counters, self.most_rows, self.most_tokens = engine, counters, most_rows, most_tokens
+        self.most_waiting, self.seconds = most_waiting, seconds
+        self.waiting: list[Row] = []
+        self.changed, self.is_closed, self.is_answering = threading.Condition(), False, False
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Lets texts wait, all or none of them. Full, Closed if that cannot be."""
+        with self.changed:
+            if self.is_closed:
+                raise Closed
+            if len(self.waiting) + len(rows) > self.most_waiting:
+                raise Full
+            self.waiting += rows
+            self.changed.notify_all()
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Nobody waits for these answers any more: their places are free, those that are being written end."""
+        with self.changed:
+            for row in rows:
+                row.gone = True
+            left = [row for row in self.waiting if row.gone]
+            self.waiting = [row for row in self.waiting if not row.gone]
+        for row in left:
+            row.end("gone")
+
+    def close(self) -> None:
+        """Takes nothing more; the thread ends when all that waits is answered."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+
+    def run(self) -> None:
+        while batch := self._next():
+            try:
+                self._answer(batch)
+            except Exception:
+                traceback.print_exc()
+                for row in (row for row in batch if not row.done):
+                    row.answers = [Answer(reason="failed") for _ in row.answers]
+                    row.end()
+            finally:
+                self.is_answering = False
+
+    def _next(self) -> list[Row]:
+        """The next batch, as soon as it is full or its oldest text has waited long enough; [] at the end. It holds the
+        text that has waited longest, and those nearest to it in length."""
+        with self.changed:
+            while True:
+                batch = self._nearest()
+                left = batch[0].arrived + self.seconds - time.monotonic() if batch else None
+                is_full = len(batch) < len(self.waiting) or len(batch) >= self.most_rows
+                if self.is_closed or batch and (is_full or left <= 0):
+                    break
+                self.changed.wait(left)
+            self.waiting = [row for row in self.waiting if row not in batch]
+            self.is_answering = bool(batch)
+        return sorted(batch, key=lambda row: -len(row.source))
+
+    def _nearest(self) -> list[Row]:
+        if not self.waiting:
+            return []
+        oldest, batch, longest = self.waiting[0], [], 0
+        alike = [row for row in self.waiting if row.search == oldest.search]
+        for row in sorted(alike, key=lambda row: abs(len(row.source) - len(oldest.source))):
+            longest = max(longest, row.tokens)
+            if batch and (len(batch) + 1) * longest > self.most_tokens or len(batch) == self.most_rows:
+                break
+            batch.append(row)
+        return batch
+
+    def _answer(self, batch: list[Row]) -> None:
+        self.counters.batches.add(len(batch))
+        sources, first = [row.source for row in batch], batch[0]
+        settings = dict(num_return_sequences=first.count, max_new_tokens=max(row.limit for row in batch))
+        if first.beams == 1:
+            more = {"logits_processor": [Draws(batch)]} if any(row.random for row in batch) else {}
+            self.engine.write(sources, watch=self._watch(batch), num_beams=1, **settings, **more)
+        else:
+            tokens, _ = self.engine.write(sources, **settings)
+            for number, ids in enumerate(tokens.tolist()):
+                self._written(batch[number // first.count].answers[number % first.count], ids)
+        for row in batch:
+            if not row.done:
+                if not row.gone:
+                    self._scored(row)
+                row.end("gone" if row.gone else "length")
+
+    def _watch(self, batch: list[Row]) -> Callable[[int, int], bool]:
+        def watch(number: int, token: int) -> bool:
+            row, (answer,) = batch[number], batch[number].answers
+            if row.gone:
+                answer.reason = "gone"
+                return True
+            answer.tokens.append(token)
+            if token in self.engine.ends or row.ends_text and row.ends_text(answer.tokens):
+                answer.reason = "stop"
+            elif len(answer.tokens) >= row.limit:
+                answer.reason = "length"
+            if answer.reason and not row.wants_log_probs and row.labels is None:
+                row.end()  # a short answer does not wait for the long ones
+            else:
+                row.told()
+            return answer.reason is not None
+
+        return watch
+
+    def _written(self, answer: Answer, ids: list[int]) -> None:
+        """An answer found by beams: padded behind its end."""
+        end = next((place for place, token in enumerate(ids) if token in self.engine.ends), None)
+        answer.tokens = [token for token in ids[: None if end is None else end + 1] if token != IGNORE_INDEX]
+        answer.reason = "length" if end is None else "stop"
+
+    def _scored(self, row: Row) -> None:
+        if row.wants_log_probs:
+            for answer in row.answers:
+                (found,) = self.engine.score(row.source, torch.tensor([answer.tokens])).tolist()
+                answer.log_probs = found[: len(answer.tokens)]
+        if row.labels is not None:
+            nats = self.engine.score(row.source, row.labels).sum(dim=1)
+            row.probabilities = nats.softmax(dim=0).tolist()

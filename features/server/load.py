@@ -1,0 +1,137 @@
+"""Answers a second of a server, beside those of a plain handler: `python -m benchmarks serve --model FOLDER`."""
+
+import contextlib
+import http.client
+import itertools
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from foundry.common.errors import UserError
+from foundry.common.reports import PROJECT, aligned
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.features import offered
+from foundry.model_t5 import build_config, create_model
+
+CLIENTS = (1, 8, 64)
+NEW_TOKENS = 32  # most of an answer
+PLAIN = "import sys; from features.server.plain import serve_plain; serve_plain(sys.argv[1], int(sys.argv[2]))"
+VOCABULARY = 8000  # of a model of random weights
+
+
+def made_texts(count: int) -> list[str]:
+    """Texts of 4 to 40 made-up words: log-normal lengths, as of messages."""
+    chooser = random.Random(0)
+    syllables = [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
+    words = ["".join(chooser.choices(syllables, k=chooser.randint(1, 4))) for _ in range(20_000)]
+    return [" ".join(chooser.choices(words, k=min(40, 4 + int(chooser.lognormvariate(2, 0.7))))) for _ in range(count)]
+
+
+def model_folder(args: Namespace, texts: list[str], folder: Path) -> Path:
+    """The folder that --model names, or one with a model of this shape and random weights."""
+    if Path(args.model).is_dir():
+        return Path(args.model)
+    train_tokenizer([*texts, *made_texts(5000)], folder, VOCABULARY)
+    config = build_config(args.model, len(load_tokenizer(str(folder))))
+    create_model(config).save_pretrained(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def started(*words: object) -> Iterator[int]:
+    """The port of a server that this command of Python starts; it is ended with the `with` block."""
+    command = [sys.executable, *map(str, words)]
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(r"answers at http://\S*:(\d+)", line):
+                threading.Thread(target=process.stdout.read, daemon=True).start()  # so that the pipe is never full
+                yield int(found[1])
+                return
+        raise UserError(f"{' '.join(command)}: did not start: {''.join(lines)[-500:]}")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def asked(port: int, clients: int, texts: list[str]) -> dict:
+    """The figures of so many clients, each of which asks for one text after the other on a connection of its own."""
+    waiting = iter(texts)
+    lock = threading.Lock()
+
+    def client(_: int) -> list[float]:
+        seconds, connection = [], http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        with contextlib.closing(connection):
+            while True:
+                with lock:
+                    text = next(waiting, None)
+                if text is None:
+                    return seconds
+                began = time.perf_counter()
+                body = json.dumps({"prompt": text})
+                connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                answer = response.read()
+                if response.status != 200:
+                    raise UserError(f"the server answered {response.status}: {answer.decode()}")
+                seconds.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        found = sorted(itertools.chain.from_iterable(pool.map(client, range(clients))))
+    took = time.perf_counter() - began
+    return {
+        "clients": clients,
+        "answers_per_s": len(found) / took,
+        "median_ms": 1000 * statistics.median(found),
+        "p99_ms": 1000 * found[min(len(found) - 1, int(0.99 * len(found)))],
+    }
+
+
+def measure_serve(args: Namespace) -> dict:
+    """{"rows": a server and a number of clients in each, "ratio": answers a second of our server with PyTorch over
+    those of the plain handler, with most clients}."""
+    texts, rows = made_texts(args.examples), []
+    if args.train_file:
+        with Path(args.train_file[0]).open(encoding="utf-8") as file:
+            texts = [line.strip() for line in itertools.islice(file, args.examples) if line.strip()]
+    with tempfile.TemporaryDirectory() as place:
+        folder = model_folder(args, texts, Path(place, "model"))
+        ours = ["predict_t5.py", "--serve", "--use_cpu", "--port", 0, "--max_new_tokens", NEW_TOKENS]
+        servers = {"plain handler": ["-c", PLAIN, folder, NEW_TOKENS]}
+        servers["transformers"] = [*ours, "--model_name_or_path", folder, "--num_beams", 1]
+        for backend in sorted(offered("BACKENDS").keys() & offered("FORMATS").keys()):
+            words = ["export_checkpoint.py", "--model_name_or_path", folder, "--output_dir", Path(place, backend)]
+            words += ["--formats", backend]
+            done = subprocess.run([sys.executable, *map(str, words)], cwd=PROJECT, capture_output=True, text=True)
+            if done.returncode:
+                rows.append({"name": backend, "error": done.stderr.strip().rpartition("\n")[2]})
+            else:
+                servers[backend] = [*ours, "--num_beams", 1, "--backend", backend]
+                servers[backend] += ["--model_name_or_path", Path(place, backend)]
+        for name, words in servers.items():
+            with started(*words) as port:
+                asked(port, 1, texts[:8])  # warm
+                for clients in CLIENTS:
+                    rows.append({"name": name, "ours": name != "plain handler"} | asked(port, clients, texts))
+    rates = {row["name"]: row["answers_per_s"] for row in rows if row.get("clients") == CLIENTS[-1]}
+    heads = ["name", "clients", "answers_per_s", "median_ms", "p99_ms", "error"]
+    cells = [[row.get(head, "") for head in heads] for row in rows]
+    shown = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in line] for line in [heads, *cells]]
+    return {"rows": rows, "ratio": rates["transformers"] / rates["plain handler"], "text": aligned(shown)}
+
+
+ABOUT = "answers a second of predict_t5.py --serve for 1, 8 and 64 clients, beside a plain handler"
+SERVE = (measure_serve, ABOUT, dict(examples=256))

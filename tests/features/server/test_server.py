@@ -1,0 +1,361 @@
+"""predict_t5.py --serve: the answers are those of predict_t5.py, in OpenAI's shape, whoever asks beside."""
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import openai
+import psutil
+import torch
+from absl.testing import parameterized
+from helpers import run_main
+from test_predict_t5 import TestCase, plain_answers, workspace
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+import constants
+import predict_t5
+from features.server import app as server
+from features.server.batches import Batches, Row
+from features.server.counters import Counters
+
+ROOT = Path(constants.__file__).parent
+
+TEXTS = ["old fox number 7", "yes no", "very very very old fox number 7 answer 3", "a", "fox", "answer 3 yes no"]
+
+
+class Served:
+    """A server in this process, its address, and plain HTTP to it."""
+
+    def __init__(self, service: server.Service, port: int):
+        self.service, self.port = service, port
+
+    def ask(self, path: str, body: object = None, method: str = "POST", **headers: str) -> tuple[int, dict | str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        kind = {"Content-Type": "application/json"} if body is not None else {}
+        connection.request(method if body is not None else "GET", path, content, kind | headers)
+        with contextlib.closing(connection):
+            response = connection.getresponse()
+            text = response.read().decode()
+            is_json = response.headers.get("content-type") == "application/json"
+            return response.status, json.loads(text) if is_json else text
+
+    def complete(self, **body: object) -> dict:
+        status, answer = self.ask("/v1/completions", body)
+        assert status == 200, answer
+        return answer
+
+    def texts(self, **body: object) -> list[str]:
+        return [choice["text"] for choice in self.complete(**body)["choices"]]
+
+    def events(self, **body: object) -> list[dict]:
+        status, text = self.ask("/v1/completions", body | {"stream": True})
+        assert status == 200, text
+        events = [line.removeprefix("data: ") for line in text.strip().split("\n\n")]
+        assert events.pop() == "[DONE]"
+        return [json.loads(one) for one in events]
+
+
+@contextlib.contextmanager
+def served(*argv: object) -> Iterator[Served]:
+    """What `predict_t5.py --serve` with these flags serves, in a thread, until the `with` block ends."""
+    found, ready = [], threading.Event()
+
+    class Process(server.Process):
+        async def startup(self, sockets=None):
+            await super().startup(sockets)
+            self.port = sockets[0].getsockname()[1]
+            found.append(self)
+            ready.set()
+
+    def run():
+        try:
+            predict_t5.main([*map(str, ["--serve", "--use_cpu", "--port", 0, "--max_new_tokens", 6, *argv])])
+        finally:
+            ready.set()
+
+    with mock.patch.object(server, "Process", Process), contextlib.redirect_stdout(io.StringIO()):
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert ready.wait(60) and found, "the server did not start"
+        try:
+            yield Served(found[0].service, found[0].port)
+        finally:
+            found[0].handle_exit(15, None)
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+class ServerTest(TestCase):
+    def of_file(self, *flags: object) -> list[str]:
+        _, rows, _ = self.predict(self.write("in.txt", "\n".join(TEXTS)), *flags)
+        return [row["prediction"] for row in rows]
+
+    @parameterized.product(backend=("transformers", *predict_t5.BACKENDS), beams=(1, 3))
+    def test_the_answers_are_those_of_predict_t5(self, backend, beams):
+        """In one request, in many at once, and alone."""
+        flags = ["--model_name_or_path", workspace() / "export", "--backend", backend, "--num_beams", beams]
+        wanted = self.of_file(*flags)
+        self.assertGreater(len(set(wanted)), 2)
+        with served(*flags, "--max_wait_ms", 50) as it, ThreadPoolExecutor(8) as clients:
+            self.assertEqual(it.texts(prompt=TEXTS), wanted)
+            together = list(clients.map(lambda text: it.texts(prompt=text)[0], TEXTS * 3))
+            self.assertEqual(together, wanted * 3)
+            self.assertEqual([it.texts(prompt=text)[0] for text in TEXTS], wanted)
+            sizes = it.service.counters.batches
+            self.assertEqual(sizes.sum, 5 * len(TEXTS))
+            self.assertLess(sum(sizes.counts), 5 * len(TEXTS))
+            self.assertLen(it.texts(prompt=TEXTS[0], n=beams), beams)
+
+    def test_the_client_of_openai(self):
+        flags = ["--model_name_or_path", self.model]
+        with served(*flags) as it:
+            client = openai.OpenAI(base_url=f"http://127.0.0.1:{it.port}/v1", api_key="any", max_retries=0)
+            name = client.models.list().data[0].id
+            self.assertEqual(name, "model")
+            found = client.completions.create(model=name, prompt=TEXTS, temperature=0)
+            self.assertEqual([choice.text for choice in found.choices], plain_answers(TEXTS))
+            self.assertEqual([choice.index for choice in found.choices], list(range(len(TEXTS))))
+            parts = client.completions.create(model=name, prompt=TEXTS[2], stream=True)
+            self.assertEqual("".join(part.choices[0].text for part in parts), found.choices[2].text)
+            with self.assertRaisesRegex(openai.BadRequestError, "max_tokens 7: an answer has at most 6"):
+                client.completions.create(model=name, prompt="a", max_tokens=7)
+            with self.assertRaises(openai.NotFoundError):
+                client.completions.create(model="another", prompt="a")
+            client.close()
+
+    def test_drawn_answers_repeat_in_any_batch(self):
+        body = dict(temperature=1.5, n=3, seed=5)
+        with served("--model_name_or_path", self.model, "--max_wait_ms", 50) as it, ThreadPoolExecutor(8) as clients:
+            alone = it.texts(prompt=TEXTS[0], **body)
+            self.assertGreater(len(set(alone)), 1)
+            ask = lambda seed: it.texts(prompt=TEXTS[0], **body | {"seed": seed})  # noqa: E731
+            self.assertEqual(list(clients.map(ask, (1, 5, 2, 5)))[1::2], [alone, alone])
+            self.assertNotEqual(ask(6), alone)
+            likeliest = it.texts(prompt=TEXTS[0], temperature=1.0, top_p=1e-6, seed=1)
+            self.assertEqual(likeliest, plain_answers(TEXTS[:1]))
+
+    def test_stop_length_usage_and_log_probabilities(self):
+        with served("--model_name_or_path", self.model) as it:
+            tokenizer, whole = AutoTokenizer.from_pretrained(self.model), it.complete(prompt=TEXTS[2], logprobs=1)
+            (choice,), usage = whole["choices"], whole["usage"]
+            self.assertEqual(usage["prompt_tokens"], len(tokenizer(TEXTS[2])["input_ids"]))
+            self.assertEqual(usage["completion_tokens"], len(choice["logprobs"]["tokens"]))
+            ids = tokenizer.convert_tokens_to_ids(choice["logprobs"]["tokens"])
+            model = AutoModelForSeq2SeqLM.from_pretrained(self.model)
+            with torch.no_grad():
+                loss = model(**tokenizer(TEXTS[2], return_tensors="pt"), labels=torch.tensor([ids])).loss.item()
+            self.assertAlmostEqual(-sum(choice["logprobs"]["token_logprobs"]), loss * len(ids), places=3)
+            for limit in range(1, 7):
+                short = it.complete(prompt=TEXTS[2], max_tokens=limit)
+                self.assertEqual(short["usage"]["completion_tokens"], min(limit, len(ids)))
+                self.assertStartsWith(choice["text"], short["choices"][0]["text"])
+            text = max(it.texts(prompt=TEXTS), key=len)
+            prompt = TEXTS[it.texts(prompt=TEXTS).index(text)]
+            stop = text[len(text) // 2 :][:2]
+            (stopped,) = it.complete(prompt=prompt, stop=stop)["choices"]
+            self.assertEqual((stopped["text"], stopped["finish_reason"]), (text[: text.index(stop)], "stop"))
+            events = it.events(prompt=prompt, stop=[stop], stream_options={"include_usage": True})
+            self.assertEqual("".join(one["choices"][0]["text"] for one in events[:-1]), stopped["text"])
+            self.assertEqual(events[-2]["choices"][0]["finish_reason"], "stop")
+            self.assertGreater(events[-1]["usage"]["total_tokens"], 0)
+
+    @parameterized.parameters("transformers", *predict_t5.BACKENDS)
+    def test_columns_and_classes(self, backend):
+        folder = self.folder / "tuned"
+        shutil.copytree(workspace() / "export", folder)
+        (folder / "task.json").write_text(json.dumps(dict(benchmark="glue", dataset_name="rte")))
+        row = {"sentence1": "old fox number 7", "sentence2": "very old fox"}
+        (wanted,) = plain_answers(["rte sentence1: old fox number 7 sentence2: very old fox"])
+        with served("--model_name_or_path", folder, "--backend", backend) as it:
+            empty = {"sentence1": "", "sentence2": ""}
+            first, second = it.complete(prompt=[row, empty], probabilities=True)["choices"]
+            self.assertEqual((first["text"], second["text"]), (wanted, ""))
+            self.assertEqual(list(first["probabilities"]), ["entailment", "not_entailment"])
+            self.assertAlmostEqual(sum(first["probabilities"].values()), 1, places=5)
+            for prompt in ("a text", {"sentence1": "a"}, row | {"more": "b"}):
+                status, answer = it.ask("/v1/completions", {"prompt": prompt})
+                self.assertEqual(status, 400)
+                self.assertRegex(answer["error"]["message"], "^prompt: .*sentence1, sentence2")
+
+    def test_wrong_requests_get_one_line(self):
+        flags = ["--model_name_or_path", self.model, "--max_source_length", 8, "--max_queue", 4]
+        web = {"Content-Type": "application/json"}
+        with served(*flags) as it:
+            for body, status, message in (
+                (b"{", 400, "the request is no JSON object"),
+                (b"[1]", 400, "no JSON object|valid dictionary"),
+                (b"[" * 100_000, 400, "body|no JSON object"),
+                (b'{"prompt": "\\ud800"}', 400, "prompt: text holds half of a character"),
+                ({}, 400, "prompt: Field required"),
+                ({"prompt": 3}, 400, "prompt: must be a text, an object of source columns, or a list of these"),
+                ({"prompt": []}, 400, "prompt: is an empty list"),
+                ({"prompt": [[1, 2]]}, 400, "prompt: must be"),
+                ({"prompt": {"text": ["a"]}}, 400, "prompt: text must be a text or a number"),
+                ({"prompt": "a", "n": "2"}, 400, "n: Input should be a valid integer"),
+                ({"prompt": "a", "n": 2}, 400, "n 2: the server finds 1 answers to a text"),
+                ({"prompt": "a", "temperature": 3}, 400, "temperature: Input should be less than or equal to 2"),
+                ({"prompt": "a", "temperature": 1e-30}, 400, "temperature 1e-30: must be 0, or 0.01 to 2"),
+                (b'{"prompt": "a", "temperature": NaN}', 400, "temperature: "),
+                ({"prompt": "a", "top_p": 0.5}, 400, "top_p 0.5: is for drawn answers"),
+                ({"prompt": "a", "stop": [""]}, 400, "stop: must be a text"),
+                ({"prompt": "a", "logprobs": 5}, 400, "logprobs: Input should be less than or equal to 1"),
+                ({"prompt": "a", "logprobs": 1, "stream": True}, 400, "stream: goes with neither"),
+                ({"prompt": "a", "probabilities": True}, 400, "probabilities: the model's task has no classes"),
+                ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
+                ({"prompt": "a", "file": "/etc/passwd"}, 400, "file: Extra inputs are not permitted"),
+                ({"prompt": "yes no " * 40}, 400, r"prompt: has \d+ tokens, and the model reads at most 8"),
+                ({"prompt": ["a"] * 5}, 400, "prompt: makes 5 texts, and at most 4 can wait"),
+            ):
+                with self.subTest(message):
+                    found, answer = it.ask("/v1/completions", body)
+                    self.assertEqual(found, status, answer)
+                    self.assertRegex(answer["error"]["message"], message)
+                    self.assertNotIn("\n", answer["error"]["message"])
+            self.assertEqual(it.ask("/v1/completions", b'{"prompt": "a"}', **{"Content-Type": "text/plain"})[0], 400)
+            self.assertEqual(it.ask("/v1/completions", {"prompt": "a"}, **web, Host="evil.example")[0], 403)
+            self.assertEqual(it.ask("/v1/completions", b"{}", **{"Content-Length": str(2**23)})[0], 413)
+            self.assertEqual(it.ask("/docs")[0], 404)
+            self.assertEqual(it.ask("/health"), (200, {"status": "ok"}))
+            page = it.ask("/metrics")[1]
+            self.assertIn('t5_requests_total{status="413"} 1\n', page)
+            self.assertIn("t5_queue_texts 0\n", page)
+        with served(*flags, "--cut_sources") as it:
+            self.assertGreater(it.complete(prompt="yes no " * 40)["choices"][0]["cut_from"], 40)
+
+    def test_the_key_is_asked_for_and_told_to_nobody(self):
+        environment = mock.patch.dict(os.environ, T5_API_KEY="s3cret")
+        with environment, self.assertNoLogs(level="WARNING"), served("--model_name_or_path", self.model) as it:
+            for key, status in (("", 401), ("Bearer another", 401), ("Bearer s3cret", 200)):
+                for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/models", None), ("/metrics", None)):
+                    found, answer = it.ask(path, body, Authorization=key)
+                    self.assertEqual(found, status)
+                    self.assertNotIn("s3cret", str(answer))
+            self.assertEqual(it.ask("/health")[0], 200)
+
+    def test_the_queue_those_who_leave_and_the_end(self):
+        begun, goes_on, left = threading.Event(), threading.Event(), threading.Event()
+        with served("--model_name_or_path", self.model, "--max_queue", 2, "--max_wait_ms", 0) as it:
+            batches, write, leave = it.service.batches, it.service.batches.engine.write, it.service.batches.leave
+
+            def held(*args, **settings):
+                begun.set()
+                self.assertTrue(goes_on.wait(60))
+                return write(*args, **settings)
+
+            def leaving(rows):
+                leave(rows)
+                left.set()
+
+            batches.engine, batches.leave = batches.engine._replace(write=held), leaving
+            with ThreadPoolExecutor(4) as clients:
+                first = clients.submit(it.texts, prompt=TEXTS[0])
+                self.assertTrue(begun.wait(60))
+                gone = http.client.HTTPConnection("127.0.0.1", it.port)
+                body = json.dumps({"prompt": TEXTS[1:3]})
+                gone.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+                with batches.changed:
+                    self.assertTrue(batches.changed.wait_for(lambda: len(batches.waiting) == 2, 60))
+                self.assertEqual(it.ask("/v1/completions", {"prompt": "a"})[0], 429)
+                gone.sock.close()
+                gone.close()
+                self.assertTrue(left.wait(60))
+                self.assertEmpty(batches.waiting)
+                second = clients.submit(it.texts, prompt=TEXTS[1])
+                with batches.changed:
+                    self.assertTrue(batches.changed.wait_for(lambda: len(batches.waiting) == 1, 60))
+                it.service.ends = True
+                self.assertEqual(it.ask("/v1/completions", {"prompt": "a"})[0], 503)
+                self.assertEqual(it.ask("/health")[0], 503)
+                goes_on.set()
+                self.assertEqual(first.result() + second.result(), plain_answers(TEXTS[:2]))
+
+    def test_a_model_that_fails_is_told_and_the_next_request_answered(self):
+        with served("--model_name_or_path", self.model) as it:
+            batches, engine = it.service.batches, it.service.batches.engine
+            batches.engine = engine._replace(write=mock.Mock(side_effect=RuntimeError("no memory")))
+            with mock.patch("traceback.print_exc") as printed:
+                self.assertEqual(it.ask("/v1/completions", {"prompt": "a"})[0], 500)
+            printed.assert_called_once()
+            batches.engine = engine
+            self.assertEqual(it.texts(prompt=TEXTS[0]), plain_answers(TEXTS[:1]))
+
+    def test_a_batch_holds_texts_of_like_length(self):
+        rows = [Row([0] * size, 2, told=mock.Mock()) for size in (10, 50, 11, 90, 12)]
+        batches = Batches(mock.Mock(), Counters(), most_rows=3, most_tokens=30, most_waiting=9, seconds=0)
+        batches.put(rows)
+        sizes = [[len(row.source) for row in batches._next()] for _ in range(4)]
+        self.assertEqual(sizes, [[11, 10], [50], [90], [12]])
+
+    @parameterized.parameters(
+        (["--serve", "--input_file", "in.txt"], "--input_file in.txt: is for the inputs of a file"),
+        (["--serve", "--do_sample"], "--do_sample True: is what each request says"),
+        (["--serve", "--web"], "--serve True: excludes --web and --interactive"),
+        (["--port", 8001], "--port 8001: needs --serve"),
+    )
+    def test_flags_that_do_not_go_together(self, flags, message):
+        _, _, error = run_main(predict_t5.main, *flags, code=2)
+        self.assertIn(message, error)
+
+    def test_requests_of_all_kinds_at_once(self):
+        """T5_SERVE_REQUESTS=10000 for more of them (make torture): clients that leave or are killed, texts that are too
+        long, broken ones; every other answer is right, and no place is lost."""
+        count, chooser = int(os.environ.get("T5_SERVE_REQUESTS", "60")), random.Random(0)
+        wanted, kinds = plain_answers(TEXTS), ("whole", "whole", "streamed", "leaves", "is killed", "long", "broken")
+        plans = [(chooser.choice(kinds), chooser.randrange(len(TEXTS))) for _ in range(count)]
+        with served("--model_name_or_path", self.model, "--max_source_length", 60) as it:
+
+            def client(plan: tuple[str, int]) -> bool:
+                kind, number = plan
+                if kind == "whole":
+                    return it.texts(prompt=TEXTS[number]) == [wanted[number]]
+                if kind == "streamed":
+                    return "".join(e["choices"][0]["text"] for e in it.events(prompt=TEXTS[number])) == wanted[number]
+                if kind in ("long", "broken"):
+                    body = {"prompt": "yes no " * 99} if kind == "long" else b'{"prompt'
+                    return it.ask("/v1/completions", body)[0] == 400
+                connection = http.client.HTTPConnection("127.0.0.1", it.port)
+                body = json.dumps({"prompt": TEXTS, "stream": number % 2 == 0})
+                connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+                if kind == "is killed":  # the system resets its connection
+                    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+                return True
+
+            memory = []
+            with ThreadPoolExecutor(16) as clients:
+                for begin in range(0, count, max(1, count // 4)):
+                    part = plans[begin : begin + max(1, count // 4)]
+                    self.assertTrue(all(clients.map(client, part)))
+                    memory.append(psutil.Process().memory_info().rss)
+        self.assertEmpty(it.service.batches.waiting)
+        self.assertEqual(it.service.open, 0)
+        self.assertEqual(it.service.counters.requests.total(), count)
+        if count >= 1000:
+            self.assertLess(memory[-1], 1.2 * memory[1])
+
+    def test_a_process_that_is_told_to_end(self):
+        words = ["predict_t5.py", "--serve", "--use_cpu", "--port", "0", "--model_name_or_path", str(self.model)]
+        process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        port = next(found[1] for line in process.stdout if (found := re.search(r"answers at http://.*:(\d+)", line)))
+        self.assertEqual(Served(None, int(port)).texts(prompt="yes no", max_tokens=6), plain_answers(["yes no"]))
+        process.send_signal(signal.SIGTERM)
+        self.assertIn("requests", process.stdout.read())
+        self.assertEqual(process.wait(60), 0)
