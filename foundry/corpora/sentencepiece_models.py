@@ -42,7 +42,7 @@ CUTS_BYTE_NAMES = {
     "invert": False,
 }
 # Line breaks, spaces, digits, other scripts, letters in parts, signs and emoji.
-_ODD_TEXTS = """the old dogs|Ein 日本 fox!| two  spaces|red\nold \n foxes|\n\nlines\n|trailing  |a\tb\t|x  y   z|A\r\nB
+ODD_TEXTS = """the old dogs|Ein 日本 fox!| two  spaces|red\nold \n foxes|\n\nlines\n|trailing  |a\tb\t|x  y   z|A\r\nB
 |12,345.67 890|3 000 000|ABC abc AbC|don't|"quoted" (text)|[x]{y}<z>|#@$%^&*+=~|...!!??|--- ___|http://a.b/c?d=e&f
 |Té 😀 中文|😀😀|👩‍🚀🇮🇹❤️|İstanbul straße ß|ﬁne ½ Ⅷ|ＡＢＣ，１２|a\u00a0b\u2009c\u3000d|e\u0301 e\u0302\u0301 o\u0308
 |привет мир|नमस्ते दुनिया|สวัสดี กำ|안녕하세요|\u1112\u1161\u11ab|مرحبا بالعالم|שלום|γειά σου|ひらがなカタカナ|漢字かな
@@ -242,7 +242,7 @@ def probe_texts(pieces: Iterable[str]) -> list[str]:
     some = known[:: max(1, len(known) // 300)]
     groups = [some[start :: len(some) // 3 + 1] for start in range(len(some) // 3 + 1)]
     made = [joint.join(group) for group in groups for joint in ("", " ", "▁")]
-    return [*_ODD_TEXTS, *(text.replace("▁", " ") for text in made)]
+    return [*ODD_TEXTS, *(text.replace("▁", " ") for text in made)]
 
 
 def check_same_ids(

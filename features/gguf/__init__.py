@@ -1,0 +1,62 @@
+"""GGUF: export for llama.cpp, whole or the encoder alone, in float32 or 8 bits, and answers by llama.cpp.
+
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats gguf gguf_q8_0 gguf_encoder
+    python predict_t5.py --backend llama_cpp --model_name_or_path out/export --input_file inputs.txt
+
+writing.py writes a file with the gguf package, vocabulary.py its tokenizer, engine.py compares it and answers from it.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import ClassVar
+
+from foundry.common.flags import Rules
+from foundry.features import Feature
+
+FORMATS = dict.fromkeys(("gguf", "gguf_q8_0", "gguf_encoder"), "engine:export")
+BACKENDS = {"llama_cpp": "engine:with_llama_cpp"}
+
+
+@dataclass
+class Export(Feature):
+    """Writes the model for llama.cpp."""
+
+    rules: ClassVar[Rules] = (
+        (
+            "formats",
+            lambda flags: {*flags.formats} & {*FORMATS} and importlib.util.find_spec("gguf") is None,
+            "needs gguf: pip install -r requirements/export.txt",
+        ),
+    )
+
+    def is_on(self) -> bool:
+        return True
+
+
+@dataclass
+class Backend(Feature):
+    """Answers with what `Export` wrote."""
+
+    rules: ClassVar[Rules] = (
+        (
+            "load_in_4bit load_in_8bit dtype",
+            lambda flags: flags.backend in BACKENDS,
+            "is PyTorch's: leave it out with --backend llama_cpp",
+        ),
+        (
+            "backend",
+            lambda flags: flags.backend in BACKENDS and (flags.do_sample or flags.bf16),
+            "excludes --bf16, and --do_sample, which would draw other tokens than transformers",
+        ),
+        (
+            "backend",
+            lambda flags: flags.backend in BACKENDS and importlib.util.find_spec("llama_cpp") is None,
+            "needs llama-cpp-python: pip install -r requirements/llama_cpp.txt",
+        ),
+    )
+
+    def is_on(self) -> bool:
+        return True
+
+
+FEATURE = {"export_checkpoint": Export, "predict_t5": Backend}

@@ -1,0 +1,199 @@
+"""GGUF files: what is written is the model's, and llama.cpp answers with it as PyTorch does.
+
+The tests of llama.cpp itself need llama-cpp-python (requirements/llama_cpp.txt), and skip themselves without.
+"""
+
+import functools
+import importlib.util
+import json
+import tempfile
+import unittest
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+import zoo
+from absl.testing import parameterized
+from helpers import run_main, sentences
+
+import export_checkpoint
+import predict_t5
+from features.gguf import writing
+from features.gguf.vocabulary import vocabulary_of
+from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.model_t5 import build_config, create_model, load_model
+from foundry.publishing.exports import Original, encode
+
+NEEDS_LLAMA_CPP = unittest.skipUnless(importlib.util.find_spec("llama_cpp"), "llama-cpp-python is not installed")
+FAMILIES = ("t5_v1_0", "t5_v1_1", "flan_t5", "mt5", "umt5")
+SHAPES = {
+    "tied": dict(feed_forward_proj="relu", tie_word_embeddings=True, num_layers=2, num_decoder_layers=1),
+    "untied": dict(num_layers=3, num_decoder_layers=1),
+}
+
+
+@functools.cache
+def checkpoints() -> Path:
+    """A folder with a checkpoint of each of FAMILIES and SHAPES; none of the tests changes them."""
+    folder = Path(tempfile.mkdtemp())
+    for family in (*FAMILIES, "byt5", "longt5_local", "t5gemma"):
+        zoo.write_checkpoint(folder / family, family)
+    train_tokenizer(sentences(400), folder / "tokenizer", 330)
+    torch.manual_seed(0)
+    for name, changes in SHAPES.items():
+        sizes = dict(d_model=32, d_kv=8, d_ff=64, num_heads=4)
+        model = create_model(build_config("tiny", 330, sizes | changes))
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        model.save_pretrained(folder / name)
+        load_tokenizer(str(folder / "tokenizer")).save_pretrained(folder / name)
+    return folder
+
+
+def original(name: str) -> Original:
+    model, tokenizer = load_model(str(checkpoints() / name)).eval(), load_tokenizer(str(checkpoints() / name))
+    return Original(model, tokenizer, encode(tokenizer, sentences(3)))
+
+
+class WritingTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.out = self.folder / "out"
+
+    def read(self, name: str, kind: str = "gguf") -> tuple[Original, gguf.GGUFReader, int]:
+        one = original(name)
+        left = writing.write_gguf(one, self.out, kind)
+        return one, gguf.GGUFReader(self.out / writing.FILE), left
+
+    @parameterized.product(name=(*FAMILIES, *SHAPES), kind=("gguf", "gguf_encoder"))
+    def test_every_weight_and_size_is_in_the_file(self, name, kind):
+        one, reader, _ = self.read(name, kind)
+        config, is_encoder = one.model.config, kind == "gguf_encoder"
+        prefix = "t5encoder" if is_encoder else "t5"
+        sizes = {
+            "block_count": config.num_layers,
+            "embedding_length": config.d_model,
+            "feed_forward_length": config.d_ff,
+            "attention.head_count": config.num_heads,
+            "attention.key_length": config.d_kv,
+            "attention.relative_buckets_count": config.relative_attention_num_buckets,
+        }
+        sizes |= {} if is_encoder else {"decoder_block_count": config.num_decoder_layers, "decoder_start_token_id": 0}
+        for key, value in sizes.items():
+            self.assertEqual(reader.get_field(f"{prefix}.{key}").contents(), value, key)
+        found = {tensor.name: tensor.data for tensor in reader.tensors}
+        stacks = [one.model.encoder] if is_encoder else [one.model.encoder, one.model.decoder]
+        values = [parameter for stack in stacks for parameter in stack.parameters()]
+        wanted = {id(parameter): parameter for parameter in [*values, one.model.get_input_embeddings().weight]}
+        heads = len(found) - len(wanted)
+        self.assertBetween(heads, 0, 1)  # the head of its own
+        for parameter in wanted.values():
+            matches = [data for data in found.values() if data.shape == parameter.shape]
+            self.assertTrue(any(np.array_equal(data, parameter.detach().numpy()) for data in matches))
+
+    @parameterized.parameters(("tied", 32**-0.5), ("untied", 1.0))
+    def test_the_head_has_the_factor_by_which_transformers_scales(self, name, factor):
+        one, reader, _ = self.read(name)
+        head = next(tensor.data for tensor in reader.tensors if tensor.name == "output.weight")
+        np.testing.assert_allclose(head, one.model.lm_head.weight.detach().numpy() * factor, rtol=1e-6)
+
+    def test_eight_bits_are_within_half_a_step_of_each_block(self):
+        one, reader, left = self.read("untied", "gguf_q8_0")
+        self.assertEqual(left, 0)
+        wanted, checked = writing.tensors(one, gguf.MODEL_ARCH.T5), 0
+        for tensor in reader.tensors:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            if tensor.tensor_type != gguf.GGMLQuantizationType.Q8_0:
+                np.testing.assert_array_equal(values, wanted[tensor.name])
+                continue
+            checked += 1
+            blocks = wanted[tensor.name].reshape(-1, writing.BLOCK)
+            step = np.abs(blocks).max(1, keepdims=True) / 127
+            off = np.abs(values.reshape(-1, writing.BLOCK) - blocks)
+            self.assertTrue((off <= step * 0.5 + np.abs(blocks).max() * 2**-10).all(), tensor.name)
+        self.assertGreater(checked, 20)
+
+    def test_rows_that_are_no_multiple_stay_whole_and_are_counted(self):
+        _, reader, left = self.read("t5_v1_1", "gguf_q8_0")  # a width of 16
+        self.assertGreater(left, 20)
+        self.assertNotIn(gguf.GGMLQuantizationType.Q8_0, {tensor.tensor_type for tensor in reader.tensors})
+
+    @parameterized.parameters(*FAMILIES)
+    def test_a_token_has_its_id_and_score(self, family):
+        one = original(family)
+        rows = one.model.config.vocab_size
+        vocabulary = vocabulary_of(one.tokenizer, rows, "gguf")
+        self.assertLen(vocabulary.tokens, rows)
+        self.assertLen(set(vocabulary.tokens), rows)
+        for token, number in one.tokenizer.get_vocab().items():
+            self.assertEqual(vocabulary.tokens[number], token)
+        scores = dict(json.loads(one.tokenizer.backend_tokenizer.to_str())["model"]["vocab"])
+        for number, token in enumerate(vocabulary.tokens[: len(scores)]):
+            self.assertEqual(vocabulary.scores[number], scores[token])
+        sentinel = one.tokenizer.convert_tokens_to_ids("<extra_id_0>")
+        if sentinel != one.tokenizer.unk_token_id:
+            self.assertEqual(vocabulary.types[sentinel], gguf.TokenType.USER_DEFINED)
+        self.assertEqual(vocabulary.types[one.tokenizer.eos_token_id], gguf.TokenType.CONTROL)
+
+    @parameterized.parameters(
+        ("byt5", "gguf", "Unigram scores, and this tokenizer is ByT5Tokenizer"),
+        ("longt5_local", "gguf_q8_0", "not for longt5 models"),
+        ("t5gemma", "gguf_encoder", "not for t5gemma models"),
+    )
+    def test_what_llama_cpp_lacks_is_refused_by_name(self, name, kind, message):
+        flags = ("--model_name_or_path", checkpoints() / name, "--output_dir", self.out, "--formats", kind)
+        _, _, error = run_main(export_checkpoint.main, *flags, code=2)
+        self.assertRegex(error, message)
+        self.assertFalse(self.out.exists())
+
+    @parameterized.parameters(
+        ({"relative_attention_max_distance": 64}, "max_distance 64"),
+        ({"feed_forward_proj": "gated-silu"}, "gated-silu"),
+    )
+    def test_settings_that_llama_cpp_has_not_built_in(self, changes, message):
+        config = build_config("tiny", 330, SHAPES["untied"])
+        config.update(changes)
+        with self.assertRaisesRegex(Exception, message):
+            writing.refuse_model(config, "gguf")
+
+
+@NEEDS_LLAMA_CPP
+class LlamaCppTest(parameterized.TestCase):
+    def export(self, name: str, *formats: str) -> dict:
+        flags = ("--model_name_or_path", checkpoints() / name, "--output_dir", self.folder / "out")
+        found, _, _ = run_main(export_checkpoint.main, *flags, "--formats", *formats)
+        return found
+
+    @parameterized.parameters(*FAMILIES, *SHAPES)
+    def test_answers_and_probabilities_are_pytorchs(self, name):
+        found = self.export(name, "gguf", "gguf_encoder")
+        self.assertEqual(found["gguf"]["same_tokens"] + found["gguf"]["near_ties"], 8)
+        self.assertLess(found["gguf"]["largest_difference"], 0.02)
+        self.assertLess(found["gguf_encoder"]["largest_difference"], 0.02)
+        if name in SHAPES:  # whose vocabulary has every letter of English
+            self.assertGreater(found["gguf"]["same_ids"], 20)
+
+    def test_eight_bits_are_compared(self):
+        found = self.export("untied", "gguf_q8_0")["gguf_q8_0"]
+        self.assertGreater(found["largest_difference"], 1e-4)
+        self.assertEqual(found["same_tokens"] + found["near_ties"], 8)
+
+    def test_a_file_is_answered_as_by_transformers(self):
+        self.export("untied", "gguf")
+        inputs, answers = self.folder / "in.txt", {}
+        inputs.write_text("\n".join(sentences(12)) + "\n")
+        for backend in ("transformers", "llama_cpp"):
+            output = self.folder / f"{backend}.jsonl"
+            flags = ("--model_name_or_path", self.folder / "out", "--input_file", inputs, "--output_file", output)
+            run_main(predict_t5.main, *flags, "--backend", backend, "--max_new_tokens", 12)
+            answers[backend] = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
+        self.assertEqual(answers["llama_cpp"], answers["transformers"])
+
+    @parameterized.parameters(("--num_beams", 4), ("--num_return_sequences", 2, "--num_beams", 2))
+    def test_beams_are_refused(self, *more):
+        self.export("untied", "gguf")
+        (self.folder / "in.txt").write_text("one\n")
+        flags = ("--model_name_or_path", self.folder / "out", "--input_file", self.folder / "in.txt")
+        _, _, error = run_main(predict_t5.main, *flags, "--backend", "llama_cpp", *more, code=2)
+        self.assertRegex(error, "--backend llama_cpp: answers greedily, and has nothing like num_beams")
