@@ -1,7 +1,7 @@
 """What a tokenizer loses of a text: texts are encoded, decoded and compared with what stood in the file.
 
     losses = round_trip(tokenizer, ["- red\\n- blue", "grey"])[0]
-    described_losses({"train": {"targets": losses}})  # "line break in 50 % of targets; kept by create_tokenizer.py ..."
+    described_losses({"train": {"targets": losses}})  # "line break in 50 % of targets"
 
 White space at the end of a text does not count.
 """
@@ -171,7 +171,7 @@ def _kind(character: str, more: Counter, is_unknown: Callable[[str], bool]) -> s
     """The kind of a loss that a missing character is. more: the characters that are read and not in the text."""
     if character in BREAKS:
         return BREAKS[character]
-    if is_invisible(character):
+    if _is_invisible(character):
         return f"U+{ord(character):04X} {unicodedata.name(character, '').lower()}".strip()
     lower = character.lower()
     if lower != character and set(lower) <= more.keys():
@@ -179,11 +179,9 @@ def _kind(character: str, more: Counter, is_unknown: Callable[[str], bool]) -> s
     return UNKNOWN if is_unknown(character) else CHANGED
 
 
-def is_invisible(character: str) -> bool:
-    """Whether a character, or the first one of a marker, shows nothing by itself: white space, joiners, direction
-    marks, variation selectors."""
-    first = character[0]
-    return unicodedata.category(first)[0] in "CZ" or "VARIATION SELECTOR" in unicodedata.name(first, "")
+def _is_invisible(character: str) -> bool:
+    """Whether a character shows nothing by itself: white space, joiners, direction marks, variation selectors."""
+    return unicodedata.category(character)[0] in "CZ" or "VARIATION SELECTOR" in unicodedata.name(character, "")
 
 
 def percent(share: float) -> str:
@@ -194,15 +192,15 @@ def percent(share: float) -> str:
 # ---------------------------------------------------------------- for plans
 def described_losses(losses: dict[str, dict[str, Losses]]) -> str | None:
     """{split: {"targets": Losses, "sources": Losses}} as a row of a plan: "line break in 40 % of targets, { } in 3 % of
-    sources (<unk>); at most 60 % of the targets can be answered exactly; kept by create_tokenizer.py --add_tokens ...".
+    sources (<unk>); at most 60 % of the targets can be answered exactly".
 
     Where the splits differ it is "in 40 % of train, 30 % of validation targets". None if no text was tried.
     """
-    parts, limits, total = [], [], Losses()
+    parts, limits, texts = [], [], 0
     for what in dict.fromkeys(what for of_split in losses.values() for what in of_split):
         of_split = {split: one[what] for split, one in losses.items() if what in one and one[what].texts}
         both = sum(of_split.values(), Losses())
-        total += both
+        texts += both.texts
         kinds = sorted(both.kinds, key=both.kinds.get, reverse=True)
         for kind in kinds[:MOST_KINDS]:
             counts = {split: one.kinds[kind] for split, one in of_split.items() if kind in one.kinds}
@@ -215,8 +213,8 @@ def described_losses(losses: dict[str, dict[str, Losses]]) -> str | None:
             shares = {split: f"{math.floor(1000 * share) / 10:g} %" for split, share in right.items()}
             limits.append(f"at most {_in_splits(shares, 'the ', what, of_split)} can be answered exactly")
     if not parts and not limits:
-        return f"nothing, of {total.texts:,} texts tried" if total.texts else None
-    return "; ".join([", ".join(parts), *limits, *_help(total)])
+        return f"nothing, of {texts:,} texts tried" if texts else None
+    return "; ".join([", ".join(parts), *limits])
 
 
 def _in_splits(shares: dict[str, str], article: str, what: str, splits: dict) -> str:
@@ -224,32 +222,3 @@ def _in_splits(shares: dict[str, str], article: str, what: str, splits: dict) ->
     if len(set(shares.values())) == 1 and len(shares) == len(splits):
         return f"{next(iter(shares.values()))} of {article}{what}"
     return ", ".join(f"{share} of {split}" for split, share in shares.items()) + f" {what}"
-
-
-def _help(losses: Losses) -> list[str]:
-    """What keeps these characters."""
-    characters = {kind: sorted(found, key=found.get, reverse=True) for kind, found in losses.characters.items()}
-    hidden = [c for found in characters.values() for c in found if c in BREAKS or is_invisible(c)]
-    unknown = characters.get(UNKNOWN, [])
-    added = [*hidden, *unknown]
-    helps = []
-    if added:
-        shown = " ".join(map(_typed, added[:MOST_NAMED])) + (" ..." if len(added) > MOST_NAMED else "")
-        helps.append(f"create_tokenizer.py --add_tokens {shown}")
-    changed = any(unicodedata.normalize("NFKC", c) != c for c in [*hidden, *characters.get(CHANGED, [])])
-    flags = "--normalization identity " * changed or "--normalization nfkc " * bool(hidden or UPPER in losses.kinds)
-    flags += "--byte_fallback" * bool(unknown)
-    if flags:
-        helps.append(f"a new tokenizer with {flags.strip()}")
-    spaces = "another family (ByT5, T5Gemma)" if {LEADING, DOUBLE, BETWEEN} & losses.kinds.keys() else ""
-    lines = ["indentation by .jsonl with a whole file as one text"] if INDENTED in losses.kinds else []
-    if not helps:
-        return [f"kept by {spaces}", *lines] if spaces else lines
-    return [f"kept by {' or '.join(helps)}", *([f"spaces by {spaces}"] if spaces else []), *lines]
-
-
-def _typed(character: str) -> str:
-    """A character as a command line writes it: "{" -> "'{'", a line break -> "'\\n'", U+200C -> "$'\\u200c'"."""
-    if character in "\n\t":
-        return {"\n": "'\\n'", "\t": "'\\t'"}[character]
-    return f"$'\\u{ord(character):04x}'" if is_invisible(character) or character == "'" else f"'{character}'"

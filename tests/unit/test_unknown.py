@@ -157,9 +157,7 @@ class ScriptTest(ScriptCase):
             pre_train_t5, self.pre_training(train_file=odd, max_steps=1, warmup_steps=0)
         )
         self.assertIsNone(code, errors)
-        self.assertRegex(
-            printed, r"\nlost by the tokenizer +É in .* documents \(<unk>\).*--add_tokens 'É'.*--byte_fallback"
-        )
+        self.assertRegex(printed, r"\nlost by the tokenizer +É in .* documents \(<unk>\)\n")
         share = json.loads((self.folder / "out" / "run.json").read_text())["unknown_share"]
         self.assertBetween(share["train"], 0.001, 0.1)
         shutil.rmtree(self.folder / "out")
@@ -211,9 +209,7 @@ class ScriptTest(ScriptCase):
         flags |= dict(character_coverage=0.99, output_dir=str(self.folder / "few"))
         code, printed, errors = self.run_script(create_tokenizer, flags)
         self.assertIsNone(code, errors)
-        self.assertRegex(
-            printed, r"\nlost by the tokenizer +. . . . . . and \d+ more in \d+ % of documents \(<unk>\); "
-        )
+        self.assertRegex(printed, r"\nlost by the tokenizer +. . . . . . and \d+ more in \d+ % of documents \(<unk>\)")
 
     @parameterized.parameters(dict(tokenizer_name="{good}/tokenizer"), dict(tokenizer_name=None, input_ids_column="x"))
     def test_bytes_are_of_a_tokenizer_trained_here(self, **flags):

@@ -64,7 +64,7 @@ class IndentationTest(parameterized.TestCase):
         tokenizer = load_tokenizer(str(folder / "byt5"))
         found = streamed_text.StreamedFoundText(Streams(streaming=True), args, ModelArguments(), tokenizer)
         objective = SimpleNamespace(tokens_length=1000)
-        lost = "indentation of plain text in {} % of documents; indentation by .jsonl with a whole file as one text"
+        lost = "indentation of plain text in {} % of documents"
         (files,) = streamed_text.held_out_files(found, objective, [10])["validation"]
         row = described_losses({"validation": {"documents": files.losses}})
         self.assertEqual(row, lost.format(share) if share else f"nothing, of {files.documents} texts tried")
