@@ -2,7 +2,7 @@
 
     python fine_tune_t5.py --reward rougeL --train_file pairs.jsonl --model_name_or_path out/fine_tune_t5
 
-scores.py has the rewards, methods.py the losses, learning.py a step, its log and samples.
+scores.py has the rewards, methods.py the losses, rewarded_steps.py a step, its log and samples.
 """
 
 from collections.abc import Callable
@@ -182,7 +182,7 @@ class Rewards(Learning):
         return partial(reward_loss, self.method)
 
     def callbacks(self, trainer: Any) -> list:
-        from features.rewards.learning import RewardCallback, RewardSamples
+        from features.rewards.rewarded_steps import RewardCallback, RewardSamples
         from foundry.runs.tracker import show_table
 
         learning = RewardCallback(trainer, self)

@@ -19,6 +19,7 @@ from absl.testing import parameterized
 import constants
 from foundry.common import commands
 from foundry.common.reports import environment_record
+from tools.house import ROWS, House
 
 ROOT = Path(constants.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -177,3 +178,35 @@ class RepositoryTest(parameterized.TestCase):
         self.assertStartsWith(lines[1], f"FROM python:{python}-")
         (started,) = (ast.literal_eval(line[4:]) for line in lines if line.startswith("CMD "))
         self.assertIn(started[0], PROJECT["project"]["scripts"])
+
+
+class HouseTest(parameterized.TestCase):
+    """A house of two kinds and two folders, counted by hand."""
+
+    FILES = {
+        "pre_train_t5.py": "import foundry.features\n\ndef main(a, b):\n    return 1 if a and b else [c for c in b]\n",
+        "foundry/features.py": "class Feature:\n    rules = ()\n    shown: int = 1\n    def check(self): ...\n",
+        "foundry/kind.py": "class Kind(Feature):\n    check = _own = 1\n    def rows(self): ...\n",
+        "tasks/rows.py": "",
+        "foundry/rows.py": "def rows():\n    from tasks.rows import a, b\n",
+        "features/one/__init__.py": "class One(Kind):\n    def rows(self): ...\nclass Two(One):\n    check = 1\n",
+        "features/two/__init__.py": "class Two(Feature):\n    def check(self): ...\n    def rows(self): ...\n",
+        "tests/test_one.py": '"""Tests."""\nassert True\n',
+        "benchmarks/part.py": "a = b = 1\n",
+    }
+
+    @parameterized.parameters(
+        ("members that features fill: `Feature`; all kinds together; filled by one folder", "3; 4; 1"),
+        ("statements of the core: root scripts and their folders", 3 + 4 + 3 + 2),
+        ("statements of features/ and tools/", 4 + 3),
+        ("statements of all but tests, files", "20, 8"),
+        ("statements of tests", 1),
+        ("lines, modules that `import pre_train_t5` loads", "8, 2"),
+        ("Python files at the root, the longest script", "1, 4 (pre_train_t5.py)"),
+        ("names of two modules", 1),
+        ("import arrows from `foundry/` to `tasks/`", 1),
+        ("branches in a statement", "0.15"),
+        ("features", "one 4, two 3"),
+    )
+    def test_the_figures_of_the_house(self, row, figure):
+        self.assertEqual(ROWS[row](House(self.FILES)), figure)

@@ -18,8 +18,8 @@ from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
 from constants import DATASET_VALS, IGNORE_INDEX
-from features.rewards.learning import Reference, RewardCallback, reward_metrics
 from features.rewards.methods import SUMS, Method, reward_loss
+from features.rewards.rewarded_steps import Reference, RewardCallback, reward_metrics
 from features.rewards.scores import Reward
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments
