@@ -72,6 +72,7 @@ from foundry.text_source import TextSource, recorded_types
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from tasks.examples import answer_texts, non_canonical_outputs
+from tasks.metrics.comparison import Comparison
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.row_source import RowSource
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths, recorded_rows
@@ -389,15 +390,15 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
 def answer(job: LoadedJob, trainer: T5Trainer) -> dict:
     """Answers the job's splits, and writes the answers; returns the numbers of `predict_split` and those that features
     add."""
-    results, features = {}, trainer.args.features
+    results, comparisons = {}, trainer.args.features.of(Comparison)
     for split in job.splits:
         answers, numbers = predict_split(job, trainer, split)
         results |= numbers
         if not is_first_process():
             continue
         records = write_answers(job.task, split, answers, trainer)
-        for feature in features:
-            numbers = feature.compared(job.task.entry, records)
+        for comparison in comparisons:
+            numbers = comparison.compared(job.task.entry, records)
             results |= {f"{job.prefix(split)}_{name}": value for name, value in numbers.items()}
     return results
 

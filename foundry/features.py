@@ -57,11 +57,6 @@ class Feature:
         """Rows of the plan. model: the one that is trained."""
         return {}
 
-    def compared(self, entry: dict, records: list[dict]) -> dict[str, float]:
-        """Further numbers of an evaluation. records: a split's rows as predictions.jsonl has them, with targets; entry:
-        of their task."""
-        return {}
-
     def record(self) -> dict[str, Any]:
         """What run.json holds of it beside its flags."""
         return {}

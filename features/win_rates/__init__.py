@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from foundry.common.flags import Rules, option
-from foundry.features import Feature
+from tasks.metrics.comparison import Comparison
 
 
 @dataclass
-class WinRates(Feature):
+class WinRates(Comparison):
     """Compares answers with those of another checkpoint."""
 
     _argument_group_name = "evaluation"
