@@ -372,7 +372,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
             )
     columns = {"prediction": answers}
     for feature in features_of_tasks() if scored else ():
-        columns |= feature.answered(task.entry, output.predictions[1])
+        columns |= feature.measures.answered(task.entry, output.predictions[1])
     found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}

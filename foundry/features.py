@@ -23,7 +23,7 @@ from foundry.common.reports import PROJECT
 
 if TYPE_CHECKING:
     import numpy as np
-    from datasets import Dataset
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -108,6 +108,48 @@ class Features:
 NO_FEATURES = Features()
 
 
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A further column of an entry, beside its inputs and target. Under the name that the entry gives it (`columns`,
+    or a field of a feature) its values stand beside the tokens of a row, and so in a batch.
+
+    kind: "answer": a text, tokenised and cut as the target is; "number"; "boolean", as 1 or 0. column: of the rows.
+    """
+
+    kind: str
+    column: str
+    made: bool = False  # by `TaskFeature.rows` from other rows: it is not read, and answers another source
+    plural: str = ""  # what plans call the answers: "rejected answers"
+    shown: str = ""  # what previews call the answer
+    beside: str | tuple[str, str] | None = None  # what they call the target beside it; for a boolean, (if 0, if 1)
+
+
+class Measures:
+    """What evaluations measure beside a task's metrics. The core calls the members on the class, for all tasks."""
+
+    @staticmethod
+    def names(task: dict) -> Sequence[str]:
+        """Names of these metrics."""
+        return ()
+
+    @staticmethod
+    def statistics(
+        nats: "torch.Tensor", labels: "torch.Tensor", correct: "torch.Tensor", inputs: dict
+    ) -> "torch.Tensor":
+        """What is kept of each row, [B, n], as an objective's statistics (objectives/objective.py)."""
+        return nats.new_zeros(len(nats), 0)
+
+    @staticmethod
+    def measured(task: dict, measure: Callable) -> Callable:
+        """In place of `measure`, a function from generated ids [N, T], statistics [N, 5 + n] and N rows to metrics."""
+        return measure
+
+    @staticmethod
+    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
+        """{column of predictions.jsonl: its values} of rows with targets. statistics: [N, 5 + n] of an evaluation."""
+        return {}
+
+
 @dataclasses.dataclass
 class TaskFeature:
     """What a feature changes in tasks, in fine-tuning, evaluation and predictions: `FEATURE["tasks"]`. Its fields are
@@ -118,18 +160,14 @@ class TaskFeature:
     """
 
     fields: ClassVar[dict[str, str]] = {}  # {further field of an entry: "column" of the rows, "dictionary", "function"}
-    shapes: ClassVar[dict[str, Sequence[str]]] = {}  # {record shape: the columns by which it is recognised}
-    # {name of a record shape or of an entry's `preprocess`: function of a record}, as TRANSFORMS (tasks/transforms.py)
-    transforms: ClassVar[dict[str, Callable[[dict], dict]]] = {}
+    # {record shape: (the columns by which it is recognised, the function that makes a row of such a record)}
+    shapes: ClassVar[dict[str, tuple[Sequence[str], Callable[[dict], dict]]]] = {}
+    measures: ClassVar[type[Measures]] = Measures
 
     # ------------------------------------------------------------ flags of own pairs
     @staticmethod
-    def check(args: Any) -> None:
-        """UserError for contradictions among the flags of own pairs."""
-
-    @staticmethod
     def fields_of(args: Any) -> dict[str, Any]:
-        """The fields that the flags of own pairs add to their entry."""
+        """The fields that the flags of own pairs add to their entry. UserError for contradictions among the flags."""
         return {}
 
     @staticmethod
@@ -145,56 +183,14 @@ class TaskFeature:
 
     # ------------------------------------------------------------ the entry and its rows
     @staticmethod
-    def check_entry(where: str, task: dict) -> None:
-        """UserError, which begins with `where`, for an entry that contradicts itself."""
-
-    @staticmethod
-    def sides(task: dict) -> dict[str, str]:
-        """{field of a column: what messages call these texts} of further answers, which are read and tokenised as
-        targets are: "rejected answers"."""
+    def columns(task: dict) -> dict[str, Column]:
+        """{name: further column} that its fields of the entry ask for. UserError if they contradict each other."""
         return {}
 
     @staticmethod
-    def numbers(task: dict, row: dict) -> dict[str, int]:
-        """Numbers of a row that are kept beside its tokens. UserError for a value that is none."""
-        return {}
-
-    @staticmethod
-    def rows(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
-        """(the entry, the rows of a split) before they are tokenised, perhaps with further columns."""
-        return task, rows
-
-    @staticmethod
-    def shown(task: dict, row: dict) -> dict[str, str]:
-        """{column of a tokenised row: what the preview calls it}, where that is not its usual name."""
-        return {}
-
-    @staticmethod
-    def counted(task: dict, rows: list[dict], data: "Dataset") -> dict[str, str]:
-        """{row of the plan: what it says of a split}. rows: those of the split; data: their tokens."""
-        return {}
-
-    # ------------------------------------------------------------ evaluation
-    @staticmethod
-    def further_metrics(task: dict) -> Sequence[str]:
-        """Names of metrics beside the task's own."""
-        return ()
-
-    @staticmethod
-    def measured(task: dict, measure: Callable) -> Callable:
-        """In place of `measure`, a function from generated ids [N, T], statistics [N, 5 + n] and N rows to metrics."""
-        return measure
-
-    @staticmethod
-    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
-        """{column of predictions.jsonl: its values} of rows with targets. statistics: [N, 5 + n] of an evaluation."""
-        return {}
-
-    @staticmethod
-    def collator(collator: Callable) -> Callable:
-        """The collator that pads the rows of training and evaluation. It may have `statistics`, as an objective
-        (objectives/objective.py): further columns of what an evaluation keeps of each row."""
-        return collator
+    def rows(task: dict, rows: list[dict]) -> list[dict]:
+        """The rows of a split before they are tokenised, with the columns that are `made`."""
+        return rows
 
 
 @functools.cache

@@ -6,9 +6,11 @@ tasks/registry.py make T5's texts of them, and the function of `build_tokenize_f
 
 import itertools
 import math
+import operator
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,14 +28,18 @@ from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics.scoring import METRICS, score_predictions
 from tasks.registry import (
     answer_columns,
+    answers_of,
     as_list,
+    column_value,
+    further_columns,
     number_of,
-    numbers_of,
     reference_texts,
-    sides_of,
     source_text,
     target_text,
 )
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _EXACT = ("exact_match", "squad_exact_match")  # metrics that are 1 for the right text alone
 
@@ -42,11 +48,12 @@ def build_tokenize_function(
     name: str, task: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int | None
 ) -> Callable[[dict], dict]:
     """The function from a batch of rows {column: values} to "input_ids", "attention_mask" and "labels", each cut and
-    with EOS; also the further answers and numbers that features have, under the names of their fields.
+    with EOS; also the entry's `further_columns`, under their names.
 
     Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels. Where the entry has a
     `tokenize`, its ids are taken as they are; the function raises UserError if they are none or too many.
     """
+    columns = further_columns(task)
 
     def by_entry(rows: list[dict]) -> dict[str, list]:
         tokenised = [task["tokenize"](tokenizer, row) for row in rows]
@@ -69,11 +76,11 @@ def build_tokenize_function(
         if task["target"] in batch:
             texts = [target_text(name, task, row) for row in rows]
             made["labels"] = encode_targets(tokenizer, texts, max_target_length)
-            for side in filter(task.get, sides_of(task)):
-                others = [str(as_list(row[task[side]])[0]).rstrip() for row in rows]
-                made[side] = encode_targets(tokenizer, others, max_target_length)
-            numbers = [numbers_of(task, row) for row in rows]
-            made |= {name: [of_row[name] for of_row in numbers] for name in numbers[0]}
+            for beside, column in columns.items():
+                if column.column in batch:
+                    values: list = [column_value(column, row) for row in rows]
+                    is_answer = column.kind == "answer"
+                    made[beside] = encode_targets(tokenizer, values, max_target_length) if is_answer else values
         return made
 
     return tokenize
@@ -131,6 +138,21 @@ def unchanged_targets(task: dict, rows: list[dict]) -> str | None:
         source = " ".join(str(item).strip() for column in columns for item in as_list(row[column]))
         same += bool(source) and source in (text.strip() for text in reference_texts("", task, row))
     return f"{same:,} of {len(rows):,} targets are their sources" if same >= max(1, 0.005 * len(rows)) else None
+
+
+def equal_answers(task: dict, rows: list[dict], data: "Dataset") -> str | None:
+    """For the plan: "3 of 80 pairs have two equal answers, 1 of them only as they are cut", of a task with a second
+    answer to each source; None if no pair has, or there are none. rows: those of a split; data: their tokens."""
+    told = []
+    for name, column in answers_of(task).items():
+        if column.made or name not in data.column_names:
+            continue
+        equal = sum(sum(map(operator.eq, batch["labels"], batch[name])) for batch in data.iter(1_000))
+        texts = ([str(as_list(row[of])[0]).strip() for of in (task["target"], column.column)] for row in rows)
+        cut = equal - sum(target == other for target, other in texts)
+        more = f", {cut:,} of them only as they are cut" if cut > 0 else ""
+        told += [f"{equal:,} of {len(rows):,} pairs have two equal answers{more}"] if equal else []
+    return ", ".join(told) or None
 
 
 def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], most: int) -> dict[str, int]:
@@ -257,7 +279,7 @@ def task_metrics(
     def compute(output: EvalPrediction) -> dict[str, float]:
         measure: Callable = measured
         for feature in features_of_tasks():
-            measure = feature.measured(task, measure)
+            measure = feature.measures.measured(task, measure)
         return measure(*output.predictions, rows)
 
     def measured(tokens: np.ndarray, statistics: np.ndarray, rows: list[dict]) -> dict[str, float]:

@@ -13,7 +13,7 @@ import numpy as np
 from foundry.arguments.task import TARGET_TYPES
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean, listed
-from foundry.features import features_of_tasks, further_fields
+from foundry.features import Column, features_of_tasks, further_fields
 from tasks.transforms import TRANSFORMS
 
 # {what a value must be: (fields of an entry, the test of a value)}
@@ -44,9 +44,10 @@ _KINDS = {
         lambda value: isinstance(value, int) and value >= 2,
     ),
     "(name, configuration or None)": (("hub",), lambda value: isinstance(value, list | tuple) and len(value) == 2),
-    "a function": (
-        ("tokenize", *further_fields("function")),
-        callable,
+    "a function": (("tokenize", *further_fields("function")), callable),
+    "{column: answer, number or boolean}": (
+        ("columns",),
+        lambda value: isinstance(value, dict) and set(value.values()) <= {"answer", "number", "boolean"},
     ),
     "{name: function}": (("metric_functions",), lambda value: all(map(callable, value.values()))),
     "checked where it is used": (
@@ -112,6 +113,57 @@ def _name(function: Callable) -> str:
     return getattr(function, "__qualname__", type(function).__name__)  # a functools.partial has no name
 
 
+# What an entry contradicts: (whether it does, what is said of it), in this order.
+_WRONG: tuple[tuple[Callable[[dict], bool], Callable[[dict], str]], ...] = (
+    (
+        lambda task: not all(isinstance(text, str) for pair in task["inputs"].items() for text in pair),
+        lambda task: f"inputs {task['inputs']}: must be {{key in the text: column}}, or a function of a row",
+    ),
+    (
+        lambda task: task["target_type"] not in TARGET_TYPES,
+        lambda task: f"target_type {task['target_type']}: must be one of {', '.join(TARGET_TYPES)}",
+    ),
+    (
+        lambda task: task["target_type"] == "class" and len({*_labels(task)}) < max(2, len(_labels(task))),
+        lambda _: "target_type class needs `labels`, at least two different ones",
+    ),
+    (
+        lambda task: (
+            task.get("positive_label") is not None
+            and (len(_labels(task)) != 2 or task["positive_label"] not in _labels(task))
+        ),
+        lambda task: (
+            f"positive_label {task['positive_label']}: must be one of two labels, and they are {listed(_labels(task))}"
+        ),
+    ),
+    (
+        lambda task: "numbers" in task and not {"step", "least", "most"} <= task["numbers"].keys(),
+        lambda task: f"numbers {task['numbers']}: needs step, least and most",
+    ),
+    (
+        lambda task: not (callable(task.get("preprocess")) or task.get("preprocess") in (None, *TRANSFORMS)),
+        lambda task: (
+            f"preprocess {task['preprocess']}: not in tasks/transforms.py"
+            f"{did_you_mean(str(task['preprocess']), TRANSFORMS)}. Give a function of a row, or one of "
+            f"{', '.join(TRANSFORMS)}"
+        ),
+    ),
+    (
+        lambda task: task.get("columns") and "tokenize" in task,
+        lambda task: f"columns {task['columns']}: not with tokenize, which makes all tokens of a row",
+    ),
+    (
+        lambda task: not {*(task.get("columns") or {})}.isdisjoint(_BATCH),
+        lambda task: f"columns {task['columns']}: {listed(_BATCH)} are names of a batch. Rename with file_columns",
+    ),
+)
+_BATCH = ("input_ids", "attention_mask", "labels", "decoder_input_ids")
+
+
+def _labels(task: dict) -> list[str]:
+    return task.get("labels", [])
+
+
 def check_entry(name: str, task: dict) -> None:
     """UserError, which names the field, if an entry of DATASET_VALS is incomplete or contradicts itself."""
     where = f"DATASET_VALS task {name}:"
@@ -126,26 +178,13 @@ def check_entry(name: str, task: dict) -> None:
         for key in fields:
             if task.get(key) is not None and not is_one(task[key]):
                 raise UserError(f"{where} {key} {task[key]!r}: must be {kind}")
-    if not all(isinstance(text, str) for pair in task["inputs"].items() for text in pair):
-        raise UserError(f"{where} inputs {task['inputs']}: must be {{key in the text: column}}, or a function of a row")
-    if task["target_type"] not in TARGET_TYPES:
-        raise UserError(f"{where} target_type {task['target_type']}: must be one of {', '.join(TARGET_TYPES)}")
-    labels = task.get("labels", [])
-    if task["target_type"] == "class" and len(set(labels)) < max(2, len(labels)):
-        raise UserError(f"{where} target_type class needs `labels`, at least two different ones")
-    if (positive := task.get("positive_label")) is not None and (len(labels) != 2 or positive not in labels):
-        raise UserError(f"{where} positive_label {positive}: must be one of two labels, and they are {listed(labels)}")
-    for feature in features_of_tasks():
-        feature.check_entry(where, task)
-    if not {"step", "least", "most"} <= task.get("numbers", {"step": 1, "least": 0, "most": 0}).keys():
-        raise UserError(f"{where} numbers {task['numbers']}: needs step, least and most")
-    function = task.get("preprocess")
-    if not (function is None or callable(function) or function in TRANSFORMS):
-        hint = did_you_mean(str(function), TRANSFORMS)
-        raise UserError(
-            f"{where} preprocess {function}: not in tasks/transforms.py{hint}. Give a function of a row, or one of "
-            f"{', '.join(TRANSFORMS)}"
-        )
+    for is_wrong, said in _WRONG:
+        if is_wrong(task):
+            raise UserError(f"{where} {said(task)}")
+    try:
+        further_columns(task)
+    except UserError as error:
+        raise UserError(f"{where} {error}") from None
 
 
 def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]:
@@ -174,7 +213,7 @@ def metric_names(task: dict) -> dict[str, str]:
     metrics = [*task["metrics"], "loss", "token_accuracy"]
     if task["target_type"] != "text":
         metrics.append("invalid_outputs")
-    metrics += (metric for feature in features_of_tasks() for metric in feature.further_metrics(task))
+    metrics += (metric for feature in features_of_tasks() for metric in feature.measures.names(task))
     splits = eval_splits(task)
     return {metric if len(splits) == 1 else f"{split}_{metric}": metric for split in splits for metric in metrics}
 
@@ -198,28 +237,45 @@ def may_hide_answers(task: dict, split: str) -> bool:
 
 def columns_of(task: dict) -> list[str]:
     """The columns that a task reads from its rows."""
-    columns = [*task["inputs"].values(), task["target"], *task.get("metric_columns", []), *further_columns(task)]
-    return list(dict.fromkeys(columns))
+    further = [column.column for column in further_columns(task).values() if not column.made]
+    return list(dict.fromkeys([*task["inputs"].values(), task["target"], *task.get("metric_columns", []), *further]))
 
 
-def further_columns(task: dict) -> list[str]:
-    """Those that features read beside the entry's inputs and target."""
-    return [task[field] for field in further_fields("column") if task.get(field)]
+def further_columns(task: dict) -> dict[str, Column]:
+    """{name beside a row's tokens: column} of the columns beside the entry's inputs and target: those of `columns`, and
+    those that features read. UserError if the entry contradicts itself."""
+    found = {
+        name: Column(kind, name, plural=f"{name} answers", shown=name)
+        for name, kind in (task.get("columns") or {}).items()
+    }
+    for feature in features_of_tasks():
+        found |= feature.columns(task)
+    return found
 
 
-def sides_of(task: dict) -> dict[str, str]:
-    """{field of the entry: what messages call its texts} of the answers beside the target: features have them."""
-    return {field: name for feature in features_of_tasks() for field, name in feature.sides(task).items()}
+def answers_of(task: dict) -> dict[str, Column]:
+    """Those of `further_columns` that are answers."""
+    return {name: column for name, column in further_columns(task).items() if column.kind == "answer"}
 
 
 def answer_columns(task: dict) -> list[str]:
-    """The columns of the rows' answers: the target, and those of `sides_of` that the entry names."""
-    return [task["target"], *(task[field] for field in sides_of(task) if task.get(field))]
+    """The columns of the rows' own answers: the target, and further ones."""
+    return [task["target"], *(column.column for column in answers_of(task).values() if not column.made)]
 
 
-def numbers_of(task: dict, row: dict) -> dict[str, int]:
-    """The numbers of a row that features keep beside its tokens. UserError for a value that is none."""
-    return {name: value for feature in features_of_tasks() for name, value in feature.numbers(task, row).items()}
+_TRUTHS = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}
+
+
+def column_value(column: Column, row: dict) -> str | float | int:
+    """The text, the number, or 1 or 0, of a further column in a row. UserError for a value that is none."""
+    text = str(as_list(row[column.column])[0])
+    if column.kind == "answer":
+        return text.rstrip()
+    value = number_of(text) if column.kind == "number" else _TRUTHS.get(text := text.strip().lower())
+    if value is None:
+        wanted = "a number" if column.kind == "number" else "true or false, 1 or 0"
+        raise UserError(f"the column {column.column} has {text!r}: must be {wanted}")
+    return value
 
 
 # ---------------------------------------------------------------- a row -> texts

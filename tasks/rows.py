@@ -4,6 +4,7 @@ record of a file or the Hub --file_columns, preprocess--> rows --the entry's col
 """
 
 import contextlib
+import functools
 import itertools
 import json
 from collections import Counter
@@ -41,16 +42,18 @@ from foundry.corpora.reading import (
 )
 from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.sources import builtin_corpus
+from foundry.features import Column
 from tasks.registry import (
     UnreadableRow,
     answer_columns,
     as_list,
     call_on_row,
+    column_value,
     columns_of,
     eval_splits,
+    further_columns,
     may_hide_answers,
     means,
-    numbers_of,
     preprocess_of,
     source_text,
     target_text,
@@ -262,6 +265,22 @@ class SplitReader:
         self.json_as_text = task.get("json_as_text", False)
         self.first = ""  # place and columns of the first record, named in errors about later ones
 
+    @functools.cached_property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        return columns_of(self.task)
+
+    @functools.cached_property
+    def single(self) -> list[str]:
+        """Those that hold one answer and no list of references."""
+        answers = answer_columns(self.task)
+        return answers if len(answers) > 1 or self.task["target_type"] != "text" else []
+
+    @functools.cached_property
+    def checked(self) -> list[Column]:
+        """The further columns whose values are checked as they are read."""
+        return [column for column in further_columns(self.task).values() if column.kind != "answer"]
+
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
             for number, record in enumerate(records, start=1):
@@ -331,7 +350,7 @@ class SplitReader:
         """The task's columns of a row, checked. Only the answers of a test split may be missing."""
         task, hidden = self.task, may_hide_answers(self.task, self.split)
         picked = dict(row) if "tokenize" in task else {}  # its function may read any column
-        for column in columns_of(task):
+        for column in self.columns:
             value, needed = value_of(row, column), column in task["inputs"].values() or not hidden
             if needed or not (value is MISSING or lacks_value(value)):
                 why = f"which task {self.name} needs"
@@ -339,16 +358,15 @@ class SplitReader:
                     why += f" and {self.first}"
                 hint = "; --json_as_text true reads it as text" if self.name == OWN else ""
                 picked[column] = checked_value(row, column, self.renamed, place, why, self.json_as_text, hint)
-        answers = answer_columns(task)
-        single = answers if len(answers) > 1 or task["target_type"] != "text" else []
-        for column in filter(picked.__contains__, single):
+        for column in filter(picked.__contains__, self.single):
             picked[column] = single_answer(picked[column], column, place)
         if not hidden:
             if picked[task["target"]] == []:
                 raise UserError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
             try:
                 target_text(self.name, task, picked)
-                numbers_of(task, picked)
+                for further in self.checked:
+                    column_value(further, picked)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
         return picked

@@ -141,14 +141,13 @@ class LoadedTask(Task):
                 self.numbers_from = f"from the {known[0]} rows"
                 numbers = registry.found_numbers(row[target] for row in rows[known[0]])
                 self.entry = self.entry | {"numbers": numbers}
-        self.rows, self.data, self.shown, self.found, self.oddest, plain = {}, {}, {}, {}, {}, self.entry
+        self.rows, self.data, self.shown, self.found, self.oddest = {}, {}, {}, {}, {}
         self.examples = {split: len(all_rows) for split, all_rows in rows.items()}
         for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-            of_split = examples.without_end_tokens(plain, tokenizer, all_rows[:limit], self._place(split))
-            self.entry = plain
+            of_split = examples.without_end_tokens(self.entry, tokenizer, all_rows[:limit], self._place(split))
             for feature in features_of_tasks():
-                self.entry, of_split = feature.rows(self.entry, of_split)
+                of_split = feature.rows(self.entry, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
             self.count(split)
@@ -181,10 +180,14 @@ class LoadedTask(Task):
             tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, UNCUT, None)
             whole = examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
         name, shown = f"{self.name} {split}" if self.is_one_of_several else split, []
+        further = registry.further_columns(self.entry)
         for row, uncut in zip(made, whole, strict=True):
             sides = {"input_ids": "source", "labels": "target"}
-            for feature in features_of_tasks():
-                sides |= feature.shown(self.entry, row)
+            for side, column in further.items():
+                if side in row and column.beside:
+                    of_value = isinstance(column.beside, tuple)
+                    sides["labels"] = column.beside[row[side]] if of_value else column.beside
+            sides |= {side: column.shown for side, column in further.items() if column.kind == "answer"}
             parts = [(f"{name} {side}", column) for column, side in sides.items() if column in row]
             shown.append([Sample(text, row[column], len(uncut[column])) for text, column in parts])
         return shown
@@ -219,11 +222,14 @@ class LoadedTask(Task):
             data = datasets.Dataset.from_dict(made)
             data._fingerprint = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:24]
             return data
-        columns = [*entry["inputs"].values(), entry["target"], *registry.further_columns(entry)]
+        further = registry.further_columns(entry)
+        columns = [*entry["inputs"].values(), entry["target"], *(each.column for each in further.values())]
         columns = [column for column in columns if column in rows[0]]
         values = {column: [row[column] for row in rows] for column in columns}
-        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers", *further_fields("column"))
-        texts = [*(entry.get(field) for field in fields), TOKENS_FORMAT]
+        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers")
+        texts = [entry.get(field) for field in fields]
+        texts += [further[field].column if field in further else None for field in further_fields("column")]
+        texts += [entry["columns"], TOKENS_FORMAT] if "columns" in entry else [TOKENS_FORMAT]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
 
@@ -446,7 +452,12 @@ class TaskRows:
         self.splits = [(task, split) for task in self.tasks for split in task.rows]
         self.numbered = self._by_name(_of_splits(examples.numbered_labels))
         self.unchanged = self._by_name(_of_splits(examples.unchanged_targets))
-        self.cut, self.counted = self._by_name(self._cut), self._by_name(self._counted)
+        self.cut = self._by_name(self._cut)
+        self.equal = self._by_name(
+            lambda task: {
+                split: examples.equal_answers(task.entry, rows, task.data[split]) for split, rows in task.rows.items()
+            }
+        )
 
     def _name(self, task: Task, split: str) -> str:
         return f"{task.name}/{split}" if len(self.tasks) > 1 else split
@@ -466,7 +477,7 @@ class TaskRows:
         files = files_read(self._by_name(lambda task: task.files))
         if self.args.span_corruption_file:
             files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
-        rows, sides = {}, SIDES | {field: field for task in self.tasks for field in registry.sides_of(task.entry)}
+        rows, sides = {}, SIDES | {name: name for task in self.tasks for name in registry.answers_of(task.entry)}
         for name, data in self._by_name(lambda task: task.data).items():
             lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
             rows[name] = {"read": self.documents[name], "lengths": lengths}
@@ -506,7 +517,7 @@ class TaskRows:
             "labels": _grouped(self.numbered),
             "unchanged": _grouped(self.unchanged),
             "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
-            **self._rows_of_features(),
+            "equal": "; ".join(f"{text} ({name})" for name, text in self.equal.items() if text) or None,
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
         }
 
@@ -537,7 +548,8 @@ class TaskRows:
         for split, rows in task.data.items():
             longest, of_targets = examples.max_lengths(task.entry, split)
             sides = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
-            sides |= {others: (field, of_targets) for field, others in registry.sides_of(task.entry).items()}
+            others = registry.answers_of(task.entry)
+            sides |= {column.plural: (name, of_targets) for name, column in others.items()}
             sides = {name: side for name, side in sides.items() if side[0] in rows.column_names}
             for name, (column, most) in sides.items():
                 are_cut = row_lengths(rows, column) >= (most or math.inf)
@@ -554,26 +566,6 @@ class TaskRows:
                     told = f"{percent(share)} of the targets longer than max_target_length {longest}"
                     cut.setdefault(split, []).append(told)
         return {split: ", ".join(texts) for split, texts in cut.items()}
-
-    @staticmethod
-    def _counted(task: LoadedTask) -> dict[str, dict[str, str]]:
-        """{split: {row of the plan: what features say of the split}}."""
-        return {
-            split: {
-                row: text
-                for feature in features_of_tasks()
-                for row, text in feature.counted(task.entry, rows, task.data[split]).items()
-            }
-            for split, rows in task.rows.items()
-        }
-
-    def _rows_of_features(self) -> dict[str, str]:
-        """The rows of the plan that features make of what they counted."""
-        plan: dict[str, list[str]] = {}
-        for name, counted in self.counted.items():
-            for row, text in counted.items():
-                plan.setdefault(row, []).append(f"{text} ({name})")
-        return {row: "; ".join(texts) for row, texts in plan.items()}
 
 
 class TaskData(TaskRows):

@@ -274,5 +274,5 @@ TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "conversations": functools.partial(_messages, column="conversations"),
     "prompt_completion": _prompt_completion,
     **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},
-    **{name: function for feature in features_of_tasks() for name, function in feature.transforms.items()},
+    **{shape: function for feature in features_of_tasks() for shape, (_, function) in feature.shapes.items()},
 }

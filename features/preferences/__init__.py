@@ -15,17 +15,17 @@ from constants import PREFERENCE_METRICS
 from foundry.common.errors import UserError
 from foundry.common.flags import check_rules, option, refuse
 from foundry.common.words import listed
-from foundry.features import TaskFeature
+from foundry.features import Column, Measures, TaskFeature
 from foundry.modeling.learning import Learning
 
 if TYPE_CHECKING:
     import numpy as np
-    from datasets import Dataset
 
 # {kind: default of beta}, as in the papers and TRL; SimPO's default is that of its authors' code.
 BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0, "kto": 0.1}
 SIMPO_GAMMA = 0.5
 
+OTHER_ANSWER = "answer to another prompt"  # the column that `with_other_answers` adds to unpaired rows
 _COLUMNS = ("rejected_column", "desirable_column")
 _FACTORS = ("preference", "preference_beta", "simpo_gamma")
 _APART = ("labels", "source_file", "validation_source_file")  # flags that exclude --preference
@@ -80,14 +80,52 @@ def _rated(row: dict) -> dict:
     return rated(row)
 
 
+class AnswerMeasures(Measures):
+    """How often the better answer is the likelier one, and both answers' log-probabilities."""
+
+    @staticmethod
+    def names(task: dict) -> Sequence[str]:
+        return PREFERENCE_METRICS if "preference" in task else ()
+
+    @staticmethod
+    def statistics(nats: Any, labels: Any, correct: Any, inputs: dict) -> Any:
+        from features.preferences.batches import answer_statistics
+
+        return answer_statistics(nats, inputs)
+
+    @staticmethod
+    def measured(task: dict, measure: Callable) -> Callable:
+        """An undesirable answer is no reference: in all but PREFERENCE_METRICS its row does not count."""
+        from features.preferences.losses import Preference, evaluated
+        from tasks.registry import column_value
+
+        is_good = ComparedAnswers.columns(task).get("desirable")
+
+        def compute(tokens: "np.ndarray", statistics: "np.ndarray", rows: list[dict]) -> dict[str, float]:
+            good = [n for n, row in enumerate(rows) if is_good is None or column_value(is_good, row)]
+            metrics = measure(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
+            return metrics | evaluated(Preference(**task["preference"]), statistics)
+
+        return compute if "preference" in task else measure
+
+    @staticmethod
+    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
+        from features.preferences.losses import log_probabilities
+
+        return log_probabilities(statistics) if "rejected" in task else {}
+
+
 @dataclass(kw_only=True)
 class ComparedAnswers(TaskFeature):
     """Rows with two answers, or with an answer and whether it is good."""
 
     fields: ClassVar = {"rejected": "column", "desirable": "column", "preference": "dictionary"}
     # Pairs of answers, which may have no column `prompt`, and rated single answers for kto.
-    shapes: ClassVar = {"preference": ("chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
-    transforms: ClassVar = {"preference": _pair, "unpaired": _rated}
+    shapes: ClassVar = {
+        "preference": (("chosen", "rejected"), _pair),
+        "unpaired": (("prompt", "completion", "label"), _rated),
+    }
+    measures: ClassVar = AnswerMeasures
 
     preference: str | None = option(None, "Learn which answers are better, by this loss.", choices=BETAS)
     rejected_column: str | None = option(None, "Preference: column of the worse answers.")
@@ -97,7 +135,7 @@ class ComparedAnswers(TaskFeature):
 
     # ------------------------------------------------------------ flags of own pairs
     @staticmethod
-    def check(args: Any) -> None:
+    def fields_of(args: Any) -> dict[str, Any]:
         for flag in _COLUMNS:
             if getattr(args, flag) and not args.target_column:
                 raise UserError(f"--{flag} {getattr(args, flag)}: needs --target_column")
@@ -107,9 +145,6 @@ class ComparedAnswers(TaskFeature):
                     f"--preference and --{other} exclude each other: answers that are compared are free texts"
                 )
         check_rules(args, _RULES)
-
-    @staticmethod
-    def fields_of(args: Any) -> dict[str, Any]:
         if args.preference is None:
             return {}
         beta = args.preference_beta or BETAS[args.preference]
@@ -143,78 +178,30 @@ class ComparedAnswers(TaskFeature):
 
     # ------------------------------------------------------------ the entry and its rows
     @staticmethod
-    def check_entry(where: str, task: dict) -> None:
-        compared = [field for field, kind in ComparedAnswers.fields.items() if kind == "column" and task.get(field)]
-        if (preference := task.get("preference")) and task["target_type"] == "text":
-            wanted = ["desirable" if preference.get("kind") == "kto" else "rejected"]
-            if preference.get("kind") not in BETAS or compared != wanted:
-                raise UserError(f"{where} preference {preference}: needs kind, one of {listed(BETAS)}, and {wanted[0]}")
-        elif preference or compared:
-            raise UserError(f"{where} preference, rejected and desirable go together, with the target_type text")
-
-    @staticmethod
-    def sides(task: dict) -> dict[str, str]:
-        if "preference" not in task:
+    def columns(task: dict) -> dict[str, Column]:
+        named = [field for field in ("rejected", "desirable") if task.get(field)]
+        preference = task.get("preference")
+        if not preference or task["target_type"] != "text":
+            if preference or named:
+                raise UserError("preference, rejected and desirable go together, with the target_type text")
             return {}
-        return {"rejected": "answers to other prompts" if "desirable" in task else "rejected answers"}
+        (wanted,) = fields = ["desirable" if preference.get("kind") == "kto" else "rejected"]
+        if preference.get("kind") not in BETAS or named != fields:
+            raise UserError(f"preference {preference}: needs kind, one of {listed(BETAS)}, and {wanted}")
+        if wanted == "rejected":
+            worse = Column("answer", task["rejected"], plural="rejected answers", shown="rejected", beside="chosen")
+            return {"rejected": worse}
+        other = Column(
+            "answer", OTHER_ANSWER, made=True, plural="answers to other prompts", shown="other prompt's answer"
+        )
+        good = Column("boolean", task["desirable"], beside=("target (bad)", "target (good)"))
+        return {"rejected": other, "desirable": good}
 
     @staticmethod
-    def numbers(task: dict, row: dict) -> dict[str, int]:
-        from features.preferences.preference_rows import is_desirable
-
-        return {"desirable": int(is_desirable(task, row))} if "desirable" in task else {}
-
-    @staticmethod
-    def rows(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
+    def rows(task: dict, rows: list[dict]) -> list[dict]:
         from features.preferences.preference_rows import with_other_answers
 
-        return with_other_answers(task, rows)
-
-    @staticmethod
-    def shown(task: dict, row: dict) -> dict[str, str]:
-        if "desirable" in row:
-            return {
-                "labels": f"target ({'good' if row['desirable'] else 'bad'})",
-                "rejected": "other prompt's answer",
-            }
-        return {"labels": "chosen", "rejected": "rejected"} if "rejected" in task else {}
-
-    @staticmethod
-    def counted(task: dict, rows: list[dict], data: "Dataset") -> dict[str, str]:
-        from features.preferences.preference_rows import equal_answers
-
-        equal = equal_answers(task, rows, data)
-        return {"equal": equal} if equal else {}
-
-    # ------------------------------------------------------------ evaluation
-    @staticmethod
-    def further_metrics(task: dict) -> Sequence[str]:
-        return PREFERENCE_METRICS if "preference" in task else ()
-
-    @staticmethod
-    def measured(task: dict, measure: Callable) -> Callable:
-        """An undesirable answer is no reference: in all but PREFERENCE_METRICS its row does not count."""
-        from features.preferences.losses import Preference, evaluated
-        from features.preferences.preference_rows import is_desirable
-
-        def compute(tokens: "np.ndarray", statistics: "np.ndarray", rows: list[dict]) -> dict[str, float]:
-            good = [number for number, row in enumerate(rows) if is_desirable(task, row)]
-            metrics = measure(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
-            return metrics | evaluated(Preference(**task["preference"]), statistics)
-
-        return compute if "preference" in task else measure
-
-    @staticmethod
-    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
-        from features.preferences.losses import log_probabilities
-
-        return log_probabilities(statistics) if "rejected" in task and "desirable" not in task else {}
-
-    @staticmethod
-    def collator(collator: Callable) -> Callable:
-        from features.preferences.batches import AnswersCollator
-
-        return AnswersCollator(collator)
+        return with_other_answers(task, rows) if "desirable" in task else rows
 
 
 @dataclass

@@ -3,45 +3,26 @@
 Legend of shapes: B rows of a batch, T and R lengths of their two answers, A answers of a row that have scores.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from constants import IGNORE_INDEX
 from features.preferences.losses import Preference
 from foundry.modeling.answer_nats import answers_nats
 from foundry.modeling.loss import LossOutput
-from foundry.training.batching import round_up
 
 
-@dataclass
-class AnswersCollator:
-    """A collator, extended to rows that may have a second answer: adds "rejected" [B, R], padded with -100."""
-
-    collator: Callable
-
-    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        others = [torch.as_tensor(row["rejected"]) for row in rows if "rejected" in row]
-        batch = self.collator([{n: v for n, v in row.items() if n != "rejected"} for row in rows])
-        if others:
-            longest = round_up(max(map(len, others)))
-            padded = [F.pad(ids, (0, longest - len(ids)), value=IGNORE_INDEX) for ids in others]
-            batch["rejected"] = torch.stack(padded)
-        return batch
-
-    @staticmethod
-    def statistics(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, inputs: dict) -> torch.Tensor:
-        """OF_PREFERENCE of each row [B, 5], for `score_rows`; [B, 0] of rows without a second answer. Without a
-        reference its columns are nan."""
-        rows = len(nats)
-        if "rejected" not in inputs:
-            return nats.new_zeros(rows, 0)
-        known = {"reference": nats.new_full((rows, 2), torch.nan), "desirable": nats.new_ones(rows)} | inputs
-        tokens = inputs["rejected"].ne(IGNORE_INDEX).sum(-1)
-        columns = [inputs["rejected_nats"], tokens, *known["reference"].T, known["desirable"]]
-        return torch.stack([column.float() for column in columns], dim=1)
+def answer_statistics(nats: torch.Tensor, inputs: dict) -> torch.Tensor:
+    """OF_PREFERENCE of each row [B, 5], for `score_rows`; [B, 0] of rows without a second answer. Without a
+    reference its columns are nan."""
+    rows = len(nats)
+    if "rejected" not in inputs:
+        return nats.new_zeros(rows, 0)
+    known = {"reference": nats.new_full((rows, 2), torch.nan), "desirable": nats.new_ones(rows)} | inputs
+    tokens = inputs["rejected"].ne(IGNORE_INDEX).sum(-1)
+    columns = [inputs["rejected_nats"], tokens, *known["reference"].T, known["desirable"]]
+    return torch.stack([column.float() for column in columns], dim=1)
 
 
 @dataclass

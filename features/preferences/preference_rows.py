@@ -2,19 +2,13 @@
 
 import os
 from collections import Counter
-from operator import eq
-from typing import TYPE_CHECKING
 
+from features.preferences import OTHER_ANSWER
 from foundry.common.errors import UserError
-from tasks.registry import as_list, source_text
+from tasks.registry import source_text
 from tasks.transforms import read_dialogue
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-OTHER_ANSWER = "answer to another prompt"  # the column that `with_other_answers` adds to unpaired rows
 _ASSISTANT = "\n\nAssistant:"  # before each answer of HH-RLHF
-_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 def pair(row: dict) -> dict:
@@ -47,25 +41,16 @@ def rated(row: dict) -> dict:
     return row | {"source": source, "target": target}
 
 
-def is_desirable(task: dict, row: dict) -> bool:
-    """Whether the target of a row is a good answer, as the entry's column `desirable` says; True if the entry has none.
-    UserError for a value that is neither true nor false."""
-    text = str(as_list(row[task["desirable"]])[0]).strip().lower() if "desirable" in task else "1"
-    if text not in _TRUTHS:
-        raise UserError(f"the column {task['desirable']} has {text!r}: must be true or false, 1 or 0")
-    return _TRUTHS[text]
-
-
-def with_other_answers(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
-    """(the entry, its rows), of unpaired preferences with the answer of a row with another source as OTHER_ANSWER in
-    each row: from such answers to other prompts the divergence is estimated (losses.py). Others are
-    unchanged. UserError if all rows have the same source.
+def with_other_answers(task: dict, rows: list[dict]) -> list[dict]:
+    """The rows of unpaired preferences, with the answer of a row with another source as OTHER_ANSWER in each row: from
+    such answers to other prompts the divergence is estimated (losses.py). Rows without answers are unchanged. UserError
+    if all rows have the same source.
 
     Sources a, a, b, c with answers 1, 2, 3, 4 -> 3, 4, 1, 2. Each answer is taken once, unless more than half of the
     rows have the same source.
     """
-    if "desirable" not in task or task["target"] not in rows[0]:
-        return task, rows
+    if task["target"] not in rows[0]:
+        return rows
     sources = [source_text(task, row) for row in rows]
     by_count, total = Counter(sources).most_common(), len(rows)
     most = by_count[0][1]
@@ -80,16 +65,4 @@ def with_other_answers(task: dict, rows: list[dict]) -> tuple[dict, list[dict]]:
     for step, number in enumerate(order):
         other = most + step % (total - most) if step < most else (step + most) % total
         rows[number] = rows[number] | {OTHER_ANSWER: answers[order[other]]}
-    return task | {"rejected": OTHER_ANSWER}, rows
-
-
-def equal_answers(task: dict, rows: list[dict], data: "Dataset") -> str | None:
-    """ "3 of 80 pairs have two equal answers, 1 of them only as they are cut", from which a preference learns nothing;
-    None if no pair has, or the task has no pairs. rows: those of a split; data: their tokens."""
-    if "desirable" in task or "rejected" not in data.column_names:
-        return None
-    equal = sum(sum(map(eq, batch["labels"], batch["rejected"])) for batch in data.iter(1_000))
-    texts = ([str(as_list(row[task[name]])[0]).strip() for name in ("target", "rejected")] for row in rows)
-    cut = equal - sum(chosen == rejected for chosen, rejected in texts)
-    more = f", {cut:,} of them only as they are cut" if cut > 0 else ""
-    return f"{equal:,} of {len(rows):,} pairs have two equal answers{more}" if equal else None
+    return rows

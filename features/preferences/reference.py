@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from constants import IGNORE_INDEX
-from features.preferences.batches import AnswersCollator
+from features.preferences import AnswerMeasures
 from features.preferences.losses import OF_PREFERENCE, SUMS, Preference, preference_metrics
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.processes import print_once
@@ -82,7 +82,7 @@ def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collat
         batch = send_to_device(dict(batch), args.device)
         size = rows_to_score(model.config, batch["input_ids"].shape[1], batch["labels"].shape[1] * 2)
         with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
-            more = AnswersCollator.statistics
+            more = AnswerMeasures.statistics
             scored = [score_rows(model, model.config, part, None, more)[0] for part in parts(batch, size)]
         scores.append(-torch.cat(scored)[:, columns].cpu().numpy())
     model.to(before).train(was_training)

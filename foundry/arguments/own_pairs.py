@@ -22,7 +22,7 @@ HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 _MADE = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = ("instruction", "output")
 _MADE |= {"messages": ("messages",), "conversations": ("conversations",)}
-_OF_FEATURES = {shape: columns for feature in features_of_tasks() for shape, columns in feature.shapes.items()}
+_OF_FEATURES = {shape: columns for feature in features_of_tasks() for shape, (columns, _) in feature.shapes.items()}
 _MADE |= _OF_FEATURES
 SHAPES = _MADE | {  # in the shapes below, the two columns are source and target
     "pretokenized": ("inputs_pretokenized", "targets_pretokenized"),  # P3, of which T0 was made
@@ -116,8 +116,7 @@ def check_own_pairs(args: Any) -> None:
         for flag, other in itertools.product(flags, others):
             if getattr(args, flag) and getattr(args, other):
                 raise UserError(f"--{flag} and --{other} exclude each other: {reason}")
-    for feature in features_of_tasks():
-        feature.check(args)
+    _fields_of_features(args)
     if args.labels and args.target_type not in (None, "class"):
         raise UserError(f"--labels needs --target_type class, not {args.target_type}")
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):

@@ -155,12 +155,43 @@ class PackingCollator:
         }
 
 
+@dataclass
+class FurtherColumns:
+    """A collator, extended to rows with further answers, which become [B, R] padded with -100.
+
+    >>> rows = [dict(..., rejected=[7, 8, 1]), dict(..., rejected=[9, 1])]   # [[7, 8, 1, -100 ...], [9, 1, -100 ...]]
+    """
+
+    collator: Callable
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        answers = [name for name, value in rows[0].items() if name not in _PADDED and _is_ids(value)]
+        batch = self.collator([{name: v for name, v in row.items() if name not in answers} for row in rows])
+        for name in answers:
+            ids = [torch.as_tensor(row[name]) for row in rows]
+            longest = round_up(max(map(len, ids)))
+            padded = [F.pad(one, (0, longest - len(one)), value=IGNORE_INDEX) for one in ids]
+            batch[name] = torch.stack(padded)
+        return batch
+
+    @staticmethod
+    def statistics(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, inputs: dict) -> torch.Tensor:
+        """What features keep of each row [B, n] (`Measures`), for `score_rows`."""
+        kept = [feature.measures.statistics(nats, labels, correct, inputs) for feature in features_of_tasks()]
+        return torch.cat(kept, dim=1) if kept else nats.new_zeros(len(nats), 0)
+
+
+_PADDED = ("input_ids", "attention_mask", "labels")  # by transformers' collator
+
+
+def _is_ids(value: object) -> bool:
+    values = torch.as_tensor(value)
+    return values.ndim == 1 and not values.is_floating_point()
+
+
 def padding_collator(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> Callable:
-    """transformers' collator, which pads the rows of a task to the longest, with what features add to a batch."""
-    collator: Callable = DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=MULTIPLE)
-    for feature in features_of_tasks():
-        collator = feature.collator(collator)
-    return collator
+    """The collator that pads the rows of a task to the longest: transformers', with further columns."""
+    return FurtherColumns(DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=MULTIPLE))
 
 
 def train_collator(

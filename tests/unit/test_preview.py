@@ -13,6 +13,7 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
@@ -21,15 +22,18 @@ from transformers import ByT5Tokenizer
 
 import create_tokenizer
 import pre_train_t5
+from constants import DATASET_VALS, IGNORE_INDEX
 from data_collator_t5 import find_sentinel_ids
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
+from foundry.common.errors import UserError
 from foundry.corpora.own_ids import IdDocument
 from foundry.corpora.preview import LINES, Sample, Seen, block, described_files, files_read, recorded, spread, visible
 from foundry.corpora.token_files import MOST_PLACES, TokenWriter
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.features import NO_FEATURES, Features
+from foundry.training.batching import padding_collator
 from tasks.row_source import RowSource
 from tasks.tasks import Task, TaskData, Tasks
 
@@ -255,6 +259,41 @@ class TasksTest(parameterized.TestCase):
         for row, number in zip(rows[:4], (0, 3, 6, 9), strict=True):
             made = data.train[number]
             self.assertEqual([list(part.ids) for part in row], [made["input_ids"], made["labels"]])
+
+    def test_further_columns_of_an_entry_stand_beside_its_tokens(self):
+        entry = dict(inputs={"": "text"}, target="answer", target_type="text", metrics=["rougeL"], max_source_length=16)
+        entry |= dict(max_target_length=4, columns=dict(worse="answer", weight="number", good="boolean"))
+        values = zip(["ab", "ab", "efgh"], ["c", "ab", "efgx"], ["0.5", 2, 1], [True, "0", 1], strict=True)
+        rows = [dict(text="t", answer=a, worse=w, weight=x, good=g, unread=None) for a, w, x, g in values]
+        file = rows_file(self.folder / "rows.jsonl", rows)
+        self.enterContext(mock.patch.dict(DATASET_VALS, mine={"it": entry}))
+        flags = ["--benchmark", "mine", "--dataset_name", "it", "--train_file", file, "--validation_file", file]
+        data, shown = self.data(*flags)
+        self.assertEqual(shown["train worse"], "c</s>")
+        self.assertEqual((data.train["weight"], data.train["good"]), ([0.5, 2.0, 1.0], [1, 0, 1]))
+        batch = padding_collator(BYTES)([data.train[number] for number in range(2)])
+        self.assertEqual(batch["worse"].tolist(), [[102, 1, *[IGNORE_INDEX] * 6], [100, 101, 1, *[IGNORE_INDEX] * 5]])
+        self.assertEqual(batch["weight"].tolist(), [0.5, 2.0])
+        plan = data.plan(1)
+        self.assertIn("33 % of the worse answers at 4 tokens (train)", plan["cut"])
+        self.assertStartsWith(
+            plan["equal"], "2 of 3 pairs have two equal answers, 1 of them only as they are cut (train)"
+        )
+
+    @parameterized.parameters(
+        (dict(weight="x"), "row 1: the column weight has 'x': must be a number"),
+        (dict(good="perhaps"), "row 1: the column good has 'perhaps': must be true or false, 1 or 0"),
+        (dict(worse=["b", "c"]), "the column worse has 2 labels"),
+        (dict(worse=None), "the column worse is empty"),
+    )
+    def test_wrong_values_of_further_columns(self, change, message):
+        entry = dict(inputs={"": "text"}, target="answer", target_type="text", metrics=["rougeL"], max_source_length=16)
+        entry |= dict(max_target_length=4, columns=dict(worse="answer", weight="number", good="boolean"))
+        file = rows_file(self.folder / "rows.jsonl", [dict(text="t", answer="a", worse="b", weight=1, good=1) | change])
+        self.enterContext(mock.patch.dict(DATASET_VALS, mine={"it": entry}))
+        flags = ["--benchmark", "mine", "--dataset_name", "it", "--train_file", file, "--validation_file", file]
+        with self.assertRaisesRegex(UserError, message):
+            self.data(*flags)
 
     def test_what_was_read_in_numbers(self):
         data, _ = self.data(*self.pairs())

@@ -20,10 +20,10 @@ from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
 from constants import PREFERENCE_METRICS
-from features.preferences import BETAS, reference
+from features.preferences import BETAS, OTHER_ANSWER, reference
 from features.preferences.batches import preference_loss
 from features.preferences.losses import OF_PREFERENCE, Preference, evaluated, preference_metrics
-from features.preferences.preference_rows import OTHER_ANSWER, with_other_answers
+from features.preferences.preference_rows import with_other_answers
 from features.preferences.reference import PreferenceCallback, add_reference
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
@@ -388,8 +388,8 @@ class RecordsTest(parameterized.TestCase):
     def test_the_answer_to_another_prompt_has_another_source(self, sources):
         task = dict(inputs={"": "prompt"}, target="answer", target_type="text", desirable="label")
         rows = [dict(prompt=source, answer=f"{source} {n}", label=n % 2) for n, source in enumerate(sources)]
-        entry, made = with_other_answers(task, rows)
-        others = [row[entry["rejected"]] for row in made]
+        made = with_other_answers(task, rows)
+        others = [row[OTHER_ANSWER] for row in made]
         self.assertEqual([{**row, OTHER_ANSWER: None} for row in made], [{**row, OTHER_ANSWER: None} for row in rows])
         for row, other in zip(rows, others, strict=True):
             self.assertNotEqual(other[0], row["prompt"])
