@@ -51,7 +51,7 @@ from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
-from foundry.modeling.weights import Shape, Weights, adapters
+from foundry.modeling.weights import Overrides, Weights, adapters
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -155,7 +155,7 @@ def get_model(
     if args.model_name_or_path:
         as_saved = reads_as_saved(features.one(Weights).form())
         model = load_model(args.model_name_or_path, args.attn_implementation, as_saved)
-        features.one(Shape).change(model, parse_overrides(args.config_overrides))
+        features.one(Overrides).change(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
     else:
@@ -189,7 +189,7 @@ def planned_model(
     with torch.device("meta"):
         model = create_model(config, args.attn_implementation)
     if args.model_name_or_path:
-        features.one(Shape).change(model, parse_overrides(args.config_overrides))
+        features.one(Overrides).change(model, parse_overrides(args.config_overrides))
     _adjust(model, args, dropout, features)
     return model
 

@@ -82,16 +82,19 @@ def defined_in(node: ast.ClassDef) -> set[str]:
 class Kinds:
     """What features fill. trees: {path: tree} of all files but tests.
 
-    members: {class: the public names that none of its bases has}. folders: {(class, member): folders that fill it}.
+    core: {class: its node}; members: {class: the public names that none of its bases has}; folders: {(class, member):
+    those that fill it}.
     """
 
     def __init__(self, trees: dict[str, ast.Module]):
         nodes = [(name, node) for name, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)]
-        core = {node.name: node for name, node in nodes if not name.startswith("features/")}
+        core = {node.name: node for name, node in nodes if not name.startswith("features/") and node.bases}
+        core |= {node.name: node for name, node in nodes if node.name in ROOTS}
         own = [(name.split("/")[1], node) for name, node in nodes if name.startswith("features/")]
         kinds = {name: above for name, node in core.items() if (above := self._above(node, core)) & set(ROOTS)}
         inherited = {name: set().union(*(defined_in(core[base]) for base in kinds[name] - {name})) for name in kinds}
-        self.members = {name: defined_in(core[name]) - inherited[name] for name in kinds}
+        self.core = {name: core[name] for name in kinds}
+        self.members = {name: defined_in(node) - inherited[name] for name, node in self.core.items()}
         self.folders: dict[tuple[str, str], set[str]] = {}
         for folder, node in own:
             beside = core | {other.name: other for place, other in own if place == folder}

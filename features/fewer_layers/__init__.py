@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from foundry.modeling.weights import Shape
+from foundry.modeling.weights import Overrides
 
 
 @dataclass
-class FewerLayers(Shape):
+class FewerLayers(Overrides):
     """Understands --config_overrides of a checkpoint. It has no flag of its own."""
 
     def is_on(self) -> bool:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Shape(Feature):
+class Overrides(Feature):
     """What --config_overrides changes of a checkpoint: by the core nothing."""
 
     def change(self, model: "PreTrainedModel", overrides: dict) -> None:

@@ -3,11 +3,16 @@
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 from absl.testing import absltest
 
+import evaluate_t5
+from features.win_rates import WinRates
 from features.win_rates.rates import read_others, win_rates
 from foundry.common.errors import UserError
+from foundry.features import Features
 
 
 class WinRatesTest(absltest.TestCase):
@@ -31,6 +36,19 @@ class WinRatesTest(absltest.TestCase):
         self.assertEqual(read_others(str(path), sides[0]), sides[1])
         with self.assertRaisesRegex(UserError, "Evaluate both checkpoints on the same rows"):
             read_others(str(path), [sides[0][0] | {"target": "c"}])
+
+    def test_an_evaluation_has_them_beside_its_metrics(self):
+        row = dict(task="pairs", split="validation", index=0, source="a", target="b", prediction="b")
+        path = self.folder / "predictions.jsonl"
+        path.write_text(json.dumps(row | {"prediction": "c"}) + "\n")
+        task = SimpleNamespace(entry=dict(target_type="text", metrics=["exact_match"]))
+        job = SimpleNamespace(task=task, splits=["validation"], prefix=lambda split: f"eval_{split}")
+        self.enterContext(mock.patch.object(evaluate_t5, "predict_split", return_value=([], {"eval_loss": 0.5})))
+        self.enterContext(mock.patch.object(evaluate_t5, "write_answers", return_value=[row]))
+        rates = {"eval_validation_win_rate_exact_match": 1.0}
+        for against, more in ((str(path), rates), (None, {})):
+            trainer = SimpleNamespace(args=SimpleNamespace(features=Features([WinRates(against=against)])))
+            self.assertEqual(evaluate_t5.answer(job, trainer), {"eval_loss": 0.5} | more)
 
 
 if __name__ == "__main__":
