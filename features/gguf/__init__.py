@@ -1,7 +1,7 @@
 """GGUF: export for llama.cpp, whole or the encoder alone, in float32 or 8 bits, and answers by llama.cpp.
 
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats gguf gguf_q8_0 gguf_encoder
-    python predict_t5.py --backend llama_cpp --model_name_or_path out/export --input_file inputs.txt
+    python predict_t5.py --backend gguf --model_name_or_path out/export --input_file inputs.txt
 
 writing.py writes a file with the gguf package, vocabulary.py its tokenizer, engine.py compares it and answers from it.
 """
@@ -14,7 +14,7 @@ from foundry.common.flags import Rules
 from foundry.features import Feature
 
 FORMATS = dict.fromkeys(("gguf", "gguf_q8_0", "gguf_encoder"), "engine:export")
-BACKENDS = {"llama_cpp": "engine:with_llama_cpp"}
+BACKENDS = {"gguf": "engine:with_llama_cpp"}
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Backend(Feature):
         (
             "load_in_4bit load_in_8bit dtype",
             lambda flags: flags.backend in BACKENDS,
-            "is PyTorch's: leave it out with --backend llama_cpp",
+            "is PyTorch's: leave it out with --backend gguf",
         ),
         (
             "backend",

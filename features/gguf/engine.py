@@ -185,7 +185,7 @@ def model_file(name: str) -> Path:
     found = [file for file in places if file.is_file() and file.parent.name != "gguf_encoder"]
     if len(found) != 1:
         raise UserError(
-            f"--model_name_or_path {name}: --backend llama_cpp needs a folder that export_checkpoint.py --formats gguf "
+            f"--model_name_or_path {name}: --backend gguf needs a folder that export_checkpoint.py --formats gguf "
             f"wrote; found {', '.join(map(str, found)) or 'none'}"
         )
     return found[0]
@@ -196,14 +196,14 @@ def check_greedy(config: GenerationConfig) -> dict:
     settings = deciding_settings(config) | ({"do_sample": True} if config.do_sample else {})
     for name, value in settings.items():
         raise UserError(
-            f"--backend llama_cpp: answers greedily, and has nothing like {name} {value}: take --backend transformers, "
+            f"--backend gguf: answers greedily, and has nothing like {name} {value}: take --backend transformers, "
             "or delete it from generation_config.json if other answers will do"
         )
     return {}
 
 
 def with_llama_cpp(plan: Plan, _: object) -> Engine:
-    """The Engine of `--backend llama_cpp`, which answers greedily, one source after the other."""
+    """The Engine of `--backend gguf`, which answers greedily, one source after the other."""
     config = GenerationConfig()
     if (plan.folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
         config = GenerationConfig.from_pretrained(plan.folder)

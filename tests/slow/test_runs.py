@@ -15,6 +15,7 @@ from helpers import SHAPE, call
 from warm_python import warm_python
 
 import pre_train_t5
+from foundry import data_t5
 from foundry.common.reports import read_metrics
 from foundry.common.whole_folders import checkpoints_of
 from foundry.features import NO_FEATURES
@@ -104,7 +105,13 @@ class CallbacksOfARunTest(parameterized.TestCase):
             early_stopping_patience=None,
             features=NO_FEATURES,
         )
-        run = mock.Mock(args=args, tokens_per_step=None, sequences=8, output_dir=Path("out"))
+        run = mock.Mock(
+            trainer=mock.Mock(feature_callbacks=[]),
+            args=args,
+            tokens_per_step=None,
+            sequences=8,
+            output_dir=Path("out"),
+        )
         with mock.patch.dict(os.environ, RANK=rank), mock.patch.object(runs, "install_callbacks") as install:
             runs.TrainingRun._install_callbacks(run)
         names = [type(callback).__name__ for callback in install.call_args.args[1]]
@@ -175,7 +182,7 @@ class BeforeARunTest(parameterized.TestCase):
         before = self.files()
         little = mock.patch.object(memory, what, return_value=1000)
         with little, mock.patch.object(memory, "bytes_below", return_value=0):
-            with mock.patch.object(pre_train_t5, "Text", side_effect=AssertionError("the data are prepared")):
+            with mock.patch.object(data_t5.FoundText, "text", side_effect=AssertionError("the data are prepared")):
                 code, _, err = self.run_script("--overwrite_output_dir")
             dry_run = self.run_script("--overwrite_output_dir", "--dry_run")
         self.assertEqual(code, 2)
@@ -199,7 +206,7 @@ class BeforeARunTest(parameterized.TestCase):
     def test_a_schedule_without_what_it_needs_is_refused_before_anything_is_prepared_or_deleted(self, flags, missing):
         self.assertEqual(self.run_script()[0], 0)
         before = self.files()
-        with mock.patch.object(pre_train_t5, "Text", side_effect=AssertionError("the data are prepared")):
+        with mock.patch.object(data_t5.FoundText, "text", side_effect=AssertionError("the data are prepared")):
             code, _, err = self.run_script("--overwrite_output_dir", "--lr_scheduler_type", *flags.split())
         self.assertEqual(code, 2)
         self.assertRegex(err, rf"--lr_scheduler_type {flags.split()[0]} with --lr_scheduler_kwargs '.*{missing}")

@@ -298,7 +298,7 @@ class SentinelTest(parameterized.TestCase):
         flags = dict(model_name_or_path=animal(family)[0], output_dir=place() / "engine")
         argv = [word for name, value in flags.items() for word in (f"--{name}", value)]
         known = zoo.CONFIGS[family]["model_type"]
-        for kind in export_checkpoint.FORMATS:
+        for kind in export_checkpoint.WRITERS:
             with mock.patch("importlib.util.find_spec"):  # its package may be missing
                 _, _, said = run_main(export_checkpoint.main, *argv, "--formats", "huggingface", kind, code=2)
             self.assertIn(f"--formats {kind}: not for {known} models, only huggingface", said)

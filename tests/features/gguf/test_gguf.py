@@ -183,17 +183,17 @@ class LlamaCppTest(parameterized.TestCase):
         self.export("untied", "gguf")
         inputs, answers = self.folder / "in.txt", {}
         inputs.write_text("\n".join(sentences(12)) + "\n")
-        for backend in ("transformers", "llama_cpp"):
+        for backend in ("transformers", "gguf"):
             output = self.folder / f"{backend}.jsonl"
             flags = ("--model_name_or_path", self.folder / "out", "--input_file", inputs, "--output_file", output)
             run_main(predict_t5.main, *flags, "--backend", backend, "--max_new_tokens", 12)
             answers[backend] = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
-        self.assertEqual(answers["llama_cpp"], answers["transformers"])
+        self.assertEqual(answers["gguf"], answers["transformers"])
 
     @parameterized.parameters(("--num_beams", 4), ("--num_return_sequences", 2, "--num_beams", 2))
     def test_beams_are_refused(self, *more):
         self.export("untied", "gguf")
         (self.folder / "in.txt").write_text("one\n")
         flags = ("--model_name_or_path", self.folder / "out", "--input_file", self.folder / "in.txt")
-        _, _, error = run_main(predict_t5.main, *flags, "--backend", "llama_cpp", *more, code=2)
-        self.assertRegex(error, "--backend llama_cpp: answers greedily, and has nothing like num_beams")
+        _, _, error = run_main(predict_t5.main, *flags, "--backend", "gguf", *more, code=2)
+        self.assertRegex(error, "--backend gguf: answers greedily, and has nothing like num_beams")

@@ -24,7 +24,7 @@ import psutil
 import torch
 from absl.testing import parameterized
 from helpers import run_main
-from test_predict_t5 import TestCase, plain_answers, workspace
+from test_predict_t5 import BACKENDS, TestCase, plain_answers, workspace
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
@@ -106,7 +106,7 @@ class ServerTest(TestCase):
         _, rows, _ = self.predict(self.write("in.txt", "\n".join(TEXTS)), *flags)
         return [row["prediction"] for row in rows]
 
-    @parameterized.product(backend=("transformers", *predict_t5.BACKENDS), beams=(1, 3))
+    @parameterized.product(backend=("transformers", *BACKENDS), beams=(1, 3))
     def test_the_answers_are_those_of_predict_t5(self, backend, beams):
         """In one request, in many at once, and alone."""
         flags = ["--model_name_or_path", workspace() / "export", "--backend", backend, "--num_beams", beams]
@@ -175,7 +175,7 @@ class ServerTest(TestCase):
             self.assertEqual(events[-2]["choices"][0]["finish_reason"], "stop")
             self.assertGreater(events[-1]["usage"]["total_tokens"], 0)
 
-    @parameterized.parameters("transformers", *predict_t5.BACKENDS)
+    @parameterized.parameters("transformers", *BACKENDS)
     def test_columns_and_classes(self, backend):
         folder = self.folder / "tuned"
         shutil.copytree(workspace() / "export", folder)

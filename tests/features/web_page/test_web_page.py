@@ -24,7 +24,7 @@ import torch
 from absl.testing import parameterized
 from gradio_client import Client
 from helpers import run_main
-from test_predict_t5 import workspace
+from test_predict_t5 import BACKENDS, workspace
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import constants
@@ -114,7 +114,7 @@ class WebPageTest(parameterized.TestCase):
         run_main(predict_t5.main, "--use_cpu", *files, *flags)
         return [json.loads(line) for line in out.read_text().splitlines()]
 
-    @parameterized.product(backend=("transformers", *predict_t5.BACKENDS), beams=(1, 3))
+    @parameterized.product(backend=("transformers", *BACKENDS), beams=(1, 3))
     def test_the_answers_are_those_of_predict_t5(self, backend, beams):
         flags = ["--model_name_or_path", self.model(), "--backend", backend, "--max_new_tokens", 6]
         flags += ["--num_beams", beams, "--num_return_sequences", beams]
@@ -166,7 +166,7 @@ class WebPageTest(parameterized.TestCase):
         plan = mock.Mock(search=dict(num_beams=4, length_penalty=power))
         self.assertEqual(order_of(mock.Mock(settings={}), plan), order)
 
-    @parameterized.parameters("transformers", *predict_t5.BACKENDS)
+    @parameterized.parameters("transformers", *BACKENDS)
     def test_probabilities_of_the_classes(self, backend):
         """Those of plain transformers: each label's loss, times its tokens, softmaxed."""
         folder = self.model()
