@@ -3,7 +3,7 @@
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats gguf gguf_q8_0 gguf_encoder
     python predict_t5.py --backend gguf --model_name_or_path out/export --input_file inputs.txt
 
-writing.py writes a file with the gguf package, vocabulary.py its tokenizer, engine.py compares it and answers from it.
+writing.py writes a file with the gguf package, vocabulary.py its tokenizer, llama_engine.py compares it, and answers.
 """
 
 import importlib.util
@@ -13,8 +13,8 @@ from typing import ClassVar
 from foundry.common.flags import Rules
 from foundry.features import Feature
 
-FORMATS = dict.fromkeys(("gguf", "gguf_q8_0", "gguf_encoder"), "engine:export")
-BACKENDS = {"gguf": "engine:with_llama_cpp"}
+FORMATS = dict.fromkeys(("gguf", "gguf_q8_0", "gguf_encoder"), "llama_engine:export")
+BACKENDS = {"gguf": "llama_engine:with_llama_cpp"}
 
 
 @dataclass

@@ -3,7 +3,7 @@
     python predict_t5.py --serve --model_name_or_path out/messages --port 8000     # on 127.0.0.1
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "how are you"}'
 
-app.py has the addresses, completions.py reads a request and makes its response, batches.py answers what waits together,
+app.py has the addresses, completions.py reads a request and makes its response, waiting_texts.py answers what waits,
 counters.py counts for /metrics. load.py measures it: `python -m benchmarks serve`. docs/fine_tune.md describes it.
 """
 

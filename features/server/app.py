@@ -23,9 +23,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from features.server import KEY, Server
-from features.server.batches import Batches, Closed, Full
 from features.server.completions import BadRequest, Completion, Prompt, Reader, envelope, numbered, stops_of
 from features.server.counters import Counters
+from features.server.waiting_texts import Batches, Closed, Full
 from foundry.common.errors import UserError
 from foundry.common.processes import say
 from foundry.common.reports import end_summary, start_summary

@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from features.server import Server
-from features.server.batches import Answer, Row
+from features.server.waiting_texts import Answer, Row
 from foundry.corpora.preview import UNCUT
 from tasks.answering import Engine, Plan, tokenised
 from tasks.examples import class_label_ids, decode_texts

@@ -206,6 +206,10 @@ class StructureTest(parameterized.TestCase):
         root = [name for name in FILES if "." not in name]
         self.assertLessEqual(len(root), 8, ", ".join(root))
 
+    def test_no_two_modules_have_a_name(self):
+        stems = sorted(path.stem for path in FILES.values())
+        self.assertEqual(stems, sorted(set(stems)))
+
     @parameterized.parameters(*FILES)
     def test_every_module_says_what_it_is(self, name):
         docstring = ast.get_docstring(sources()[name]) or ""

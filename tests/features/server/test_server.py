@@ -30,8 +30,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import constants
 import predict_t5
 from features.server import app as server
-from features.server.batches import Batches, Row
 from features.server.counters import Counters
+from features.server.waiting_texts import Batches, Row
 
 ROOT = Path(constants.__file__).parent
 
