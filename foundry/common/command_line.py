@@ -20,14 +20,14 @@ import os
 import re
 import socket
 import sys
-import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, get_type_hints
 
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits, check_value, limits_of
-from foundry.common.help import HelpFormatter, columns_here, described, introduction
+from foundry.common.help import ALL, HelpFormatter, chosen, described
 from foundry.common.paths import NOT_RESUMED, RESUME_NEWEST, check_paths, home_path
 from foundry.common.processes import (
     RED,
@@ -47,7 +47,6 @@ from foundry.common.reports import PROJECT, plain_json, read_json, write_json
 from foundry.common.secrets import without_secrets
 from foundry.common.yaml_files import read_yaml
 
-ALL = "all"  # what `--help_all` shows
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # spellings of one choice: the command line's replaces a recipe's
 # {flag: the flag it describes}: the recipe's value of the first is dropped if the command line sets the second
 SAYS_OF = {"learning_rate_batch": "learning_rate"}
@@ -75,64 +74,57 @@ def flag_table(dataclass_types: list[type]) -> dict:
     classes = sorted(dataclass_types, key=lambda c: not getattr(c, "_shown_first", False))
     own = {name for c in classes for name in c.__annotations__}  # flags that these classes define or redefine
     hidden = {name for c in classes for name in getattr(c, "_without_effect", "").split()}
-    hidden |= {f.name for c in classes for f in dataclasses.fields(c) if f.metadata.get("is_older")}
     usual = {name for c in classes for name in (c._usual.split() if hasattr(c, "_usual") else c.__annotations__)}
     limits = {name: limits for c in classes for name, limits in limits_of(c).items()}
-    titles = [title for c in classes for title in (*getattr(c, "_groups", ()), getattr(c, "_argument_group_name", ""))]
-    named = [(n, title) for c in classes for title, names in getattr(c, "_groups", {}).items() for n in names.split()]
-    group_of, places = dict(reversed(named)), [name for name, _ in named]
-    flags = []
-    for group, action in _actions_of(classes):
-        limit = limits.get(action.dest, {})
-        is_switch = action.nargs == 0  # --no_NAME
-        is_bool = getattr(action.type, "__name__", "") == "string_to_bool"
-        flag = {
-            "group": group_of.get(action.dest, group),
-            "name": action.dest,
-            "options": action.option_strings,
-            "type": boolean if is_bool else action.type,
-            "nargs": "?" if is_bool else action.nargs,
-            "const": True if is_bool else action.const,
-            "choices": list(action.choices) if action.choices else None,
-            "default": action.default,
-            "help": action.help if action.dest in own else limit.get("help", action.help),
-            "limits": {name: value for name, value in limit.items() if name != "help"},
-            "is_usual": action.dest in usual,
-            "is_hidden": is_switch or action.dest in hidden,
-        }
-        if action.dest == "resume_from_checkpoint":
-            flag |= {"nargs": "?", "const": RESUME_NEWEST}
-        flags.append(flag)
-    ranks = {title: titles.index(title) for title in reversed(titles)}
-    places += [flag["name"] for flag in flags]
-    flags.sort(key=lambda flag: (ranks.get(flag["group"], len(titles)), places.index(flag["name"])))
+    groups: dict[str, list[str]] = {}  # {title: names}
+    for c in classes:
+        for title, names in getattr(c, "_groups", {}).items():
+            groups.setdefault(title, []).extend(names.split())
+        groups.setdefault(getattr(c, "_argument_group_name", "options"), [])
+    named = set().union(*groups.values())
+    flags = {}
+    for c in classes:
+        types = get_type_hints(c)  # a class of transformers may have its types as text
+        for field in (f for f in dataclasses.fields(c) if f.init):
+            name, limit = field.name, limits.get(field.name, {})
+            assert name not in flags, f"two classes define --{name}"
+            flags[name] = flag = _as_for_argparse(field, types[name])
+            flag["help"] = flag["help"] if name in own else limit.get("help", flag["help"])
+            flag["limits"] = {key: value for key, value in limit.items() if key != "help"}
+            flag["is_usual"] = name in usual
+            flag["is_hidden"] = name in hidden or field.metadata.get("is_older", False)
+            if name not in named:
+                groups[getattr(c, "_argument_group_name", "options")].append(name)
     usage = next((c._usage for c in classes if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
-    return {"usage": usage, "flags": flags}
+    # Where two groups name a flag, the first has it.
+    places = [(title, name) for title, names in groups.items() for name in names]
+    return {"usage": usage, "flags": [{"group": title} | flags.pop(name) for title, name in places if name in flags]}
 
 
-def _actions_of(dataclass_types: list[type]) -> list[tuple[str, argparse.Action]]:
-    """(title of its group, argparse's action) of every field, as transformers makes them."""
+def _as_for_argparse(field: dataclasses.Field, kind: Any) -> dict:
+    """The arguments of argparse's add_argument for a field, as transformers reads its type, with those of a boolean
+    also for None as the default. "switch": the options of --no_NAME."""
     from transformers import HfArgumentParser
 
-    made = []
-
-    class Recorder(argparse.ArgumentParser):
-        title = "options"  # the group of a dataclass that names none
-
-        def add_argument(self, *names, **how):
-            made.append((self.title, super().add_argument(*names, **how)))
-
-    class Parser(HfArgumentParser):
-        @staticmethod
-        def _parse_dataclass_field(parser, field):
-            field = copy.copy(field)  # without our limits, which argparse does not know
-            field.metadata = {k: value for k, value in field.metadata.items() if k not in ("limits", "is_older")}
-            recorder.title = getattr(parser, "title", Recorder.title)
-            HfArgumentParser._parse_dataclass_field(recorder, field)
-
-    recorder = Recorder(add_help=False)
-    Parser(dataclass_types, add_help=False)
-    return made
+    added: list[dict] = []
+    recorder = SimpleNamespace(add_argument=lambda *options, **how: added.append(how | {"options": options}))
+    field = copy.copy(field)
+    field.type = kind
+    HfArgumentParser._parse_dataclass_field(recorder, field)
+    flag, *switches = added
+    is_bool = getattr(flag["type"], "__name__", "") == "string_to_bool"
+    const = RESUME_NEWEST if field.name == "resume_from_checkpoint" else True if is_bool else flag.get("const")
+    return {
+        "name": field.name,
+        "options": flag["options"],
+        "switch": [option for switch in switches for option in switch["options"]],
+        "type": boolean if is_bool else flag["type"],
+        "nargs": "?" if const else flag.get("nargs"),
+        "const": const,
+        "choices": list(flag["choices"]) if "choices" in flag else None,
+        "default": flag.get("default"),
+        "help": flag.get("help"),
+    }
 
 
 def boolean(text: str) -> bool:
@@ -151,42 +143,35 @@ class T5ArgumentParser(argparse.ArgumentParser):
     """
 
     def __init__(self, table: dict, asked: str, about: str = ""):
-        titles = list(dict.fromkeys(flag["group"] for flag in table["flags"] if not flag["is_hidden"]))
-        named = [title for title in titles if asked and asked.lower() in title.lower().split()]
-        if asked not in ("", ALL) and not named:
-            raise UserError(f"--help {asked}: no group of flags. Give a word of one of these: {', '.join(titles)}")
-        super().__init__(
-            allow_abbrev=False, add_help=False, formatter_class=HelpFormatter, description=introduction(about)
-        )
+        shown, head, foot = chosen(table["flags"], asked, about)
+        how: dict = dict(allow_abbrev=False, add_help=False, formatter_class=HelpFormatter)
+        super().__init__(usage=f"%(prog)s {table['usage']}", description=head, epilog=foot, **how)
         self._negative_number_matcher = re.compile(r"-\d")  # argparse reads -1 as a value, but -1,0,1 as a flag
-        self.usage = f"%(prog)s {table['usage']}"
-        if named:
-            self.description = None
-        elif any(not flag["is_usual"] and not flag["is_hidden"] for flag in table["flags"]) and asked != ALL:
-            more = f"--help GROUP    all flags of a group, by a word of its name: {', '.join(titles)}"
-            self.epilog = (
-                textwrap.fill(more, columns_here(), subsequent_indent=" " * 16) + "\n--help_all      every flag"
+        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        self.add_argument("--help_all", "--help-all", action="store_true", help=argparse.SUPPRESS)
+        for title, flags in itertools.groupby(table["flags"], lambda flag: flag["group"]):
+            group = self.add_argument_group(title)
+            for flag in flags:
+                name, default, limits = flag["name"], flag["default"], flag["limits"]
+                help_text = described(flag["help"], default, limits) if name in shown else argparse.SUPPRESS
+                how = {key: flag[key] for key in ("type", "nargs", "const", "choices")}
+                group.add_argument(*flag["options"], dest=name, default=default, help=help_text, **how)
+                if flag["switch"]:
+                    how = dict(action="store_false", default=default, help=argparse.SUPPRESS)
+                    group.add_argument(*flag["switch"], dest=name, **how)
+        actions = self._option_string_actions.items()
+        self.flags = {option.lstrip("-").replace("-", "_"): action for option, action in actions}
+
+    def values_of(self, words: Sequence[str]) -> dict[str, Any]:
+        """{flag: its value}. UserError for a wrong value and for a word that belongs to no flag."""
+        found, left_over = self.parse_known_args(words)
+        if "-f" in left_over and any(word.endswith(".json") for word in words):
+            raise UserError("-f: is Jupyter's, not a flag: in a notebook call main([...]) with a list (docs/api.md)")
+        if left_over:
+            raise UserError(
+                f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)"
             )
-        actions = [
-            self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS),
-            self.add_argument("--help_all", "--help-all", action="store_true", help=argparse.SUPPRESS),
-        ]
-        groups = {}
-        for flag in table["flags"]:
-            is_asked = flag["group"] in named if named else asked == ALL or flag["is_usual"]
-            title = flag["group"]
-            if title not in groups:
-                groups[title] = self.add_argument_group(title)
-            is_shown = is_asked and not flag["is_hidden"]
-            help_text = described(flag["help"], flag["default"], flag["limits"]) if is_shown else argparse.SUPPRESS
-            how = {"dest": flag["name"], "default": flag["default"], "help": help_text}
-            if flag["nargs"] == 0:
-                how |= {"action": "store_const", "const": flag["const"]}
-            else:
-                how |= {name: flag[name] for name in ("type", "nargs", "const", "choices")}
-            actions.append(groups[title].add_argument(*flag["options"], **how))
-        self.flags = {o.lstrip("-").replace("-", "_"): a for a in actions for o in a.option_strings}
-        self.limits = {flag["name"]: flag["limits"] for flag in table["flags"]}
+        return vars(found)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
@@ -244,8 +229,7 @@ def read_flags(
     parser = T5ArgumentParser(table, asked or "", about)
     if asked is not None:
         parser.parse_args(["--help"])
-    argv = list(argv)
-    recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    recipe, *argv = argv if argv and not argv[0].startswith("-") else [None, *argv]
     argv = list(itertools.chain(*(_from_wandb(parser, word) for word in argv)))
     given = _flags_given(parser, argv)
     if recipe is None and default_recipe is not None and given.isdisjoint(starts_anew):
@@ -253,26 +237,21 @@ def read_flags(
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
     overridden = given | {name for one, other in (SPELLINGS, SPELLINGS[::-1]) if given & one for name in other}
     overridden |= {name for name, other in SAYS_OF.items() if other in given}
-    words = _recipe_as_flags(parser, recipe) if recipe else {}
-    words = {name: flag for name, flag in words.items() if name not in overridden}
-    unnamed = words.keys() - given if recipe is not None and recipe == default_recipe else set()
-    values = vars(parser.parse_known_args([*sum(words.values(), []), *argv])[0])
+    recipe_words = _recipe_as_flags(parser, recipe) if recipe else {}
+    of_recipe = recipe_words.keys() - overridden
+    words = [word for name, flag in recipe_words.items() if name in of_recipe for word in flag] + argv
+    values = parser.values_of(words)
     _check_together(values, given, "on the command line")
-    _check_together(values, set(words), f"in the recipe {recipe}")
+    _check_together(values, of_recipe, f"in the recipe {recipe}")
     filled = {}
     for fill in fills:
-        filled |= fill(values, given | words.keys())
+        filled |= fill(values, given | of_recipe)
     parser.set_defaults(**filled)  # values, not words: a list, or a text that begins with -, would be read as flags
-    found, left_over = parser.parse_known_args([*sum(words.values(), []), *argv])
-    if "-f" in left_over and any(word.endswith(".json") for word in argv):
-        raise UserError("-f: is Jupyter's, not a flag: in a notebook call main([...]) with a list (docs/api.md)")
-    if left_over:
-        raise UserError(f"{left_over[0]}: belongs to no flag (a recipe is the first argument, a flag begins with --)")
-    values, given = vars(found), given | words.keys() | filled.keys()
-    for name in given & parser.limits.keys():
-        if values[name] is not None:
-            check_value(name, values[name], parser.limits[name])
-    return values, given, unnamed
+    values, given = parser.values_of(words), given | of_recipe | filled.keys()
+    for flag in table["flags"]:
+        if flag["name"] in given:
+            check_value(flag["name"], values[flag["name"]], flag["limits"])
+    return values, given, of_recipe if recipe == default_recipe else set()
 
 
 def _help_asked(argv: Sequence[str]) -> str | None:

@@ -41,19 +41,18 @@ def limits_of(dataclass: type) -> dict[str, dict]:
 
 
 def check_limits(flags: Any) -> None:
-    """UserError for the first flag of a dataclass whose value breaks its limits. None, a flag not set, breaks none."""
+    """UserError for the first flag of a dataclass whose value breaks its limits."""
     limits = limits_of(type(flags))
     for f in dataclasses.fields(flags):
-        if getattr(flags, f.name) is not None:
-            check_value(f.name, getattr(flags, f.name), limits.get(f.name, {}))
+        check_value(f.name, getattr(flags, f.name), limits.get(f.name, {}))
 
 
 def check_value(name: str, value: Any, limits: dict) -> None:
-    """UserError if a flag's value, or an item of its list, breaks the limits. NaN breaks every bound. A number without
-    an upper bound must be at most MOST."""
+    """UserError if a flag's value, or an item of its list, breaks the limits. NaN breaks every bound; None, a flag not
+    set, breaks none. A number without an upper bound must be at most MOST."""
     bounds = {bound: limit for bound, limit in limits.items() if bound in BOUNDS}
     usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
-    for item in value if isinstance(value, list) else [value]:
+    for item in value if isinstance(value, list) else [] if value is None else [value]:
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
         for together in (bounds, usual) if is_number else ():
             if not all(BOUNDS[bound][1](item, limit) for bound, limit in together.items()):

@@ -6,7 +6,10 @@ import shutil
 import textwrap
 from typing import Any
 
+from foundry.common.errors import UserError
 from foundry.common.flags import BOUNDS
+
+ALL = "all"  # what `--help_all` shows
 
 
 def introduction(doc: str) -> str:
@@ -15,6 +18,24 @@ def introduction(doc: str) -> str:
     lines = "\n".join(line for line in rest if line.startswith("    "))
     examples = re.split(r"(?<!\\)\n", lines)[:3]  # a backslash continues an example in the next line
     return "\n".join([summary, "", *examples]) if lines else summary
+
+
+def chosen(flags: list[dict], asked: str, about: str) -> tuple[set[str], str | None, str | None]:
+    """(names of the flags that help shows, its head, its foot). flags: of a flag_table. asked: a word of a group's
+    title, ALL, or "" for the usual flags. about: the script's docstring. UserError for a word of no group."""
+    flags = [flag for flag in flags if not flag["is_hidden"]]
+    titles = list(dict.fromkeys(flag["group"] for flag in flags))
+    named = [title for title in titles if asked and asked.lower() in title.lower().split()]
+    if named:
+        return {flag["name"] for flag in flags if flag["group"] in named}, None, None
+    if asked not in ("", ALL):
+        raise UserError(f"--help {asked}: no group of flags. Give a word of one of these: {', '.join(titles)}")
+    shown = {flag["name"] for flag in flags if asked == ALL or flag["is_usual"]}
+    if len(shown) == len(flags):
+        return shown, introduction(about), None
+    more = f"--help GROUP    all flags of a group, by a word of its name: {', '.join(titles)}"
+    foot = textwrap.fill(more, columns_here(), subsequent_indent=" " * 16) + "\n--help_all      every flag"
+    return shown, introduction(about), foot
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
