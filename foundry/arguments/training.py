@@ -193,28 +193,13 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
             raise UserError("--fp16: T5's activations overflow in float16. Use --bf16, or neither for float32")
         check_limits(self)  # before transformers, whose messages differ
         refuse(self, _NOT_IN_T5TRAINER, "T5Trainer does not use it: leave it out")
-        if self.report_to is None:
-            self.report_to = _default_trackers()
         if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, SaveStrategy.BEST):
             evaluates, saves = (getattr(value, "value", value) for value in (self.eval_strategy, self.save_strategy))
             raise UserError(
                 f"--eval_strategy {evaluates}, --save_strategy {saves}: --load_best_model_at_end requires "
                 "the same value for both: give it, or --load_best_model_at_end false (fine-tuning has true)"
             )
-        if self.disable_tqdm is None and not sys.stderr.isatty():
-            self.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
-        if not has_accelerator():
-            self.use_cpu = True  # otherwise there is no backend, and every launched process would run alone
-            self.dataloader_pin_memory = False
-        if self.use_cpu and self.ddp_backend == "nccl":
-            raise UserError("--ddp_backend nccl: is for GPUs, and this run is on the CPU. Leave it out, or give gloo")
-        if self.dataloader_num_workers is None:
-            self.dataloader_num_workers = 0  # until runs/speed.py chooses
-        if self.accelerator_config is None and not self.use_cpu and self.dataloader_pin_memory:
-            self.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
-        take_from_accelerate(self)
-        if self.bf16 is None:
-            self.bf16 = not self.use_cpu and has_bf16()
+        _fit_to_machine(self)
         # Restored afterwards: transformers knows neither our optimizers' names nor a default that is not chosen yet.
         asked = {name: getattr(self, name) for name in _LEFT_OPEN}
         self.chose_metric = self.metric_for_best_model is not None
@@ -267,6 +252,27 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields, secrets as None."""
         return {name: None if is_secret(name) else value for name, value in vars(self).items() if name != "features"}
+
+
+def _fit_to_machine(args: T5TrainingArguments) -> None:
+    """Sets the flags that follow from the machine and the launcher: those that are not given, and those without an
+    effect here. UserError for a launcher's settings that are not supported, and for --ddp_backend nccl on the CPU."""
+    if args.report_to is None:
+        args.report_to = _default_trackers()
+    if args.disable_tqdm is None and not sys.stderr.isatty():
+        args.disable_tqdm = True  # a bar in a file or a job's log is thousands of lines
+    if not has_accelerator():
+        args.use_cpu = True  # otherwise there is no backend, and every launched process would run alone
+        args.dataloader_pin_memory = False
+    if args.use_cpu and args.ddp_backend == "nccl":
+        raise UserError("--ddp_backend nccl: is for GPUs, and this run is on the CPU. Leave it out, or give gloo")
+    if args.dataloader_num_workers is None:
+        args.dataloader_num_workers = 0  # until runs/speed.py chooses
+    if args.accelerator_config is None and not args.use_cpu and args.dataloader_pin_memory:
+        args.accelerator_config = {"non_blocking": True}  # batches are copied while the GPU works
+    take_from_accelerate(args)
+    if args.bf16 is None:
+        args.bf16 = not args.use_cpu and has_bf16()
 
 
 def has_bf16() -> bool:

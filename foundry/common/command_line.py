@@ -90,7 +90,7 @@ def flag_table(dataclass_types: list[type]) -> dict:
             assert name not in flags, f"two classes define --{name}"
             flags[name] = flag = _as_for_argparse(field, types[name])
             flag["help"] = flag["help"] if name in own else limit.get("help", flag["help"])
-            flag["limits"] = {key: value for key, value in limit.items() if key != "help"}
+            flag["limits"] = limit
             flag["is_usual"] = name in usual
             flag["is_hidden"] = name in hidden or field.metadata.get("is_older", False)
             if name not in named:
