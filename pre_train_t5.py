@@ -100,6 +100,7 @@ def main(argv: list[str] | None = None) -> dict:
     objective = get_objective(run.data, tokenizer, model)
     check_resumed(run.checkpoint, model.config, found.fingerprints(tokenizer), *run.groups)
     text = found.text(objective, run.args, run.checkpoint)
+    check_resumed(run.checkpoint, model.config, text.fingerprints(tokenizer), *run.groups)  # knows copies too
 
     trainer = T5Trainer(
         model=model,

@@ -190,8 +190,13 @@ class Text:
 
     # ------------------------------------------------------------ what a run reports
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-        """As `FoundText.fingerprints`."""
-        return self.found.fingerprints(tokenizer)
+        """As `FoundText.fingerprints`; where held-out documents are copies of others, "copies" says so: runs that were
+        written before had all of them on one side."""
+        prints = self.found.fingerprints(tokenizer)
+        pairs = zip(self.files["validation"], self.found.sources.values(), strict=True)
+        if any(file.known and "validation" not in sources for file, sources in pairs):
+            prints["copies"] = "on both sides"
+        return prints
 
     @property
     def _described_tokenizer(self) -> str:

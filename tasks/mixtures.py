@@ -116,7 +116,8 @@ class CorruptedText:
         source = find_sources(text)["train"]
         self.files = source.files
         self.collator = T5DataCollator(tokenizer, inputs_length)
-        file = tokenised(text, {"train": source}, tokenizer)["train"]
+        files = tokenised(text, {"train": source}, tokenizer)
+        file = files["train"]
         tokens, self.losses = file.tokens, file.losses
         self.chunks = ChunkDataset(tokens, self.collator.tokens_length, seed)
         if not len(self):
@@ -126,6 +127,7 @@ class CorruptedText:
                 f"{self.collator.tokens_length}. Give more text, or a smaller --max_source_length"
             )
         decisive = f"{source.fingerprint} {tokenizer_fingerprint(tokenizer)} {inputs_length} {seed}"
+        decisive += " copies" * bool(files["validation"].known)  # runs that were written before had other rows then
         self._fingerprint = hashlib.sha256(decisive.encode()).hexdigest()
 
     def __len__(self) -> int:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +37,7 @@ ONE_DOCUMENT = "the text is one document, which cannot be divided: write its par
 MOST_PLACES = 32  # documents whose places are kept, spread evenly over the file
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
 TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
+SPLIT_FORMAT = 1  # part of the keys of text of which a part is held out: raise it when that is another part
 COUNTS_FORMAT = 2  # part of a text's key too: raise it when something else is counted of the same tokens
 
 
@@ -55,7 +55,7 @@ class TokenFile:
     empty_documents: int
     text_bytes: int
     unknown: int = 0  # how many of the tokens are <unk>
-    known: int = 0  # of validation: how many of the documents are also in the training text
+    known: int = 0  # of validation: how many of the documents are also trained on
     digests: frozenset[int] = frozenset()  # of a stream's validation: those of its documents
     lengths: Counter = field(default_factory=Counter)
     places: list[list[int]] = field(default_factory=list)
@@ -84,16 +84,19 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     count = args.validation_split_count
     if "validation" not in sources:
         choices.append(args.validation_split_percentage if count is None else ["documents", count])
+        choices.append(SPLIT_FORMAT)
     key = hashlib.sha256(repr(choices).encode()).hexdigest()
 
-    def blocks_of(source: Source, limit: int | None) -> Iterable[tuple[bool, Iterable]]:
+    def documents_of(source: Source, limit: int | None) -> Iterator[tuple[bool, Any]]:
+        """(whether it is held out, document)"""
         used = itertools.islice(source.documents(), limit)
-        if "validation" in sources:
-            return [(False, used)]
-        if count:
+        blocks: Iterable[tuple[bool, Iterable]] = [(False, used)]
+        if "validation" not in sources and count:
             total = sum(map(_is_counted, itertools.islice(source.documents(), limit)))
-            return split_off_documents(used, count, total)
-        return split_documents(used, args.validation_split_percentage)
+            blocks = split_off_documents(used, count, total)
+        elif "validation" not in sources:
+            blocks = split_documents(used, args.validation_split_percentage)
+        return ((held_out, document) for held_out, block in blocks for document in block)
 
     def build(folder: Path) -> None:
         eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
@@ -103,30 +106,26 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
             split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encode, eos_id, begins[split])
             for split in begins
         }
-        bar_of = partial(tqdm, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
-        held_out_texts, trained, moved = Counter(), set(), {}
-        for split, source in sorted(sources.items(), reverse=True):  # validation first
-            limit = args.max_train_samples if split == "train" else None
-            if "validation" not in sources:
-                with bar_of(total=source.size, desc="looking for copies") as bar:
-                    moved = sides_of_copies(blocks_of(source, limit), folder / "hashes", bar.update)
-            last, number = None, 0
-            with bar_of(total=source.size, desc="tokenising") as bar:
-                for held_out, block in blocks_of(source, limit):
-                    for document in block:
-                        is_compared = _is_counted(document) and bool(moved or "validation" in sources)
-                        text = digest(document) if is_compared else None
-                        writer = writers["validation" if moved.get(text, held_out) else split]
-                        if last not in (None, writer):
+        bar_of = partial(tqdm, desc="tokenising", unit="B", unit_scale=True, disable=not sys.stderr.isatty())
+        held_out_texts, hashes = Counter(), folder / "hashes"
+        with hashes.open("wb") as trained_texts:
+            for split, source in sources.items():
+                limit, last = args.max_train_samples if split == "train" else None, None
+                with bar_of(total=source.size) as bar:
+                    for number, (held_out, document) in enumerate(documents_of(source, limit)):
+                        side = "validation" if held_out else split
+                        if last not in (None, writers[side]):
                             last.break_off()
-                        bar.update(writer.add(document, number))
-                        number += 1
-                        last = writer
-                        if is_compared and split == "validation":
-                            held_out_texts[text] += 1
-                        elif text in held_out_texts:
-                            trained.add(text)
-        writers["validation"].info["known"] = sum(map(held_out_texts.__getitem__, trained))
+                        last = writers[side]
+                        bar.update(last.add(document, number))
+                        if not _is_counted(document):  # equal parts of flat arrays are no copies
+                            continue
+                        if side == "validation":
+                            held_out_texts[digest(document)] += 1
+                        else:
+                            trained_texts.write(digest(document).to_bytes(8, sys.byteorder))
+        writers["validation"].info["known"] = _trained_on(held_out_texts, hashes)
+        hashes.unlink()
         for split, writer in writers.items():
             info = {"dtype": writer.dtype.name} | writer.finish()
             writer.file.close()
@@ -145,46 +144,14 @@ def digest(document: str | IdDocument) -> int:
     return int.from_bytes(hashlib.blake2b(contents, digest_size=8).digest())
 
 
-def sides_of_copies(
-    blocks: Iterable[tuple[bool, Iterable]], aside: Path, progress: Callable[[int], object]
-) -> dict[int, bool]:
-    """{digest: whether it is held out} of the documents of which some copies are in held-out blocks and some are not:
-    now all of them are on one side, and as many documents are held out as before. blocks: what `split_documents`
-    yields. Only the digests of held-out documents are in memory: the others are in the file `aside`.
-
-    If a share p of the blocks is held out, c copies are on both sides with probability 1 - p^c - (1 - p)^c, and on the
-    held-out side alone with p^c. For p of them to be held out, (p - p^c) / (1 - p^c - (1 - p)^c) of the former must be:
-    half of the pairs, but few of the lines that stand everywhere. The digests say which ones.
-    """
-    inside, total, ranks = Counter(), 0, {}
-    with aside.open("wb") as file:
-        for held_out, block in blocks:
-            texts = list(filter(_is_counted, block))  # equal parts of flat arrays are no copies
-            digests = list(map(digest, texts))
-            total += len(digests)
-            if held_out:
-                inside.update(digests)
-            else:
-                file.write(np.array(digests, np.uint64).tobytes())
-            progress(sum(len(text.encode()) if isinstance(text, str) else text.ids.nbytes for text in texts))
-    known = np.array(sorted(inside), np.uint64)
-    outside = np.zeros(len(known), np.int64)
-    for start in range(0, aside.stat().st_size if len(known) else 0, 8 * SCANNED):
-        found = np.fromfile(aside, np.uint64, SCANNED, offset=start)
-        places = np.searchsorted(known, found).clip(max=len(known) - 1)
-        outside += np.bincount(places[known[places] == found], minlength=len(known))
-    aside.unlink()
-    share = inside.total() / max(total, 1)
-    for place in np.flatnonzero(outside).tolist():
-        text = int(known[place])
-        copies = inside[text] + int(outside[place])
-        alone = share**copies
-        ranks[text] = text * (1 - alone - (1 - share) ** copies) / (share - alone), copies
-    room, sides = sum(map(inside.__getitem__, ranks)), {}
-    for text, (_, copies) in sorted(ranks.items(), key=itemgetter(1)):
-        sides[text] = copies <= 2 * room  # the nearest number
-        room -= copies * sides[text]
-    return sides
+def _trained_on(held_out: Counter, trained: Path) -> int:
+    """How many held-out documents are also trained on. held_out: {digest: number of held-out documents that have it}.
+    trained: a file of the digests of the training documents, since a corpus has more of them than fit into memory."""
+    known = np.array(list(held_out), np.uint64)
+    is_trained = np.zeros(len(known), bool)
+    for start in range(0, trained.stat().st_size, 8 * SCANNED):
+        is_trained |= np.isin(known, np.fromfile(trained, np.uint64, SCANNED, offset=start))
+    return sum(map(held_out.__getitem__, known[is_trained].tolist()))
 
 
 def _is_counted(document: str | IdDocument) -> bool:

@@ -359,6 +359,8 @@ def check_resumed(
         # Without a validation text, a part of the training text is held out.
         had, has = ("yes" if "validation" in found else "no" for found in (saved, fingerprints))
         compared.append(("a validation text of its own", had, has))
+    if saved and "copies" in fingerprints:
+        compared.append(("copies of held-out documents", saved.get("copies", "on one side"), fingerprints["copies"]))
     contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
     compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]

@@ -809,6 +809,24 @@ class ResumeTest(TestCase):
         self.write("other.txt", "\n".join(sentences(500, seed=1)).encode())
         self.assert_refused(pre_train_t5, self.resumed(**changes), message)
 
+    def test_of_a_run_that_held_out_all_copies_of_a_document(self):
+        """Its run.json does not say where copies are; its rows were others."""
+        path = self.write("copies.txt", ("\n".join(sentences(250) * 2) + "\n").encode())
+        flags = self.pre_training(train_file=str(path), save_steps=1, max_steps=2) | dict(output_dir="{bad}/copies")
+        self.assertIsNone(self.run_script(pre_train_t5, flags)[0])
+        flags |= dict(resume_from_checkpoint=True, max_steps=3)
+        file = self.folder / "copies" / "run.json"
+        record = json.loads(file.read_text())
+        self.assertEqual(record["fingerprints"].pop("copies"), "on both sides")
+        file.write_text(json.dumps(record))
+        message = "checkpoint-2: copies of held-out documents: on one side in its run, on both sides now: resume with"
+        self.assert_refused(pre_train_t5, flags, message)
+        record["fingerprints"]["copies"] = "on both sides"
+        file.write_text(json.dumps(record))
+        code, printed, errors = self.run_script(pre_train_t5, flags)
+        self.assertIsNone(code, errors)
+        self.assertRegex(printed, r"known +[1-9]\d* of \d+ validation documents are in the training text")
+
     def test_damaged(self):
         for step in (1, 2):
             weights = self.folder / "out" / f"checkpoint-{step}" / "model.safetensors"

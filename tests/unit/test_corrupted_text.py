@@ -1,6 +1,7 @@
 """Span corruption in a mixture with tasks: its rows are those of pre-training, and its share is the one asked for."""
 
 import contextlib
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +11,10 @@ from helpers import sentences
 
 from data_collator_t5 import T5DataCollator
 from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.chunks import ChunkDataset
-from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
+from foundry.corpora.sources import find_sources
+from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from foundry.features import NO_FEATURES
 from tasks.mixtures import CorruptedText, Mixture
 from tasks.tasks import Task, TaskData, Tasks
@@ -48,6 +51,17 @@ class CorruptedTextTest(parameterized.TestCase):
         self.assertEqual([seven, zero], [rows[7], rows[0]])
         self.assertNotEqual(seven["labels"], self.rows(seed=1)[7]["labels"])
         self.assertNotEqual(rows._fingerprint, self.rows(seed=1)._fingerprint)
+
+    @parameterized.parameters(1, 2)
+    def test_runs_from_before_are_not_resumed_with_other_rows(self, copies):
+        """They had all copies of a document on one side, so only texts with copies have other rows now."""
+        path = self.folder / "copies.txt"
+        path.write_text("\n".join(list(dict.fromkeys(TEXT)) * copies))
+        flags = self.flags(span_corruption_file=[str(path)])
+        rows = CorruptedText(flags, self.tokenizer, 32, 0)
+        print_of = find_sources(PreTrainingDataArguments(train_file=flags.span_corruption_file))["train"].fingerprint
+        before = hashlib.sha256(f"{print_of} {tokenizer_fingerprint(self.tokenizer)} 32 0".encode()).hexdigest()
+        self.assertEqual(rows._fingerprint == before, copies == 1)
 
     @parameterized.parameters((0.1, 1), (0.9, 1), (0.25, 2), (None, 2))
     def test_share(self, share, tasks):

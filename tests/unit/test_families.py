@@ -115,6 +115,7 @@ class FamiliesTest(parameterized.TestCase):
         ("text", {"train": "other"}, "the contents of train: text in its run, other now"),
         ("tokenizer", {"tokenizer": "other"}, "the contents of tokenizer: pieces in its run, other now"),
         ("held_out", {"validation": "own"}, "a validation text of its own: no in its run, yes now"),
+        ("copies", {"copies": "on both sides"}, "copies of held-out documents: on one side in its run, on both sides"),
     )
     def test_a_checkpoint_of_other_contents_is_not_resumed(self, change, message):
         folder, config, flags = Path(tempfile.mkdtemp()), config_of("t5_v1_1"), SimpleNamespace()

@@ -115,13 +115,13 @@ class TokensTest(TestCase):
             self.assertGreater(len(file.tokens), 500)
             np.testing.assert_array_equal(file.tokens, flat[: len(file.tokens)])
 
-    @parameterized.parameters(2, 20)
-    def test_copies_are_on_one_side(self, copies):
+    @parameterized.parameters(1, 2, 20)
+    def test_held_out_copies_are_counted(self, copies):
         documents = np.random.default_rng(0).integers(0, 10, (400 // copies, 50)).tolist() * copies
         files = self.tokens(self.path("rows.jsonl", documents), input_ids_column="ids", validation_split_percentage=10)
-        sides = [{tuple(part) for part in file.tokens.reshape(-1, 50).tolist()} for file in files.values()]
-        self.assertEmpty(sides[0] & sides[1])
-        self.assertLen(sides[0] | sides[1], 400 // copies)
+        train, held_out = ([*map(tuple, file.tokens.reshape(-1, 50).tolist())] for file in files.values())
+        self.assertEqual(files["validation"].known, sum(row in set(train) for row in held_out))
+        self.assertLen({*train, *held_out}, 400 // copies)
         self.assertBetween(files["validation"].documents, 28, 56)
 
     def test_all_ids_are_in_one_split_or_the_other(self):
