@@ -146,15 +146,7 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     other_benchmark = "benchmark" in given and values["benchmark"] != record.get("benchmark")
     if other_benchmark or not (recorded == {"all"} or names <= recorded):
         return {}
-    left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
-    if names and OWN not in names:
-        left_out |= {*_OWN_PAIRS, *_PLACES[1:]}  # describe own pairs, which are not asked for
-        left_out -= set() if record.get("source_prefix") else {"source_prefix"} - {*given}
-    if names == {OWN}:
-        left_out.add("data_dir")  # of other tasks, which are not asked for
-    left_out |= _replaced(record, values, given)
-    if values["split"] or values["do_predict"]:
-        left_out.add("max_eval_samples")
+    left_out = _left_out(record, values, given, names)
     flags = {name: record[name] for name in _FLAGS if name in record and name not in left_out}
     if strange := [name for name in flags.get("metrics") or () if name not in METRICS]:
         raise UserError(
@@ -168,6 +160,19 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
                 f"Say with --{flag} where they are"
             )
     return flags
+
+
+def _left_out(record: dict, values: dict, given: Collection[str], names: set[str]) -> set[str]:
+    """The flags that are not taken from the record. names: of the tasks that are asked for; none: all of it."""
+    left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
+    if names and OWN not in names:
+        left_out |= {*_OWN_PAIRS, *_PLACES[1:]}  # describe own pairs, which are not asked for
+        left_out -= set() if record.get("source_prefix") else {"source_prefix"} - {*given}
+    if names == {OWN}:
+        left_out.add("data_dir")  # of other tasks, which are not asked for
+    if values["split"] or values["do_predict"]:
+        left_out.add("max_eval_samples")
+    return left_out | _replaced(record, values, given)
 
 
 def _replaced(record: dict, values: dict, given: Collection[str]) -> set[str]:
