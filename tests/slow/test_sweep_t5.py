@@ -27,7 +27,7 @@ import optuna
 import psutil
 import yaml
 from absl.testing import parameterized
-from helpers import run_main, write_programs, write_tiny_model
+from helpers import has_ended, run_main, write_programs, write_tiny_model
 from wandb.wandb_agent import Agent
 from warm_python import warm_python
 
@@ -566,7 +566,7 @@ class AgentTest(SweepTest):
             sweep_trials.end_process(process)
         self.assertEqual(process.returncode, -signal.SIGKILL)
         process.stdout.close()
-        self.wait_for(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
+        self.wait_for(lambda: has_ended(child))
 
     def test_failures_are_recorded_and_shown(self):
         parameters = {"breaks": {"values": ["early", "no", "nan"]}, "x": {"value": 0.3}}

@@ -77,6 +77,14 @@ def write_tiny_model(folder: Path, lines: list[str], vocab_size: int, **changes)
     create_model(build_config("tiny", len(load_tokenizer(str(folder))), SHAPE | changes)).save_pretrained(folder)
 
 
+def has_ended(process: int | str) -> bool:
+    """Whether it is gone, or waits to be collected by the process that it was left to, which may take seconds."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def write_programs(folder: Path, *names: str) -> dict[str, str]:
     """Puts programs into the folder that print their words, a line each; {"PATH": ...} that finds them."""
     for name in names:
