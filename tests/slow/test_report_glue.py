@@ -24,7 +24,7 @@ from unittest import mock
 from absl.testing import parameterized
 from helpers import run_main, write_tiny_model
 from matplotlib.image import imread
-from warm_python import warm_python
+from warm_python import quick_runs, warm_python
 
 import evaluate_t5
 import fine_tune_t5
@@ -71,7 +71,12 @@ class TestCase(parameterized.TestCase):
         def in_process(command: list[str], log: Path) -> int:
             self.commands.append(command)
             log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("a") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            with contextlib.ExitStack() as stack:
+                for patch in quick_runs():  # the runs' own pictures; those of the report are drawn
+                    stack.enter_context(patch)
+                stream = stack.enter_context(log.open("a"))
+                stack.enter_context(contextlib.redirect_stdout(stream))
+                stack.enter_context(contextlib.redirect_stderr(stream))
                 try:
                     SCRIPTS[Path(command[1]).name](command[2:])
                 except SystemExit as stop:
