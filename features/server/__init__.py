@@ -23,6 +23,7 @@ class Server(Front):
     """Answers requests, in place of a file."""
 
     _argument_group_name = "prediction"
+    _usual = "serve"
     instead: ClassVar = "serve"
     rules: ClassVar[Rules] = (
         (

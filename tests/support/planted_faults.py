@@ -495,8 +495,8 @@ FAULTS = [
     Fault(
         "limits_of_lists_are_not_checked",
         "foundry/common/flags.py",
-        "for item in value if isinstance(value, list) else [value]:",
-        "for item in [] if isinstance(value, list) else [value]:",
+        "for item in value if isinstance(value, list) else [] if value is None else [value]:",
+        "for item in [] if isinstance(value, list) or value is None else [value]:",
         ["unit/test_arguments_t5.py", "unit/test_own_pairs.py", "unit/test_bad_values.py"],
     ),
     Fault(
