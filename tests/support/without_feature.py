@@ -2,8 +2,9 @@
 `python without_feature.py TREE CACHE FLAG ... -- "--flag value" ...`.
 
 In this one process, with nothing of our modules loaded before: every module is imported, --help of every script works,
-the flags of the feature are unknown, the values that it gave to flags of the core are refused, a pre-training of four
-steps and a fine-tuning of two run. Prints a line for each. CACHE: keeps the tokens for the next tree.
+the flags of the feature are unknown, the values that it gave to flags of the core are refused and, unless CACHE is
+empty, a pre-training of four steps and a fine-tuning of two run. Prints a line for each. CACHE: keeps the tokens for
+the next tree.
 """
 
 import ast
@@ -63,6 +64,11 @@ def main(tree: str, cache: str, *words: str) -> None:
     for value in values:
         code, printed = ended(pre_train, value.split())
         assert code == 2 and f"{value}: " in printed, (value, code, printed)
+    if cache:
+        train(pre_train, fine_tune, cache)
+
+
+def train(pre_train, fine_tune, cache: str) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         for patch in quick_runs():
             stack.enter_context(patch)

@@ -202,8 +202,9 @@ class RunTest(TestCase):
     )
     def test_a_student_that_is_its_own_teacher_has_nothing_to_learn(self, script, changes, most=1e-6):
         """The divergence begins at 0, and so does its gradient, as the teacher has no dropout and sees the batch."""
-        own = dict(teacher=self.folder / "student", distillation_weight=1, dropout_rate=0, max_steps=1, logging_steps=1)
-        out, _, _ = self.run_script(script, save_strategy="no", **own | changes)
+        own = dict.fromkeys(("model_name_or_path", "teacher"), self.folder / "other")
+        own |= dict(distillation_weight=1, dropout_rate=0, max_steps=1, logging_steps=1, save_strategy="no")
+        out, _, _ = self.run_script(script, **own | changes)
         (line, *_) = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
         self.assertLess(line["loss"], most)
         self.assertLess(line["grad_norm"], 1000 * most)

@@ -24,6 +24,7 @@ import fine_tune_t5
 from features.rewards import study
 
 ROOT = Path(constants.__file__).parent
+_RLOO = dict(reward_kl=0.1, supervised_share=0.2)
 _GRPO = dict(reward_method="grpo", reward_updates=2, reward_kl=0.1)
 
 
@@ -36,7 +37,7 @@ class RunTest(parameterized.TestCase):
         rows = "".join(f"{text}\t{' '.join(text.split()[: 1 + n % 4])}\n" for n, text in enumerate(lines[:52]))
         (cls.folder / "pairs.tsv").write_text("long\tshort\n" + rows)
         write_tiny_model(cls.folder / "start", lines, 300)
-        cls.numbers = itertools.count()
+        cls.numbers, cls.finished = itertools.count(), {}
 
     def flags(self, **changes) -> dict:
         """Six steps of eight rows; the seventh batch of an epoch of 49 rows is not full."""
@@ -55,10 +56,16 @@ class RunTest(parameterized.TestCase):
         _, printed, error = run_main(fine_tune_t5.main, *argv_of(self.flags(output_dir=out, **changes)), code=code)
         return out, printed, error
 
-    @parameterized.parameters(dict(reward_kl=0.1, supervised_share=0.2), dict(reward_method="scst"), _GRPO)
+    def whole(self, **how) -> tuple[Path, str]:
+        """(the output folder, stdout) of a run on one process that nothing stops, made once."""
+        if (key := str(how)) not in self.finished:
+            type(self).finished[key] = self.run_script(**how)[:2]
+        return self.finished[key]
+
+    @parameterized.parameters(_RLOO, dict(reward_method="scst"), _GRPO)
     def test_a_resumed_run_is_the_uninterrupted_one(self, **how):
         """Stopped after an odd step: a second update on the answers of the step before follows."""
-        whole, _, _ = self.run_script(**how)
+        whole, _ = self.whole(**how)
         expected, resumed = torture.outcome(whole), self.folder / f"out_{next(self.numbers)}"
         resumed.mkdir()
         for name in ("checkpoint-3", "run.json", "metrics.jsonl", "samples.md"):
@@ -70,13 +77,12 @@ class RunTest(parameterized.TestCase):
         self.assertEqual((resumed / "samples.md").read_text(), (whole / "samples.md").read_text())
 
     @parameterized.parameters(
-        dict(reward_kl=0.1, supervised_share=0.2),
+        _RLOO,
         _GRPO,
         dict(reward_kl=0.1, deepspeed=ROOT / "zero_stage2_config.json"),
     )
     def test_two_processes_train_to_the_weights_of_one(self, deepspeed=None, **how):
-        out = [self.folder / f"out_{next(self.numbers)}" for _ in range(2)]
-        self.run_script(output_dir=out[0], **how)
+        out = [self.whole(**how)[0], self.folder / f"out_{next(self.numbers)}"]
         how |= {} if deepspeed is None else {"deepspeed": deepspeed}
         flags = argv_of(self.flags(output_dir=out[1], per_device_train_batch_size=4, use_cpu="true", **how))
         command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -97,7 +103,7 @@ class RunTest(parameterized.TestCase):
         return [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
 
     def test_what_is_seen(self):
-        out, printed, _ = self.run_script(reward_kl=0.1, supervised_share=0.2, save_strategy="no")
+        out, printed = self.whole(**_RLOO)
         self.assertRegex(printed, r"reward +rougeL \+ 0.5 length, rloo: .*, 24 a step, of at most 6 tokens")
         self.assertIn("(weights, gradients, optimizer, reference), plus activations", printed)
         self.assertRegex(printed, r"rewards: \d+ % of a step's time goes into .* [\d,]+ tokens are drawn and [\d,]+")
@@ -157,7 +163,8 @@ class RunTest(parameterized.TestCase):
         self.assertIn(f"--model_name_or_path {folder}: was never fine-tuned", error)
 
     def test_a_run_is_not_resumed_from_other_starting_weights(self):
-        out, _, _ = self.run_script(reward_kl=0.1, max_steps=3)
+        out = self.folder / "stopped"
+        shutil.copytree(self.whole(reward_kl=0.1)[0], out)
         shutil.copytree(self.folder / "start", self.folder / "other")
         weights = load_file(self.folder / "other" / "model.safetensors")
         save_file(
@@ -167,7 +174,6 @@ class RunTest(parameterized.TestCase):
             2,
             output_dir=out,
             reward_kl=0.1,
-            max_steps=5,
             model_name_or_path=self.folder / "other",
             resume_from_checkpoint=out / "checkpoint-3",
         )

@@ -663,6 +663,12 @@ class ScriptTest(parameterized.TestCase):
         corpus = FileCorpus([self.workspace / "text.txt"])
         self.assertLess(len(set(examined)), sum(1 for _ in corpus.all_rows()) / 2)
 
+    def test_a_killed_run_ends_with_the_same_bits(self):
+        flags = ("--max_steps", "7", "--save_steps", "3", "--eval_steps", "5")
+        seed = random.randrange(2**31)
+        counts = torture.torture(self.workspace, "fine_tune_stream", 1, seed, show=lambda _: 0, flags=flags)
+        self.assertEqual((counts["kills"], counts["runs_compared"]), (1, 1), f"seed {seed}")
+
     def test_workers_change_nothing(self):
         forks, fork = [], os.fork
         self.enter_context(mock.patch("os.fork", lambda: forks.append(1) or fork()))
