@@ -214,7 +214,7 @@ def settings_of(plan: Plan) -> dict:
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
     settings["form"] = plan.features.one(Weights).form() or "float32"
-    patterns = ("*model*.safetensors", "*model*.bin", TASK_RECORD, "generation_config.json")
+    patterns = ("*model*.safetensors", "*model*.bin", "*model*.gguf", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     settings |= {
         "max_source_length": plan.entry["max_source_length"],

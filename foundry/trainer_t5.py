@@ -38,7 +38,7 @@ from foundry.model_t5 import use_one_embedding_module
 from foundry.modeling.families import family_of
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
-from foundry.modeling.learning import Learning
+from foundry.modeling.learning import Learning, losses_of
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.publishing.publication import Publication
@@ -132,9 +132,8 @@ class T5Trainer(FiniteTrainer):
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
         learnings = args.features.of(Learning)
-        losses = [learning.loss(model, args) for learning in learnings]
-        terms = [loss for loss in losses if isinstance(loss, LossTerm)]
-        set_up_step(model, args, terms, next(filter(callable, losses), None))
+        terms, whole = losses_of(args.features, model, args)
+        set_up_step(model, args, terms, whole)
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:

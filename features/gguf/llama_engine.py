@@ -160,7 +160,8 @@ def until(tokens: Iterator[int], ends: Collection[int], limit: int, watch: Calla
     answer: list[int] = []
     while len(answer) < limit:
         answer.append(next(tokens))
-        if answer[-1] in ends or (watch and watch(answer[-1])):
+        stops = watch is not None and watch(answer[-1])  # told of every token, the last one too
+        if stops or answer[-1] in ends:
             break
     return answer
 
@@ -186,7 +187,7 @@ def model_file(name: str) -> Path:
     if len(found) != 1:
         raise UserError(
             f"--model_name_or_path {name}: --backend gguf needs a folder that export_checkpoint.py --formats gguf "
-            f"wrote; found {', '.join(map(str, found)) or 'none'}"
+            f"wrote; found {', '.join(map(str, found)) or 'none'}" + (": name one of these" if found else "")
         )
     return found[0]
 
@@ -197,7 +198,7 @@ def check_greedy(config: GenerationConfig) -> dict:
     for name, value in settings.items():
         raise UserError(
             f"--backend gguf: answers greedily, and has nothing like {name} {value}: take --backend transformers, "
-            "or delete it from generation_config.json if other answers will do"
+            "or leave out this flag, or this setting of generation_config.json"
         )
     return {}
 

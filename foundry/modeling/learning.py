@@ -7,6 +7,8 @@ smallest example is in CONTRIBUTING.md.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from foundry.common.errors import UserError
+from foundry.common.words import listed
 from foundry.features import Feature, Features
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 class Learning(Feature):
     """The core's own way: the cross-entropy of the rows' targets. A subclass changes what it needs to; several with
-    LossTerms may be on at once, and then change the same rows, batches and losses in the order of their folders' names.
+    LossTerms may be on at once, and then change the same rows, batches and losses in the order of their folders' names;
+    one that replaces the loss is on alone.
 
     args: the training flags with their final values.
     """
@@ -62,6 +65,17 @@ class Learning(Feature):
     def memory(self, args: Any) -> dict[str, int]:
         """{what it holds: its bytes in each process}, beside the model that is trained."""
         return {}
+
+
+def losses_of(features: Features, model: "PreTrainedModel", args: Any) -> "tuple[list[LossTerm], Callable | None]":
+    """(the terms of those that are on, what replaces the loss of tokens). UserError for a loss that replaces it beside
+    another: the others would have no part in it."""
+    found = [(each, loss) for each in features.of(Learning) if (loss := each.loss(model, args)) is not None]
+    replacing = [loss for _, loss in found if callable(loss)]
+    if replacing and len(found) > 1:
+        folders = listed(type(each).__module__.split(".")[-1] for each, _ in found)
+        raise UserError(f"{folders}: one of them replaces the loss in which the others have a part: leave it out")
+    return [loss for _, loss in found if not callable(loss)], next(iter(replacing), None)
 
 
 def held(features: Features, args: Any) -> dict[str, int]:

@@ -1,0 +1,68 @@
+"""Ways of learning: what of them may be on together, and what a resumed run must keep of them."""
+
+import dataclasses
+import json
+
+from absl.testing import parameterized
+from transformers import T5Config
+
+from foundry.common.errors import UserError
+from foundry.features import Features
+from foundry.modeling.learning import Learning, losses_of
+from foundry.modeling.loss import LossTerm
+from foundry.training.checkpoints import check_resumed
+
+
+@dataclasses.dataclass
+class Term(Learning):
+    """A term of the loss of each token."""
+
+    decisive = ("term",)
+    term: float = 0.5
+
+    def is_on(self) -> bool:
+        return self.term > 0
+
+    def loss(self, *_):
+        return LossTerm(None, self.term)
+
+
+@dataclasses.dataclass
+class Whole(Learning):
+    """A loss in place of that of tokens."""
+
+    def is_on(self) -> bool:
+        return True
+
+    def loss(self, *_):
+        return print
+
+
+class LossesTest(parameterized.TestCase):
+    def test_terms_are_taken_in_turn_and_a_whole_loss_alone(self):
+        terms, whole = losses_of(Features([Term(0.5), Term(0.25), Term(0.0)]), None, None)
+        self.assertEqual([term.weight for term in terms], [0.5, 0.25])
+        self.assertIsNone(whole)
+        self.assertEqual(losses_of(Features([Whole(), Term(0.0)]), None, None), ([], print))
+        self.assertEqual(losses_of(Features(), None, None), ([], None))
+
+    @parameterized.parameters((Term(), Whole()), (Whole(), Term()), (Whole(), Whole()))
+    def test_a_loss_without_a_part_in_it_is_refused(self, one, other):
+        with self.assertRaisesRegex(UserError, "one of them replaces the loss in which the others have a part"):
+            losses_of(Features([one, other]), None, None)
+
+
+class ResumedTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({"term": 0.5}, 0.5, False), ({"term": 0.5}, 0.25, True), ({}, 0.5, False), ({}, 0.25, True)
+    )
+    def test_a_run_from_before_a_feature_had_its_default(self, recorded, value, is_refused):
+        checkpoint = self.folder / "checkpoint-1"
+        checkpoint.mkdir()
+        (checkpoint / "config.json").write_text(json.dumps(T5Config().to_dict()))
+        (self.folder / "run.json").write_text(json.dumps({"arguments": {"seed": 1, **recorded}}))
+        if not is_refused:
+            check_resumed(str(checkpoint), T5Config(), {}, Term(value))
+            return
+        with self.assertRaisesRegex(UserError, "--term: 0.5 in its run, 0.25 now"):
+            check_resumed(str(checkpoint), T5Config(), {}, Term(value))
