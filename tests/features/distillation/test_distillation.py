@@ -177,7 +177,7 @@ class LossTest(parameterized.TestCase):
         loss.backward()
         self.assertLess(abs(loss.item()), 1e-3 if low else 1e-7)
 
-    @parameterized.parameters((0, 0), (4, 3))
+    @parameterized.parameters((0, 0), (4, 0), (4, 3))
     def test_compiled_it_is_the_same(self, chunk, top_k):
         student, teacher = model_of("t5_v1_1"), model_of("t5_v1_1", 1)
         ids, labels = torch.randint(8, WORDS, (2, 12)), torch.randint(8, WORDS, (2, 9))
