@@ -23,12 +23,18 @@ NEEDED = 8 * 2**30  # bytes of free memory disk
 AS_THEY_ARE = "callbacks first_contact"
 
 
+def hear_signals() -> None:
+    """No signal that ends a process is ignored."""
+    usual = {number: signal.SIG_DFL for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+    for number, handler in (usual | {signal.SIGINT: signal.default_int_handler}).items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def pytest_configure(config):
     """All temporary files, of the tests and of what they start, lie in one folder; compiled kernels are kept. Ctrl-C is
     what it is in a terminal, also where a shell started the tests in its background, or nohup."""
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, handler)
+    hear_signals()
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t5_tests_", dir=in_memory())
     os.environ["XDG_CACHE_HOME"] = f"{tempfile.tempdir}/cache"  # not the user's, where scripts keep their flags
@@ -74,6 +80,14 @@ def folder(request):
     with tempfile.TemporaryDirectory() as name:
         request.instance.folder = Path(name)
         yield
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    """A run that a signal stops ignores further ones until its process ends, which in a test goes on."""
+    hear_signals()
+    yield
+    hear_signals()
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ manifest (common/whole_folders.py) shows that when a run resumes: the damaged ch
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -355,7 +354,7 @@ def check_resumed(
     for group in groups:
         decisive += (of_feature := tuple(getattr(group, "decisive", ())))
         if flags:  # a run from before the feature had what is its default now
-            fields = {field.name: field.default for field in dataclasses.fields(group)}
+            fields = {name: field.default for name, field in getattr(group, "__dataclass_fields__", {}).items()}
             flags = {name: fields[name] for name in of_feature if name in fields} | flags
     keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]
     compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
