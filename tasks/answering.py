@@ -1,6 +1,7 @@
 """Answers inputs with a model: a Plan says how, an Engine generates, and `answer_window` makes the records."""
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import IGNORE_INDEX
 from foundry.common.words import listed
@@ -107,6 +108,20 @@ Backend = Callable[[Plan, torch.device], Engine]
 
 
 # ---------------------------------------------------------------- what generates
+def followed_settings(plan: Plan) -> GenerationConfig:
+    """What `generate` would follow: the folder's generation_config.json, where no flag says otherwise."""
+    config = GenerationConfig()
+    if (plan.folder / "generation_config.json").is_file():
+        config = GenerationConfig.from_pretrained(plan.folder)
+    config.update(**plan.search)
+    return config
+
+
+def padded_answers(ids: list[list[int]]) -> np.ndarray:
+    """Answers of several lengths as [B, T], padded with -100."""
+    return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T
+
+
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`, which answers by `generate`."""
     args, weights, tokenizer = plan.args, plan.features.one(Weights), plan.tokenizer

@@ -40,11 +40,6 @@ class Backend(Feature):
 
     rules: ClassVar[Rules] = (
         (
-            "load_in_4bit load_in_8bit dtype",
-            lambda flags: flags.backend in BACKENDS,
-            "is PyTorch's: leave it out with --backend ctranslate2",
-        ),
-        (
             "backend",
             lambda flags: flags.backend in BACKENDS and (flags.do_sample or flags.bf16),
             "excludes --bf16, and --do_sample, which would draw other tokens than transformers",

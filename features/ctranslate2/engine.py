@@ -19,7 +19,7 @@ from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.modeling.generation_settings import deciding_settings
 from foundry.publishing.exports import NEW_TOKENS, Answers, Original, compare, described, pytorch_tokens, shown_search
-from tasks.answering import Engine, Plan, Watch
+from tasks.answering import Engine, Plan, Watch, followed_settings, padded_answers
 
 TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
@@ -178,10 +178,7 @@ def options_of(config: GenerationConfig, changes: dict, plan: Plan) -> dict:
 
 def with_ctranslate2(plan: Plan, _: object) -> Engine:
     """The Engine of `--backend ctranslate2`, which searches as transformers does."""
-    folder, config = plan.folder, GenerationConfig()
-    if (folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
-        config = GenerationConfig.from_pretrained(folder)
-    config.update(**plan.search)
+    config = followed_settings(plan)
     options_of(config, {}, plan)  # a setting that CTranslate2 lacks is refused before the first answer
     engine, eos = CTranslate2Engine(engine_folder(plan.args.model_name_or_path)), plan.tokenizer.eos_token_id
 
@@ -195,7 +192,7 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
         if count > 1:
             repeated = [source for source in sources for _ in range(count)]
             scores = list(map(sum, engine.log_probs(repeated, ids, eos)))
-        return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T, scores
+        return padded_answers(ids), scores
 
     def score(source: list[int], texts: torch.Tensor) -> torch.Tensor:
         found = engine.log_probs([source] * len(texts), [text[text.ne(IGNORE_INDEX)].tolist() for text in texts], eos)

@@ -31,7 +31,7 @@ from foundry.publishing.exports import (
     described_within,
     within,
 )
-from tasks.answering import Engine, Plan, Watch
+from tasks.answering import Engine, Plan, Watch, followed_settings, padded_answers
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. llama.cpp looks up the activation in a table
 # of 16 bits, and q8_0 rounds every matrix. For the encoder: of any number in its output.
@@ -192,24 +192,20 @@ def model_file(name: str) -> Path:
     return found[0]
 
 
-def check_greedy(config: GenerationConfig) -> dict:
-    """Nothing. UserError for a search other than the likeliest token each time, which is all that this engine does."""
+def check_greedy(config: GenerationConfig) -> None:
+    """UserError for a search other than the likeliest token each time, which is all that this engine does."""
     settings = deciding_settings(config) | ({"do_sample": True} if config.do_sample else {})
     for name, value in settings.items():
         raise UserError(
             f"--backend gguf: answers greedily, and has nothing like {name} {value}: take --backend transformers, "
             "or leave out this flag, or this setting of generation_config.json"
         )
-    return {}
 
 
 def with_llama_cpp(plan: Plan, _: object) -> Engine:
     """The Engine of `--backend gguf`, which answers greedily, one source after the other."""
-    config = GenerationConfig()
-    if (plan.folder / "generation_config.json").is_file():  # `generate` follows it where no flag says otherwise
-        config = GenerationConfig.from_pretrained(plan.folder)
-    config.update(**plan.search)
-    settings, eos = check_greedy(config), plan.tokenizer.eos_token_id
+    config, eos = followed_settings(plan), plan.tokenizer.eos_token_id
+    check_greedy(config)
     labels = (len(plan.tokenizer(str(label)).input_ids) for label in plan.entry.get("labels", []))
     longest = max(plan.entry["max_source_length"], plan.limit, *labels)
     engine = LlamaEngine(model_file(plan.args.model_name_or_path), longest + 1)
@@ -222,7 +218,7 @@ def with_llama_cpp(plan: Plan, _: object) -> Engine:
         for number, source in enumerate(sources):
             ends = partial(watch, number) if watch else None
             ids.append(until(engine.greedy(source), {eos}, limit, ends))
-        return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T, None
+        return padded_answers(ids), None
 
     def score(source: list[int], texts: torch.Tensor) -> torch.Tensor:
         scores = torch.zeros(texts.shape)
@@ -231,4 +227,4 @@ def with_llama_cpp(plan: Plan, _: object) -> Engine:
             scores[row, : len(ids)] = torch.from_numpy(engine.log_probs(source, ids)[np.arange(len(ids)), ids])
         return scores
 
-    return Engine(write, score, settings, [eos])
+    return Engine(write, score, {}, [eos])  # no setting decides anything: all that do were refused

@@ -163,8 +163,8 @@ class HeldToAnswer(_Frozen):
     rules: ClassVar[Rules] = (
         *_FORM_RULES,
         *_no_form(
-            lambda flags: flags.get("backend") == "ctranslate2",
-            "is PyTorch's: leave it out with --backend ctranslate2",
+            lambda flags: flags.get("backend") not in (None, "transformers"),
+            "is PyTorch's: leave it out with --backend {backend}",
         ),
     )
 

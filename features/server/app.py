@@ -75,7 +75,7 @@ class Service:
 
         stops = stops_of(body)
         prompts = await self.reader.call(self.reader.prompts, body)
-        self.reader.add_rows(body, prompts, told)
+        self.reader.add_rows(body, prompts, stops, told)
         rows = [row for prompt in prompts for row in prompt.rows]
         if len(rows) > self.feature.max_queue:
             raise BadRequest(f"prompt: makes {len(rows):,} texts, and at most {self.feature.max_queue:,} can wait")

@@ -122,9 +122,9 @@ class Reader:
             raise BadRequest(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
         return Prompt(item, tokenised(item.texts, self.own), longest)
 
-    def add_rows(self, body: Completion, prompts: list[Prompt], told: Callable[[], object]) -> None:
+    def add_rows(self, body: Completion, prompts: list[Prompt], stops: list[str], told: Callable[[], object]) -> None:
         """Gives the prompts their rows. BadRequest for settings that do not go together."""
-        stops, limit = stops_of(body), body.max_tokens or self.plan.limit
+        limit = body.max_tokens or self.plan.limit
         if limit > self.plan.limit:
             raise BadRequest(f"max_tokens {limit:,}: an answer has at most {self.plan.limit:,}")
         if (body.logprobs is not None or body.probabilities) and body.stream:
