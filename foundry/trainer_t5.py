@@ -126,8 +126,6 @@ class T5Trainer(FiniteTrainer):
         self.uploads = args.features.one(Publication).uploads(args)
         if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
             args = args.replaced(push_to_hub=False)
-        if args.ddp_find_unused_parameters is None:  # T5 has none, and DDP would search for them at every step
-            args = args.replaced(ddp_find_unused_parameters=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
@@ -166,16 +164,13 @@ class T5Trainer(FiniteTrainer):
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
         """Overrides Trainer to start the data workers before all else, and to end them, which ignore signals, and to
-        restore the signal handlers, however the training ends. A resumed run skips `--eval_on_start`: its evaluation
-        would be logged a second time, and count against the patience. ValueError if `args` were not completed."""
+        restore the signal handlers, however the training ends. ValueError if `args` were not completed."""
         if self.args.warmup_steps is None and self.lr_scheduler is None:
             raise ValueError(
                 "T5Trainer.train: the training arguments are not complete: call check_training(args, "
                 "'fine-tuning a checkpoint') of arguments/training.py first, or give `optimizers`"
             )
         self._resumed_from = resume_from_checkpoint
-        if resume_from_checkpoint:
-            self.args = self.args.replaced(eval_on_start=False)
         try:
             self.start_data_workers()
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)

@@ -167,6 +167,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     early_stopping_patience: int | None = option(
         None, "Stop after N evaluations without a better main metric.", at_least=1, unit="evaluation"
     )
+    ddp_find_unused_parameters: bool | None = option(False, "Search for them at each step: T5 has none.")
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")

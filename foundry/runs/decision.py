@@ -72,7 +72,11 @@ def settle(
     planned = planned_model(model, tokenizer, args.default_dropout, args.features)
     job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, weights.form())
     speed = decide_speed(job, args)
-    args = args.replaced(**speed.flags(args), features=args.features.replaced(weights, weights.in_form(speed.form)))
+    # The evaluation at the start of the run that is resumed counts already: in its log, and for the patience.
+    first = args.eval_on_start and not checkpoint
+    args = args.replaced(
+        **speed.flags(args), eval_on_start=first, features=args.features.replaced(weights, weights.in_form(speed.form))
+    )
     packed = batches.packed or getattr(args, "packing", None)
     for feature in args.features:
         feature.check(args, planned.config, tokenizer, packed)

@@ -509,13 +509,6 @@ class ResumeTest(TrainerTest):
         self.assertRegex(printed, "private-2 is not beside .*checkpoint-4, and not read: a later one is chosen")
         self.assertEqual(resumed.state.best_model_checkpoint, str(self.folder / "out" / "checkpoint-6"))
 
-    def test_the_evaluation_on_start_is_not_repeated_by_a_resume(self):
-        flags = dict(eval_dataset=chunks(4, 4), eval_on_start=True, eval_strategy="steps", eval_steps=2, max_steps=4)
-        whole = trained(self.folder, **flags, save_strategy="steps", save_steps=2)
-        resumed = trained(self.folder / "resumed", str(self.folder / "checkpoint-2"), **flags)
-        self.assertLen(curve(whole, "eval_loss"), 3)
-        self.assertEqual(curve(resumed, "eval_loss"), curve(whole, "eval_loss"))
-
     def test_a_checkpoint_without_some_weights_is_not_resumed(self):
         """As another version of transformers would leave it, which names them otherwise."""
         trained(self.folder, max_steps=1, save_strategy="steps", save_steps=1)

@@ -11,6 +11,7 @@ from zoo import FAMILIES, write_checkpoint
 import fine_tune_t5
 import pre_train_t5
 from foundry.arguments.model import ModelArguments
+from foundry.common.reports import read_metrics
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import dropout_of, get_model, planned_model
 from foundry.runs.run import TrainingRun
@@ -48,6 +49,14 @@ class DecisionTest(parameterized.TestCase):
         ((decision, before),) = seen
         after = {name: repr(value) for name, value in vars(decision.args).items()}
         self.assertEqual(after, before)
+
+    def test_the_evaluation_on_start_is_not_repeated_by_a_resume(self):
+        changes = dict(eval_on_start="true", eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2)
+        run_main(pre_train_t5.main, *self.flags(pre_train_t5, **changes))
+        more = dict(max_steps=4, resume_from_checkpoint="true")
+        run_main(pre_train_t5.main, *self.flags(pre_train_t5, **changes, **more))
+        lines = [line for line in read_metrics(self.folder / "out" / "metrics.jsonl") if "eval_loss" in line]
+        self.assertEqual([line["step"] for line in lines], [0, 2, 4])
 
     @parameterized.parameters(pre_train_t5, fine_tune_t5)
     def test_no_weight_is_read(self, script):
