@@ -39,7 +39,7 @@ from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
 from foundry.common.flags import option
 from foundry.common.paths import check_folder
-from foundry.common.processes import has_amx, run_script
+from foundry.common.processes import bf16_units, run_script
 from foundry.common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from foundry.common.words import did_you_mean
 from foundry.features import offered
@@ -326,7 +326,7 @@ def save(args: Namespace, result: dict, whole: bool = False) -> None:
         flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags[name]}  # not their folders
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
         instructions = torch.backends.cpu.get_cpu_capability()
-        instructions = f"{instructions}, AMX" if has_amx() else instructions
+        instructions = ", ".join(filter(None, (instructions, bf16_units())))
         here = {"threads": torch.get_num_threads(), "instructions": instructions, "load_average": os.getloadavg()[0]}
         here |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
         write_json(args.output, record | {"whole": whole, "hardware": record["hardware"] | here} | result)

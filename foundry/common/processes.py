@@ -40,11 +40,13 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
-def has_amx() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in tiles (AMX)."""
+def bf16_units() -> str | None:
+    """The instructions with which this CPU multiplies bfloat16 matrices, or None."""
     import torch
 
-    return torch.cpu._is_amx_tile_supported()
+    if torch.cpu._is_amx_tile_supported():
+        return "AMX"
+    return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
 
 
 # Variables that hold the number of processes on a machine: of torchrun and accelerate, deepspeed, Open MPI and MPICH.

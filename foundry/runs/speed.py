@@ -19,7 +19,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, T5Config
 
 from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
-from foundry.common.processes import has_amx, lacks_compiler, triton_lacks
+from foundry.common.processes import bf16_units, lacks_compiler, triton_lacks
 from foundry.features import offered
 from foundry.model_t5 import count_parameters, dropout_of, flops_per_sequence, is_adapted, set_attention
 from foundry.modeling.attentions import Case
@@ -49,7 +49,7 @@ REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 RESUMED = "as in the run that is resumed"
 DROPOUT_RESERVE = 0.25  # replaces RESERVE for a model with dropout, whose masks activation_bytes does not count
-BF16_ON_A_CPU = 256  # width from which a CPU with AMX is faster in bfloat16 (results/LOG.md)
+BF16_ON_A_CPU = 256  # width from which a CPU with instructions for bfloat16 is faster in it (results/LOG.md)
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
 
 
@@ -203,22 +203,22 @@ def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -
         if gpu.is_recent:
             return True, f"the {gpu.name} computes in it"
         return False, f"the {gpu.name} has no bfloat16, and T5 overflows in float16: float32"
-    if not has_amx() or launcher.sharding != "ddp":
+    if not bf16_units() or launcher.sharding != "ddp":
         return False, "a CPU: float32"
     if job.earlier:
         return bool(job.earlier.get("bf16")), RESUMED
     if shape_of(job.config).encoder.width < BF16_ON_A_CPU:
         return False, f"a CPU, and a width below {BF16_ON_A_CPU}: float32"
-    return True, "the CPU has units for it, AMX"
+    return True, f"the CPU has units for it, {bf16_units()}"
 
 
 def _residual(_gpu: None, job: Job, _args, _launcher: Launcher, chosen: dict) -> tuple[bool, str] | None:
-    """For pre-training on a CPU. What it gains on a GPU is not known yet."""
+    """For pre-training on a CPU with AMX. With AVX512-BF16 it gains nothing; on a GPU that is not known yet."""
     if not chosen["bf16"].value or "bf16_residual" in family_of(job.config).lacks:
         return None
     if job.earlier:
         return bool(job.earlier.get("bf16_residual")), RESUMED
-    return True, "the same loss with three seeds"
+    return (True, "the same loss with three seeds") if bf16_units() == "AMX" else None
 
 
 def _form(gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:

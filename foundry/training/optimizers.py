@@ -11,7 +11,7 @@ from transformers.optimization import Adafactor
 
 from foundry.arguments.training import BY_METRIC
 from foundry.common.errors import UserError
-from foundry.common.processes import has_amx, print_once
+from foundry.common.processes import bf16_units, print_once
 from foundry.modeling.families import output_head
 
 OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
@@ -151,9 +151,9 @@ def orthogonalised(matrices: torch.Tensor, dtype: torch.dtype, steps: int = 5, e
 
 
 def _product_dtype(device: torch.device) -> torch.dtype:
-    """The type in which `orthogonalised` is fastest: bfloat16, but float32 on a CPU without bfloat16 matrix units
-    (Intel's AMX)."""
-    return torch.float32 if device.type == "cpu" and not has_amx() else torch.bfloat16
+    """The type in which `orthogonalised` is fastest: bfloat16, but float32 on a CPU without instructions for
+    bfloat16."""
+    return torch.float32 if device.type == "cpu" and not bf16_units() else torch.bfloat16
 
 
 class MuonWithAdamW(AdamWRMSScaled):

@@ -164,7 +164,7 @@ class ChoiceTest(parameterized.TestCase):
     )
     def test_a_cpu_takes_fewer_sequences_at_a_time_where_memory_is_short(self, memory, given, earlier, micro_batch):
         """Else the system would kill the run in its first step, without a word."""
-        with mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False):
+        with mock.patch.object(speed, "bf16_units", lambda: None):
             found = chosen(None, given, Launcher(memory=memory), earlier=earlier).get("micro-batch")
         self.assertEqual(found and found.value, micro_batch)
         if memory == 1e9:
@@ -215,25 +215,26 @@ class ChoiceTest(parameterized.TestCase):
     def test_on_a_cpu(self, source, steps, attention, compiled):
         config = BASE if source == 512 else build_config("tiny", 4096)
         given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
-        no_amx = mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False)
-        with no_amx, mock.patch.object(speed, "lacks_compiler", lambda *_: None):
+        with mock.patch.multiple(speed, bf16_units=lambda: None, lacks_compiler=lambda *_: None):
             found = chosen(None, given, Launcher(cores=2), config=config, source=source, target=34, steps=steps)
         self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
         self.assertEqual(found["attn_implementation"].value, attention)
         self.assertEqual(found["torch_compile"].value, compiled)
 
     @parameterized.parameters(
-        # the CPU has AMX, shape, sharding, flags of the resumed run -> bf16, why
-        (True, "t5-v1_1-base", "ddp", {}, True, "AMX"),
-        (True, "mini", "ddp", {"bf16": True}, True, "resumed"),
-        (True, "mini", "ddp", {"bf16": False}, False, "resumed"),
-        (True, "tiny", "ddp", {}, False, "a width below 256"),
-        (True, "t5-v1_1-base", "zero2", {}, False, "float32"),
-        (False, "t5-v1_1-base", "ddp", {}, False, "float32"),
+        # the CPU has AMX, AVX512-BF16, shape, sharding, flags of the resumed run -> bf16, why
+        (True, True, "t5-v1_1-base", "ddp", {}, True, "AMX"),
+        (False, True, "t5-v1_1-base", "ddp", {}, True, "AVX512-BF16"),
+        (True, True, "mini", "ddp", {"bf16": True}, True, "resumed"),
+        (True, True, "mini", "ddp", {"bf16": False}, False, "resumed"),
+        (True, True, "tiny", "ddp", {}, False, "a width below 256"),
+        (True, True, "t5-v1_1-base", "zero2", {}, False, "float32"),
+        (False, False, "t5-v1_1-base", "ddp", {}, False, "float32"),
     )
-    def test_bf16_on_a_cpu(self, amx, shape, sharding, earlier, bf16, why):
+    def test_bf16_on_a_cpu(self, amx, avx512_bf16, shape, sharding, earlier, bf16, why):
         job, launcher = dict(config=build_config(shape, None), earlier=earlier), Launcher(cores=2, sharding=sharding)
-        with mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: amx):
+        supported = dict(_is_amx_tile_supported=lambda: amx, _is_avx512_bf16_supported=lambda: avx512_bf16)
+        with mock.patch.multiple(torch.cpu, **supported):
             found = chosen(None, None, launcher, **job)["bf16"]
         self.assertEqual(found.value, bf16)
         self.assertIn(why, found.reason)
@@ -244,8 +245,7 @@ class ChoiceTest(parameterized.TestCase):
         args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True)
         args.optim, args.given = "adamw_rms_scaled", frozenset()
         with (
-            mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: True),
-            mock.patch.object(speed, "lacks_compiler", lambda *_: None),
+            mock.patch.multiple(speed, bf16_units=lambda: "AMX", lacks_compiler=lambda *_: None),
             mock.patch.object(speed, "find_launcher", lambda _: Launcher(cores=2)),
         ):
             decided = decide_speed(job, args)
@@ -256,16 +256,17 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(args.torch_compile_backend, "inductor")
 
     @parameterized.parameters(
-        # job, flags given -> bf16_residual, why
-        (dict(), {}, True, "three seeds"),
-        (dict(earlier={"bf16": True}), {}, False, "resumed"),
-        (dict(earlier={"bf16": True, "bf16_residual": True}), {}, True, "resumed"),
-        (dict(), dict(bf16_residual=False), False, "given"),
-        (dict(), dict(bf16=False), None, ""),
-        (dict(shapes=4), {}, None, ""),  # fine-tuning
+        # the CPU's instructions, job, flags given -> bf16_residual, why
+        ("AMX", dict(), {}, True, "three seeds"),
+        ("AVX512-BF16", dict(), {}, None, ""),
+        ("AMX", dict(earlier={"bf16": True}), {}, False, "resumed"),
+        ("AVX512-BF16", dict(earlier={"bf16": True, "bf16_residual": True}), {}, True, "resumed"),
+        ("AMX", dict(), dict(bf16_residual=False), False, "given"),
+        ("AMX", dict(), dict(bf16=False), None, ""),
+        ("AMX", dict(shapes=4), {}, None, ""),  # fine-tuning
     )
-    def test_residual_stream_on_a_cpu_with_amx(self, job, flags, value, why):
-        with mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: True):
+    def test_residual_stream_on_a_cpu(self, units, job, flags, value, why):
+        with mock.patch.object(speed, "bf16_units", lambda: units):
             found = chosen(None, flags, Launcher(cores=2), **dict(config=build_config("mini", None)) | job)
         self.assertEqual(found["bf16_residual"].value if "bf16_residual" in found else None, value)
         self.assertIn(why, found["bf16_residual"].reason if value is not None else "")
