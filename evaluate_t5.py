@@ -356,7 +356,8 @@ def build_trainer(
 
 def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[dict], dict]:
     """(answers, numbers). answers: for each row its "prediction", "" if it is no label, and what features add. numbers:
-    metrics, whose names begin with eval_ or, with --do_predict, with task and split; without labels only counts."""
+    metrics and their signatures, with names that begin with eval_ or, with --do_predict, with task and split; without
+    labels only counts."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names
     prefix = f"{task.name}_{split}" if trainer.args.do_predict else job.prefix(split)
@@ -378,7 +379,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
         if trainer.args.report_to:
             trainer.log(dict(numbers))
-        return found, numbers
+        return found, numbers | task.signatures(split, prefix)
     counts = {"samples": len(answers)}
     if task.entry["target_type"] != "text":
         counts["invalid_outputs"] = sum(value_of_text(task.entry, answer) is None for answer in answers)

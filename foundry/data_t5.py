@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from torch.utils.data import ConcatDataset, Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -121,6 +122,7 @@ class Text:
 
     evaluated = EVALUATED  # validation examples to score, where no flag says how many
     read_for, known_in = "", "in"  # words of the plan
+    signatures: ClassVar[dict[str, str]] = {}  # the loss needs none
 
     def __init__(
         self, found: FoundText, objective: Objective, args: T5TrainingArguments, checkpoint: str | None = None

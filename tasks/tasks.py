@@ -49,7 +49,7 @@ from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
 from foundry.trainer_t5 import EvaluationTask
 from tasks import examples, registry, repeated_rows
-from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, try_metrics
+from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, signatures, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_entry import as_source, completed, name_of, translated
 from tasks.rows import load_rows
@@ -261,6 +261,11 @@ class LoadedTask(Task):
         """{split: what the tokenizer loses of its sources and targets}."""
         losses_of = partial(examples.losses_of, self.name, self.entry, self.tokenizer)
         return {split: losses_of(rows) for split, rows in self.rows.items()}
+
+    def signatures(self, split: str, prefix: str) -> dict[str, str]:
+        """{"<prefix>_<metric>_signature": how the metric of a split with targets is computed, if sacrebleu does it}."""
+        found = signatures(self.entry, examples.references_of(self.entry, self.rows[split])[0])
+        return {f"{prefix}_{name}": text for name, text in found.items()}
 
     def evaluation_task(self, split: str, with_generate: bool) -> EvaluationTask:
         """How the answers to a split are found and scored. with_generate: generate texts even for a task of classes."""
@@ -573,6 +578,7 @@ class TaskData(TaskRows):
 
     train: a table of tokenised rows or a Mixture. validation: a data set, or {name: data set} if there are
     several. evaluation_tasks: {name: EvaluationTask}, in the same order. unknown: {split: share of <unk> in its rows}.
+    signatures: {name of a result of an evaluation: how a metric of it is computed}.
     """
 
     tokens_per_example = None  # rows have different lengths
@@ -599,6 +605,9 @@ class TaskData(TaskRows):
         self.evaluation_tasks = {
             name: task.evaluation_task(split, args.predict_with_generate) for name, (task, split) in places.items()
         }
+        self.signatures = {}
+        for name, (task, split) in places.items():
+            self.signatures |= task.signatures(split, f"eval_{name}" if name else "eval")
         data = {name: task.data[split] for name, (task, split) in places.items()}
         self.validation = data if len(data) > 1 else next(iter(data.values()))
 

@@ -70,6 +70,7 @@ class TrainingData(Protocol):
     read: dict[str, dict]
     unknown: dict[str, float] | None
     losses: dict[str, dict[str, Losses]]
+    signatures: dict[str, str]
 
     def plan(self, steps: int) -> dict[str, str | None]: ...
     def shown(self, whole: bool) -> list[list[Sample]]: ...
@@ -251,7 +252,7 @@ class TrainingRun(Run):
             results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
-            results |= _evaluated(trainer)
+            results |= _evaluated(trainer) | self.data.signatures
         tracked = finish_trackers(trainer)
         failed = uploaded = None
         if is_first_process():
@@ -306,11 +307,11 @@ class TrainingRun(Run):
 
 
 def shown_numbers(results: dict) -> dict[str, str]:
-    """Results as text, without times: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
+    """Numbers as text, without times: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
     return {
         name.removeprefix("eval_").replace("_", " "): f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
         for name, value in results.items()
-        if not name.endswith(("runtime", "per_second", "preparation_time"))
+        if not (isinstance(value, str) or name.endswith(("runtime", "per_second", "preparation_time")))
     }
 
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -139,7 +140,7 @@ def rouge(rouge_type: str) -> Callable:
 
 
 # {metric: (class of sacrebleu, its options)}. force: BLEU prints no warning that texts look tokenised.
-_SACREBLEU: dict[str, tuple[str, dict]] = {
+SACREBLEU: dict[str, tuple[str, dict]] = {
     "bleu": ("BLEU", dict(force=True)),
     "chrf": ("CHRF", {}),
     "chrf++": ("CHRF", dict(word_order=2)),
@@ -147,17 +148,32 @@ _SACREBLEU: dict[str, tuple[str, dict]] = {
 }
 
 
+def _scorer(name: str, references: list[list[str]]) -> tuple[Any, list[tuple]]:
+    """(the scorer of sacrebleu, the references of N examples as its streams)."""
+    import sacrebleu.metrics
+
+    of_class, options = SACREBLEU[name]
+    streams = itertools.zip_longest(*references)  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
+    return getattr(sacrebleu.metrics, of_class)(**options), list(streams)
+
+
 def sacrebleu(name: str) -> Callable:
     """The corpus metric bleu, chrf, chrf++ or ter with sacrebleu's defaults, 0..100; BLEU's tokenizer is "13a" (T5:
     "intl"). Examples may differ in their number of references."""
 
     def metric(predictions: Sequence[str], references: list[list[str]]) -> float:
-        import sacrebleu.metrics
-
-        of_class, options = _SACREBLEU[name]
-        streams = itertools.zip_longest(*references)  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
-        scorer = getattr(sacrebleu.metrics, of_class)(**options)
-        return float(scorer.corpus_score(list(predictions), list(streams)).score)
+        scorer, streams = _scorer(name, references)
+        return float(scorer.corpus_score(list(predictions), streams).score)
 
     metric.__name__ = name
     return metric
+
+
+def sacrebleu_signature(name: str, references: list[list[str]]) -> str:
+    """What sacrebleu says of how it computes a metric, so that others can repeat it (Post 2018, arXiv 1804.08771):
+    "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"; with "nrefs:var" if examples differ in their number of
+    references. Of the references, only these numbers count."""
+    some = {len(texts): texts for texts in references}
+    scorer, streams = _scorer(name, list(some.values()))
+    scorer.corpus_score([""] * len(some), streams)
+    return scorer.get_signature().format()

@@ -35,7 +35,7 @@ _CLASS_METRICS = _by_name(
 _NUMBER_METRICS = _by_name(general.pearson, general.spearman)
 _TEXT_METRICS = _by_name(
     general.exact_match,
-    *map(general.sacrebleu, ("bleu", "chrf", "chrf++", "ter")),
+    *map(general.sacrebleu, general.SACREBLEU),
     *map(general.rouge, ("rouge1", "rouge2", "rougeL", "rougeLsum")),
     answers.squad_exact_match,
     answers.squad_f1,
@@ -165,6 +165,16 @@ def score_predictions(
     if kind != "text":
         scores["invalid_outputs"] = sum(value is None for value in predicted)
     return scores
+
+
+def signatures(task: dict, target_texts: list) -> dict[str, str]:
+    """{"<metric>_signature": sacrebleu's signature} of those metrics of the task that are sacrebleu's. target_texts: as
+    in `score_predictions`."""
+    names = [
+        name for name in task["metrics"] if name in general.SACREBLEU and name not in task.get("metric_functions", {})
+    ]
+    lists = list(map(as_list, target_texts)) if names else []
+    return {f"{name}_signature": general.sacrebleu_signature(name, lists) for name in names}
 
 
 def _forms(

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -124,10 +125,31 @@ class ScriptsTest(TestCase):
         found = self.evaluate()
         self.assertContainsSubset(wanted.keys(), found.keys())
         for name, value in wanted.items():
-            self.assertAlmostEqual(found[name], value, places=5, msg=name)
+            if isinstance(value, str):
+                self.assertEqual(found[name], value)
+            else:
+                self.assertAlmostEqual(found[name], value, places=5, msg=name)
         if "glue" in flags:
             alone = self.evaluate("--dataset_name", "pairs")["eval_accuracy"]
             self.assertAlmostEqual(alone, wanted["eval_pairs_accuracy"], places=5)
+
+    def test_the_sacrebleu_command_repeats_scores_and_signatures_from_the_files_alone(self):
+        """Of all_results.json and predictions.jsonl of a training and of an evaluation, with two references."""
+        flags = "--train_file rows.jsonl --validation_file dev.jsonl --source_column text --target_column color,again "
+        self.fine_tune([*flags.split(), "--max_target_length", "6", "--metrics", "bleu,chrf,ter"])
+        self.evaluate("--output_dir", self.folder / "again")
+        rows = [json.loads(line) for line in (self.folder / "again/predictions.jsonl").read_text().splitlines()]
+        columns = [[row["prediction"] for row in rows], *zip(*(row["target"] for row in rows), strict=True)]
+        for number, texts in enumerate(columns):
+            (self.folder / str(number)).write_text("".join(f"{text}\n" for text in texts))
+        command = [sys.executable, "-m", "sacrebleu", "1", "2", "-i", "0", "-w", "9", "-m", "bleu", "chrf", "ter"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=self.folder)
+        for folder in ("out", "again"):
+            results = json.loads((self.folder / folder / "all_results.json").read_text())
+            for name, one in zip(("bleu", "chrf", "ter"), json.loads(done.stdout), strict=True):
+                self.assertAlmostEqual(results[f"eval_{name}"], one["score"], places=7)
+                self.assertEqual(results[f"eval_{name}_signature"], one["signature"])
+                self.assertStartsWith(one["signature"], "nrefs:2|")
 
     @parameterized.parameters(
         ("", None),

@@ -26,7 +26,7 @@ from foundry.common.errors import UserError
 from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics import scoring
 from tasks.metrics.answers import final_number, is_same_referent
-from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, try_metrics
+from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, signatures, try_metrics
 from tasks.registry import found_numbers, number_text, plain_entry, value_of_text
 
 GLUE = DATASET_VALS["glue"]
@@ -195,7 +195,7 @@ class TextMetricsTest(parameterized.TestCase):
 
     @parameterized.parameters(1, 2, 4)
     def test_corpus_metrics_equal_the_sacrebleu_command(self, count):
-        """Of the same files; chrF++ is its chrF with --chrf-word-order 2."""
+        """Of the same files, with its signature; chrF++ is its chrF with --chrf-word-order 2."""
         texts, *references = [
             [text.replace("\n", " ") for text in random_texts(10 + stream)] for stream in range(count + 1)
         ]
@@ -204,13 +204,24 @@ class TextMetricsTest(parameterized.TestCase):
         for name, texts in [("answers", predictions), *((f"ref{n}", texts) for n, texts in enumerate(references))]:
             (folder / name).write_text("".join(f"{text}\n" for text in texts))
         command = [sys.executable, "-m", "sacrebleu", *(folder / f"ref{n}" for n in range(count)), "-i"]
-        command += [folder / "answers", "-b", "-w", "9", "-m"]
+        command += [folder / "answers", "-w", "9", "-m"]
         rows = [list(texts) for texts in zip(*references, strict=True)]
         for named, metrics in (("bleu chrf ter", ("bleu", "chrf", "ter")), ("chrf --chrf-word-order 2", ("chrf++",))):
             done = subprocess.run([*command, *named.split()], capture_output=True, text=True, check=True)
             wanted = json.loads(done.stdout)
+            wanted = wanted if isinstance(wanted, list) else [wanted]
             found = [METRICS[name](predictions, rows) for name in metrics]
-            np.testing.assert_allclose(found, wanted, atol=1e-8)
+            np.testing.assert_allclose(found, [one["score"] for one in wanted], atol=1e-8)
+            said = {f"{name}_signature": one["signature"] for name, one in zip(metrics, wanted, strict=True)}
+            self.assertEqual(signatures({"metrics": ["exact_match", *metrics]}, rows), said)
+
+    def test_signatures_of_unequally_many_references_and_of_a_function_called_like_a_metric(self):
+        entry = {"metrics": ["ter", "chrf"], "metric_functions": {"chrf": len}}
+        found = signatures(entry, ["a", ["b", "c"]])
+        self.assertEqual(list(found), ["ter_signature"])
+        self.assertStartsWith(
+            found["ter_signature"], "nrefs:var|case:lc|tok:tercom|norm:no|punct:yes|asian:no|version:"
+        )
 
     def test_bleu_by_hand_and_with_unequally_many_references(self):
         texts = ["the cat sat on a mat", "hello there my good friend"]
