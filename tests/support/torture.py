@@ -5,10 +5,11 @@
     python tests/support/torture.py --kills 60 --only told_pre_train told_fine_tune told_mixture told_early_stopping
 
 Every other kill aims at a moment in which a checkpoint is being written. Equal means: the same bytes in
-model.safetensors and the same numbers in metrics.jsonl, all_results.json and the last trainer_state.json, apart from
-times. Each run of one process is forked from this one, which has imported everything: otherwise each of hundreds of
-starts takes seconds. Of a run of two ranks all processes are killed at once, as when a node is lost. A run that is told
-gets SIGTERM first, and its evaluations may last longer than the ten seconds that it has until SIGKILL.
+model.safetensors (LoRA: adapter_model.safetensors) and the same numbers in metrics.jsonl, all_results.json and the last
+trainer_state.json, apart from times. Each run of one process is forked from this one, which has imported everything:
+otherwise each of hundreds of starts takes seconds. Of a run of two ranks all processes are killed at once, as when a
+node is lost. A run that is told gets SIGTERM first, and its evaluations may last longer than the ten seconds that it
+has until SIGKILL.
 
 Runs are also told to stop at each place of STOPS, such as within an evaluation, and what the stop left out is made up
 for. Then the disk becomes full at each of the files that a run writes, each file of a checkpoint is damaged, and wrong
@@ -80,7 +81,15 @@ _TWO = "--per_device_train_batch_size 2"
 KINDS = {name: Kind(name) for name in "pre_train fine_tune mixture fine_tune_stream preferences rewards".split()}
 KINDS |= {"early_stopping": Kind("pre_train", _STOPS), "stream_spans": Kind("pre_train_stream")}
 KINDS |= {f"stream_{name}": Kind("pre_train_stream", f"--objective {name}") for name in ("prefix_lm", "ul2")}
-KINDS |= {"stream_documents": Kind("pre_train_stream", "--packing documents")}
+KINDS |= {
+    "stream_documents": Kind("pre_train_stream", "--packing documents"),
+    "ul2": Kind("pre_train", "--objective ul2"),
+}
+KINDS |= {"muon": Kind("pre_train", "--optim muon"), "packed": Kind("fine_tune", "--packing true")}
+KINDS |= {
+    "lora": Kind("preferences", "--lora_rank 4"),
+    "lora_int8": Kind("preferences", "--lora_rank 4 --load_in_8bit true"),
+}
 KINDS |= {name: Kind("pre_train", _TWO, name) for name in ("accelerate", "torchrun", "deepspeed")}
 KINDS |= {"fine_tune_torchrun": Kind("fine_tune", "--per_device_train_batch_size 8", "torchrun")}
 KINDS |= {
@@ -247,7 +256,7 @@ def outcome(output_dir: Path) -> dict:
     results = json.loads((output_dir / "all_results.json").read_text())
     state = json.loads((output_dir / "trainer_state.json").read_text())
     return {
-        "weights": (output_dir / "model.safetensors").read_bytes(),
+        "weights": [file.read_bytes() for file in sorted(output_dir.glob("*model.safetensors"))],
         "metrics": [without_times(line) for line in read_metrics(output_dir / "metrics.jsonl")],
         "results": without_times(results),
         "log_history": [without_times(line) for line in state["log_history"]],
