@@ -72,6 +72,19 @@ class TokenFile:
         return self.text_bytes / max(count, 1)
 
 
+def _on_sides(args: Any, source: Source, limit: int | None, splits_off: bool) -> Iterator[tuple[bool, Any]]:
+    """(whether it is held out, document) of the first `limit` documents. splits_off: whether any are held out."""
+    used = itertools.islice(source.documents(), limit)
+    if not splits_off:
+        return ((False, document) for document in used)
+    if args.validation_split_count:
+        total = sum(map(_is_counted, itertools.islice(source.documents(), limit)))
+        blocks = split_off_documents(used, args.validation_split_count, total)
+    else:
+        blocks = split_documents(used, args.validation_split_percentage)
+    return ((held_out, document) for held_out, block in blocks for document in block)
+
+
 def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase) -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
 
@@ -81,22 +94,11 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     choices = [TOKENS_FORMAT, COUNTS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents]
     choices += [args.max_train_samples]
     choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
-    count = args.validation_split_count
-    if "validation" not in sources:
+    count, splits_off = args.validation_split_count, "validation" not in sources
+    if splits_off:
         choices.append(args.validation_split_percentage if count is None else ["documents", count])
         choices.append(SPLIT_FORMAT)
     key = hashlib.sha256(repr(choices).encode()).hexdigest()
-
-    def documents_of(source: Source, limit: int | None) -> Iterator[tuple[bool, Any]]:
-        """(whether it is held out, document)"""
-        used = itertools.islice(source.documents(), limit)
-        blocks: Iterable[tuple[bool, Iterable]] = [(False, used)]
-        if "validation" not in sources and count:
-            total = sum(map(_is_counted, itertools.islice(source.documents(), limit)))
-            blocks = split_off_documents(used, count, total)
-        elif "validation" not in sources:
-            blocks = split_documents(used, args.validation_split_percentage)
-        return ((held_out, document) for held_out, block in blocks for document in block)
 
     def build(folder: Path) -> None:
         eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
@@ -112,7 +114,7 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
             for split, source in sources.items():
                 limit, last = args.max_train_samples if split == "train" else None, None
                 with bar_of(total=source.size) as bar:
-                    for number, (held_out, document) in enumerate(documents_of(source, limit)):
+                    for number, (held_out, document) in enumerate(_on_sides(args, source, limit, splits_off)):
                         side = "validation" if held_out else split
                         if last not in (None, writers[side]):
                             last.break_off()

@@ -517,12 +517,8 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
         if "<0x00>" in tokens:
             content = with_bytes(content)
     added = content["added_tokens"]
-    listed = [str(t) for t in config.get("additional_special_tokens") or () if SENTINEL_NAME.fullmatch(str(t))]
-    there = [*tokens, *(token["content"] for token in added)]
-    if is_t5 and not any(map(SENTINEL_NAME.fullmatch, there)) and (pieces or not listed):
-        first = max([len(tokens) - 1, *(token["id"] for token in added)]) + 1
-        count = len(listed) or config.get("extra_ids", NUM_SENTINELS)
-        added += [special_token(first + n, f"<extra_id_{count - 1 - n}>") for n in range(count)]
+    if is_t5:
+        added += _sentinels_of_its_class(config, tokens, added, bool(pieces))
     with temporary_folder() as folder:
         for name in CONFIGS:
             if name in files:
@@ -543,6 +539,18 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
         template = processors.TemplateProcessing(single=both[:2], pair=both, special_tokens=ids)
         tokenizer.backend_tokenizer.post_processor = template
     return tokenizer
+
+
+def _sentinels_of_its_class(config: dict, tokens: list[str], added: list[dict], is_named: bool) -> list[dict]:
+    """The sentinels that T5's class adds behind all `tokens` and `added` ones; [] where there are any, or where the
+    configuration lists them. is_named: whether they are added where it does, too."""
+    listed = [str(t) for t in config.get("additional_special_tokens") or () if SENTINEL_NAME.fullmatch(str(t))]
+    there = [*tokens, *(token["content"] for token in added)]
+    if any(map(SENTINEL_NAME.fullmatch, there)) or listed and not is_named:
+        return []
+    first = max([len(tokens) - 1, *(token["id"] for token in added)]) + 1
+    count = len(listed) or config.get("extra_ids", NUM_SENTINELS)
+    return [special_token(first + n, f"<extra_id_{count - 1 - n}>") for n in range(count)]
 
 
 def _tokens_of_config(files: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

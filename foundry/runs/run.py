@@ -47,7 +47,7 @@ from foundry.runs.callbacks import (
 )
 from foundry.runs.decision import Decision
 from foundry.runs.duration import described_time
-from foundry.runs.memory import check_plan, device_peak_flops, needs_of
+from foundry.runs.memory import Needs, check_plan, device_peak_flops, needs_of
 from foundry.runs.tracker import finish_trackers, start_trackers
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import (
@@ -136,35 +136,9 @@ class TrainingRun(Run):
         """
         args, data = self.args, self.data
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
-        warmup = warmup_of(vars(args), steps)
         self._install_callbacks()
         needs = needs_of(self.trainer.model, args)
-        limited = args.save_total_limit or args.save_strategy == "no"
-        other = other_defaults(args)
-        plan = {
-            "model": described_model(self.trainer.model),
-            **self.rows,
-            **data.plan(steps),
-            "lost by the tokenizer": described_losses(data.losses),
-            "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
-            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
-            + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
-            **{row: text for feature in args.features for row, text in feature.plan(args, self.trainer.model).items()},
-            "sharding": sharding(self.trainer),
-            "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
-            + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
-            "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
-            f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
-            "defaults": other and f"other than transformers' (theirs in brackets): {other}",
-            "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}"
-            + (f", {torch.get_num_threads()} threads" if args.device.type == "cpu" and not args.assume_gpu else ""),
-            "frozen weights": self.decision.speed.forms,
-            "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
-            f"{''.join(f', {name}' for name in held(args.features, args))}), plus activations; "
-            f"{human_bytes(needs.memory_there)} available",
-            "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
-            f"{human_bytes(needs.disk_there)} free",
-        }
+        plan = self.plan(steps, needs)
         preview = data.shown(whole=args.dry_run)
         self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
         if args.dry_run:  # its longest part first, and the plan last
@@ -201,6 +175,36 @@ class TrainingRun(Run):
                 give_up_later(self.output_dir, self.checkpoint)
             with side_file(self.output_dir / "run.json") as path:
                 write_json(path, record)
+
+    def plan(self, steps: int, needs: Needs) -> dict[str, str | None]:
+        """The rows of the plan but for its time, None for those that do not apply. steps: of the whole run."""
+        args, warmup = self.args, warmup_of(vars(self.args), steps)
+        limited = args.save_total_limit or args.save_strategy == "no"
+        other = other_defaults(args)
+        return {
+            "model": described_model(self.trainer.model),
+            **self.rows,
+            **self.data.plan(steps),
+            "lost by the tokenizer": described_losses(self.data.losses),
+            "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
+            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
+            + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
+            **{row: text for feature in args.features for row, text in feature.plan(args, self.trainer.model).items()},
+            "sharding": sharding(self.trainer),
+            "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
+            + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
+            "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
+            f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
+            "defaults": other and f"other than transformers' (theirs in brackets): {other}",
+            "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}"
+            + (f", {torch.get_num_threads()} threads" if args.device.type == "cpu" and not args.assume_gpu else ""),
+            "frozen weights": self.decision.speed.forms,
+            "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
+            f"{''.join(f', {name}' for name in held(args.features, args))}), plus activations; "
+            f"{human_bytes(needs.memory_there)} available",
+            "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
+            f"{human_bytes(needs.disk_there)} free",
+        }
 
     def _install_callbacks(self) -> None:
         args, ranks = self.args, self.args.world_size

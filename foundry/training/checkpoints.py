@@ -345,6 +345,17 @@ def check_resumed(
     check_alike({f"contents of {name}": found for name, found in fingerprints.items()}, "give all nodes the same files")
     if checkpoint is None:
         return
+    for what, before, found in _compared(checkpoint, config, fingerprints, groups):
+        if before != found:
+            raise UserError(
+                f"--resume_from_checkpoint {checkpoint}: {what}: {before} in its run, {found} now: resume "
+                "with the flags and files of its run, or take only the weights with --model_name_or_path "
+                f"{checkpoint}"
+            )
+
+
+def _compared(checkpoint: str, config: PretrainedConfig, fingerprints: dict[str, str], groups: tuple) -> list[tuple]:
+    """(what, in the run of the checkpoint, now) of all that must be equal, as far as that run has recorded it."""
     run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
     shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
@@ -367,13 +378,7 @@ def check_resumed(
     contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
     compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
-    for what, before, found in compared:
-        if before != found:
-            raise UserError(
-                f"--resume_from_checkpoint {checkpoint}: {what}: {before} in its run, {found} now: resume "
-                "with the flags and files of its run, or take only the weights with --model_name_or_path "
-                f"{checkpoint}"
-            )
+    return compared
 
 
 def _flat(config: dict) -> dict:

@@ -198,18 +198,23 @@ def _distribution(where: str, spec: Any, grid: bool) -> "tuple[Any] | BaseDistri
         ) from None
     if kind == "constant":
         return found
-    if grid and kind in ("int_uniform", "q_uniform"):
-        step = found.step or 1
-        count = math.ceil((keys["max"] - keys["min"]) / step - 1e-9)  # as at W&B: q_uniform leaves out its max
-        count += kind == "int_uniform"
-        if count > MOST_OF_A_GRID:
-            raise UserError(f"{where}: {count:,} values are too many for a grid: at most {MOST_OF_A_GRID:,}")
-        found = CategoricalDistribution([tidy(keys["min"] + place * step) for place in range(count)])
-    elif grid and kind != "categorical":
-        raise UserError(f"{where}: method grid takes value, values, int_uniform and q_uniform, not {kind}")
+    if grid and kind != "categorical":
+        found = CategoricalDistribution(_values_of_a_grid(where, kind, keys, found))
     if isinstance(found, CategoricalDistribution) and len(found.choices) == 1:
         return (value_of(found.choices[0]),)
     return found
+
+
+def _values_of_a_grid(where: str, kind: str, keys: dict, found: Any) -> list:
+    """The values between min and max of a distribution, as a grid of W&B takes them."""
+    if kind not in ("int_uniform", "q_uniform"):
+        raise UserError(f"{where}: method grid takes value, values, int_uniform and q_uniform, not {kind}")
+    step = found.step or 1
+    count = math.ceil((keys["max"] - keys["min"]) / step - 1e-9)  # as at W&B: q_uniform leaves out its max
+    count += kind == "int_uniform"
+    if count > MOST_OF_A_GRID:
+        raise UserError(f"{where}: {count:,} values are too many for a grid: at most {MOST_OF_A_GRID:,}")
+    return [tidy(keys["min"] + place * step) for place in range(count)]
 
 
 def _check_numbers(where: str, values: dict) -> None:
