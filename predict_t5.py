@@ -59,6 +59,7 @@ from foundry.modeling.generation_settings import own_limit
 from foundry.modeling.weights import Weights
 from foundry.publishing.exports import export_of
 from tasks.answering import Engine, Plan, answer_window, summary, tokenised, with_transformers
+from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
 from tasks.front import Front
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, recorded_task
@@ -213,6 +214,8 @@ def settings_of(plan: Plan) -> dict:
     args, folder = plan.args, Path(plan.args.model_name_or_path)
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
+    for feature in plan.features:
+        settings |= {name: getattr(feature, name) for name in feature.decisive} | feature.record()
     settings["form"] = plan.features.one(Weights).form() or "float32"
     patterns = ("*model*.safetensors", "*model*.bin", "*model*.gguf", TASK_RECORD, "generation_config.json")
     weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
@@ -226,6 +229,7 @@ def settings_of(plan: Plan) -> dict:
 
 def engine_of(plan: Plan, device: torch.device) -> Engine:
     """The Engine of --backend."""
+    plan.features.one(Choice).ready(plan, device)
     if plan.args.backend in BACKENDS:
         return BACKENDS[plan.args.backend]()(plan, device)
     return with_transformers(plan, device)

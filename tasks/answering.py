@@ -26,13 +26,12 @@ from foundry.modeling.generation_settings import deciding_settings, described_se
 from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from foundry.modeling.weights import Weights
+from tasks.choice import Candidate, Choice
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import as_list, source_text, value_of_text
 
 Watch = Callable[[int, int], bool]  # (number of a source, a token of its answer) -> whether the answer ends with it
-# (text, log-probability in nats, whether it has an end) of one input, the best first
-Candidates = list[tuple[str, float | None, bool]]
 
 
 class Engine(NamedTuple):
@@ -204,24 +203,26 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     order = longest_first([*map(len, ids)]).tolist()
     size = plan.args.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
-    found = []
+    found, choice = [], plan.features.one(Choice)
     for number in range(state.process_index, len(batches), state.num_processes):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
         tokens, scores = engine.write([ids[text] for text in batches[number]])
         texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
         has_end = np.isin(tokens, engine.ends).any(axis=1).tolist()
-        written = list(zip(texts_written, scores or [None] * len(tokens), has_end, strict=True))
+        written = list(map(Candidate, texts_written, scores or [None] * len(tokens), has_end))
         candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
-        if plan.count > 1 and plan.search.get("do_sample"):  # beams are sorted already
-            candidates = [sorted(drawn, key=lambda one: -one[1]) for drawn in candidates]
+        if plan.count > 1:
+            if plan.search.get("do_sample"):  # beams are sorted already
+                candidates = [sorted(drawn, key=lambda one: -one.log_probability) for drawn in candidates]
+            candidates = choice.chosen([texts[text] for text in batches[number]], candidates, plan) or candidates
         found += zip(batches[number], candidates, strict=True)
         progress.update(sum(map(len, batches[number : number + state.num_processes])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
     answers = [by_text[number] for number in range(len(texts))]
     best = [found[0] for found in answers]
-    plan.endless += sum(not has_end for _, _, has_end in best)
+    plan.endless += sum(not one.has_end for one in best)
     if plan.entry["target_type"] != "text":
-        plan.no_value += sum(value_of_text(plan.entry, text) is None for text, *_ in best)
+        plan.no_value += sum(value_of_text(plan.entry, one.text) is None for one in best)
     in_order = iter(answers)
     return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
 
@@ -232,13 +233,17 @@ def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[lis
     return plan.tokenizer(texts, **cut)["input_ids"] if texts else []
 
 
-def record_of(item: Input, candidates: list[Candidates], plan: Plan) -> dict:
+def record_of(item: Input, candidates: list[list[Candidate]], plan: Plan) -> dict:
     """A line of the output: the row, its prediction, and, if there are several texts for an input, all with scores."""
-    record = item.row | {"prediction": item.answer([found[0][0] for found in candidates])}
+    record = item.row | {"prediction": item.answer([found[0].text for found in candidates])}
     if plan.count > 1:
-        best = candidates[0] if candidates else []
-        record["n_best"] = [{"prediction": text, "log_probability": round(score, 4)} for text, score, _ in best]
+        record["n_best"] = n_best(candidates[0] if candidates else [])
     return record
+
+
+def n_best(candidates: list[Candidate]) -> list[dict]:
+    """The texts of an input as they stand in a line of the output."""
+    return [{"prediction": one.text, "log_probability": round(one.log_probability, 4)} | one.more for one in candidates]
 
 
 def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
@@ -251,5 +256,6 @@ def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
         "inputs": inputs,
         "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
         "search": search,
+        "choice": plan.features.one(Choice).choice(),
         "limit": f"{plan.limit:,} tokens of an answer ({plan.limit_from})",
     }

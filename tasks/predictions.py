@@ -229,9 +229,14 @@ class AnswerFile:
             raise UserError(f"--output_file {path}: is a folder. Name a file")
         if path.exists() and not overwrite:
             earlier = read_json(settings_file)
-            other = next((name for name in settings if earlier.get(name) != settings[name]), None)
+            names = [*settings, *earlier]  # a flag that is not given may have no name
+            other = next((name for name in names if earlier.get(name) != settings.get(name)), None)
             if other and path.stat().st_size:
-                was = f"with {other} {earlier.get(other)}, not {settings[other]}" if earlier else "of unknown settings"
+                was = (
+                    f"with {other} {earlier.get(other)}, not {settings.get(other)}"
+                    if earlier
+                    else "of unknown settings"
+                )
                 raise UserError(
                     f"--output_file {path}: holds answers {was}. Name another file, or give --overwrite_output_file"
                 )

@@ -211,6 +211,7 @@ class PredictTest(TestCase):
         _, _, error = self.predict(path, "--num_beams", "2", code=2)
         self.assertIn("answers.jsonl: holds answers with num_beams None, not 2. Name another file", error)
         self.assertLen(self.predict(path, "--num_beams", "2", "--overwrite_output_file", "true")[1], 23)
+        self.assertIn("holds answers with num_beams 2, not None", self.predict(path, code=2)[2])
 
     @parameterized.parameters(100, 800)  # already for the settings beside the answers, or within the answers
     def test_a_full_disk_keeps_what_is_answered(self, largest):

@@ -1,0 +1,148 @@
+"""Choosing among answers: the one that is most like the others, or the one from which a second model finds back.
+
+    python predict_t5.py --input_file in.txt --do_sample --num_return_sequences 32 --rerank mbr
+    python predict_t5.py --input_file in.txt --num_beams 8 --num_return_sequences 8 --rerank score --rerank_model out/ro
+    python -m features.rerank.rerank_answers --answers_file answers.jsonl --output_file chosen.jsonl --rerank mbr
+
+similarity.py compares answers, channel.py asks the second model, rerank_answers.py reranks files of answers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from foundry.common.errors import UserError
+from foundry.common.flags import Flags, Rules, option
+from tasks.choice import Choice
+
+METRICS = ("chrf", "chrf++", "bleu", "ter", "rouge1", "rouge2", "rougeL", "exact_match")
+METRICS += ("squad_exact_match", "squad_f1", "final_number_accuracy")
+# Of any script that chooses.
+RULES: Rules = (
+    ("rerank_metric", lambda flags: flags.rerank != "mbr", "is what --rerank mbr compares answers by"),
+    (
+        "rerank_model rerank_task rerank_prefix rerank_weight",
+        lambda flags: flags.rerank != "score",
+        "says how --rerank score asks a second model",
+    ),
+    (
+        "rerank",
+        lambda flags: flags.rerank == "score" and not flags.rerank_model,
+        "name the model that writes sources from answers with --rerank_model",
+    ),
+)
+
+
+@dataclass
+class Rerank(Choice):
+    """Chooses the answer by its likeness to the others, or by a second model."""
+
+    _argument_group_name = "choosing among answers"
+    _usual = "rerank"
+    decisive: ClassVar = ("rerank", "rerank_metric", "rerank_task", "rerank_prefix", "rerank_weight")
+    rules: ClassVar[Rules] = (
+        *RULES,
+        (
+            "rerank",
+            lambda flags: flags.rerank and (flags.num_return_sequences or 1) < 2,
+            "chooses among several answers: add --num_return_sequences 32 with --do_sample or --num_beams 32",
+        ),
+        (
+            "rerank",
+            lambda flags: flags.rerank and any(flags.get(front) for front in ("serve", "web", "interactive")),
+            "is for the inputs of a file: leave it out, or give --input_file",
+        ),
+    )
+    # Made by `ready`. It has no type: with one it would be a flag.
+    channel = None
+
+    rerank: str | None = option(
+        None,
+        "Answer with the text that is most like the others (mbr), or that also a second model finds likely (score).",
+        choices=("mbr", "score"),
+    )
+    rerank_metric: str = option("chrf", "Of --rerank mbr: what likeness is.", choices=METRICS)
+    rerank_model: str | None = option(None, "Of --rerank score: folder of a model that writes sources from answers.")
+    rerank_task: str | None = option(None, "Of --rerank score: the task of --rerank_model, if it has several.")
+    rerank_prefix: str | None = option(None, "Of --rerank score: put before each answer. Not set: the task's.")
+    rerank_weight: float = option(
+        1.0, "Of --rerank score: weight of the second model's nats of a token; the first one's is 1.", at_least=0
+    )
+
+    def is_on(self) -> bool:
+        return self.rerank is not None
+
+    def decide(self, flags: Flags) -> dict[str, Any]:
+        """UserError for a second model that cannot be asked, before anything is read."""
+        if self.rerank == "score":
+            from features.rerank.channel import task_of
+
+            task_of(self.rerank_model, self.rerank_task, self.rerank_prefix)
+        return {}
+
+    def record(self) -> dict[str, Any]:
+        if self.rerank != "score":
+            return {}
+        from features.rerank.channel import files_of
+        from foundry.common.digests import contents_digest
+
+        return {"rerank_weights": contents_digest(files_of(self.rerank_model))}
+
+    def choice(self) -> str:
+        if self.rerank == "mbr":
+            return f"the text with the largest mean {self.rerank_metric} to the others"
+        weight = "" if self.rerank_weight == 1 else f"{self.rerank_weight:g} * "
+        return f"by nats of a token: of the answer, and {weight}of the source by {self.rerank_model}"
+
+    def ready(self, plan: Any, device: Any) -> None:
+        if self.rerank != "score":
+            return
+        if len(plan.entry["inputs"]) > 1:
+            raise UserError(
+                f"--rerank score: the task reads {', '.join(plan.reader.inputs)}, and a second model writes one "
+                "source: take --rerank mbr"
+            )
+        self.load(device, plan.args.batch_size, plan.args.bf16)
+
+    def load(self, device: Any, batch_size: int, bf16: bool = False) -> None:
+        """Loads the second model."""
+        from features.rerank.channel import Channel
+
+        self.channel = Channel(self.rerank_model, self.rerank_task, self.rerank_prefix, device, batch_size, bf16)
+
+    def chosen(self, texts: list[str], candidates: list, plan: Any) -> list:
+        from tasks.registry import source_text
+
+        # What the model reads is a source behind the prefix of its task.
+        prefix = source_text(plan.entry, dict.fromkeys(plan.entry["inputs"].values(), ""))
+        sources = [text.removeprefix(prefix) for text in texts]
+        answers = [[one.text for one in found] for found in candidates]
+        nats = [[one.log_probability for one in found] for found in candidates]
+        scored = self.scored(sources, answers, nats)
+        with_scores = (
+            [one._replace(more=more) for one, more in zip(found, numbers, strict=True)]
+            for found, numbers in zip(candidates, scored, strict=True)
+        )
+        return [in_order(found, lambda one: one.more) for found in with_scores]
+
+    def scored(
+        self, sources: list[str], answers: list[list[str]], nats: list[list[float]]
+    ) -> list[list[dict[str, float]]]:
+        """What is found of each answer to each source; by the first number it is chosen. nats: log-probabilities of the
+        answers."""
+        if self.rerank == "mbr":
+            from features.rerank.similarity import mean_similarities
+
+            return [
+                [{"similarity": round(value, 4)} for value in mean_similarities(texts, self.rerank_metric)]
+                for texts in answers
+            ]
+        return self.channel.scored(sources, answers, nats, self.rerank_weight)
+
+
+def in_order(found: list, numbers_of: Callable[[Any], dict[str, float]]) -> list:
+    """The answers to a source with the largest first number first; of equal ones the first stays before the others."""
+    return sorted(found, key=lambda one: -next(iter(numbers_of(one).values())))
+
+
+FEATURE = {"predict_t5": Rerank}
