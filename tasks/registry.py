@@ -284,10 +284,10 @@ def source_text(task: dict, row: dict) -> str:
 
     The items of a list are joined by spaces.
     """
-    return _prefix(task) + unprefixed_text(task, row)
+    return source_prefix(task) + unprefixed_text(task, row)
 
 
-def _prefix(task: dict) -> str:
+def source_prefix(task: dict) -> str:
     """What all sources of a task begin with."""
     prefix = task.get("prefix") or ""
     if prefix and prefix == prefix.rstrip():  # a prefix that ends in white space is written unchanged: "TL;DR <text>"
@@ -444,7 +444,7 @@ def look_alikes(task: dict, rows: dict[str, list[dict]], sources: dict[str, list
     validation targets in parts (NFD), 3 train sources with no-break spaces": texts that look like others and differ.
     None where all are written in one way."""
     found: dict[str, Counter] = {}
-    prefix = _prefix(task)
+    prefix = source_prefix(task)
     for split, of_split in rows.items():
         for row, source in zip(of_split, sources[split], strict=True):
             targets = map(value_text, as_list(row.get(task["target"], [])))
