@@ -23,9 +23,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from features.server import KEY, Server
-from features.server.completions import BadRequest, Completion, Prompt, Reader, envelope, numbered, stops_of
+from features.server.completions import Completion, Growing, Prompt, Reader, bad, envelope, numbered, stops_of
 from features.server.counters import Counters
-from features.server.waiting_texts import Batches, Closed, Full
+from features.server.waiting_texts import ENDS, Batches
 from foundry.common.errors import UserError
 from foundry.common.processes import say
 from foundry.common.reports import end_summary, start_summary
@@ -36,7 +36,6 @@ from tasks.answering import Engine, Plan, summary
 HERE = {"localhost", "127.0.0.1", "::1"}
 MOST_BYTES = 2**22  # of a request
 GONE = 499  # in the counts: the client went away
-ENDS = "the server ends: ask another one, or this one later"
 
 
 class Service:
@@ -65,8 +64,8 @@ class Service:
     # ------------------------------------------------------------ completions
     async def complete(self, request: Request, body: Completion) -> Response:
         """The response to a request whose fields have the right types."""
-        if body.model not in (None, self.name):
-            return error(404, f"model {body.model}: this server has {self.name}")
+        if body.model is not None:
+            self.model(body.model)
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def told() -> None:
@@ -78,7 +77,7 @@ class Service:
         self.reader.add_rows(body, prompts, stops, told)
         rows = [row for prompt in prompts for row in prompt.rows]
         if len(rows) > self.feature.max_queue:
-            raise BadRequest(f"prompt: makes {len(rows):,} texts, and at most {self.feature.max_queue:,} can wait")
+            raise bad(f"prompt: makes {len(rows):,} texts, and at most {self.feature.max_queue:,} can wait")
         self.batches.put(rows)
         self.watch(request, lambda: self.batches.leave(rows))
         if body.stream:
@@ -115,35 +114,32 @@ class Service:
     ) -> AsyncIterator[str]:
         """Server-sent events: what each answer has grown by. An answer that is found by beams, is made of pieces, or
         names a class comes whole."""
-        head, sent, over = envelope(self.name), {}, set()
-        held = max(map(len, stops), default=1) - 1  # what may be the beginning of a stop
-        reader, grows = self.reader, self.plan.entry["target_type"] == "text"
-        while True:
+        head, reader, over = envelope(self.name), self.reader, set()
+        growing = [Growing(reader.own.tokenizer) for _ in numbered(prompts, body.n)]
+        sent = [""] * len(growing)
+        grows = reader.writes_text and not reader.in_pieces
+        while len(over) < len(growing):
             changed.clear()
             for index, prompt, answers in numbered(prompts, body.n):
-                is_over = all(row.done for row in prompt.rows)
                 grows_here = grows and len(answers) == 1 and prompt.rows[0].beams == 1
-                is_over |= grows_here and answers[0].reason is not None
+                is_over = all(row.done for row in prompt.rows) or grows_here and answers[0].reason is not None
                 if index in over or not (is_over or grows_here):
                     continue
-                choice = await reader.call(reader.choice, index, prompt, answers, stops)
-                text, before = choice["text"], sent.get(index, "")
-                if not is_over:
-                    text = text[: len(text) - held].rstrip("\ufffd")
-                    if len(text) <= len(before):
-                        continue
-                sent[index] = text
-                part = choice | {"text": text[len(before) :]}
-                part |= {"finish_reason": choice["finish_reason"] if is_over else None}
                 if any(answer.reason == "failed" for answer in answers):
                     yield event({"error": shape(500, "the model could not answer; the server's log says why")})
                     return
-                yield event(head | {"choices": [part]})
+                part = {"index": index, "logprobs": None, "finish_reason": None}
                 if is_over:
                     over.add(index)
-            if len(over) == len(list(numbered(prompts, body.n))):  # a row that ended meanwhile has its part to come
-                break
-            await changed.wait()
+                    part = await reader.call(reader.choice, index, prompt, answers, stops)
+                    text = part["text"]
+                else:
+                    text = await reader.call(reader.so_far, growing[index], answers[0], stops)
+                if is_over or len(text) > len(sent[index]):
+                    yield event(head | {"choices": [part | {"text": text[len(sent[index]) :]}]})
+                    sent[index] = text
+            if len(over) < len(growing):
+                await changed.wait()
         usage = self.counted(prompts)
         if (body.stream_options or {}).get("include_usage"):
             yield event(head | {"choices": [], "usage": usage})
@@ -154,11 +150,14 @@ class Service:
         self.counters.tokens.update(read=usage["prompt_tokens"], written=usage["completion_tokens"])
         return usage
 
-    def models(self) -> dict:
+    def model(self, name: str) -> dict:
+        """What is told of the model, whose name it must be. HTTPException 404 if it is another."""
+        if name != self.name:
+            raise HTTPException(404, f"model {name}: this server has {self.name}")
         about = dict(id=self.name, object="model", created=self.began, owned_by="t5-foundry")
         about |= dict(inputs=self.plan.reader.inputs, labels=self.plan.entry.get("labels"))
         about |= dict(max_source_tokens=self.plan.entry["max_source_length"], max_tokens=self.plan.limit)
-        return {"object": "list", "data": [about]}
+        return about
 
 
 class Guard:
@@ -175,37 +174,64 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        service, began, status = self.service, time.perf_counter(), GONE
+        service, began, status, is_whole = self.service, time.perf_counter(), 500, False
+
+        async def receiving() -> dict:
+            nonlocal status
+            message = await receive()
+            if message["type"] == "http.disconnect" and not is_whole:
+                status = GONE
+            return message
 
         async def sending(message: dict) -> None:
-            nonlocal status
-            status = message.get("status", status)
+            nonlocal status, is_whole
+            if status != GONE:
+                status = message.get("status", status)
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
         service.open += 1
         try:
             refusal = self._refusal(Request(scope))
-            await (refusal or self.app)(scope, receive, sending)
+            await (refusal or self.app)(scope, receiving, sending)
         finally:
             service.open -= 1
             if scope["path"] == "/v1/completions":
                 service.counters.requests[status] += 1
+            if scope["path"] == "/v1/completions" and status == 200:
                 service.counters.seconds.add(time.perf_counter() - began)
 
     def _refusal(self, request: Request) -> Response | None:
-        service, headers, length = self.service, request.headers, request.headers.get("content-length", "")
-        if request.method == "POST" and service.ends:
-            return error(503, ENDS)
-        if service.key is None and service.feature.host in HERE and request.url.hostname not in HERE:
-            return error(403, "this server is for its own machine: --host and the key open it to others")
-        sent = headers.get("authorization", "").removeprefix("Bearer ")
-        is_known = service.key is None or hmac.compare_digest(sent.encode(), service.key.encode())
-        if not is_known and request.url.path != "/health":
-            return error(401, "the key is missing or wrong: send it as Authorization: Bearer KEY")
-        if request.method == "POST" and not length.isdecimal():
-            return error(411, "the request must say its length")
-        if request.method == "POST" and int(length) > MOST_BYTES:
-            return error(413, f"a request has at most {MOST_BYTES:,} bytes")
+        service, headers, posts = self.service, request.headers, request.method == "POST"
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        sent = key.strip().encode() if scheme.lower() == "bearer" else b""
+        is_known = service.key is None or hmac.compare_digest(sent, service.key.encode())
+        is_elsewhere = service.feature.host in HERE and request.url.hostname not in HERE
+        length, kind = headers.get("content-length", ""), headers.get("content-type", "")
+        size = int(length) if length.isdecimal() else None
+        for is_refused, status, message in (
+            (posts and service.ends, 503, ENDS),
+            (
+                service.key is None and is_elsewhere,
+                403,
+                "this server is for its own machine: --host and the key open it to others",
+            ),
+            (
+                not is_known and request.url.path != "/health",
+                401,
+                "the key is missing or wrong: send it as Authorization: Bearer KEY",
+            ),
+            (posts and size is None, 411, "the request must say its length"),
+            (posts and (size or 0) > MOST_BYTES, 413, f"a request has at most {MOST_BYTES:,} bytes"),
+            (
+                # A page in a browser can send any other type to this machine without being asked.
+                posts and kind.partition(";")[0].strip().lower() != "application/json",
+                415,
+                f"Content-Type {kind or '(none)'}: must be application/json",
+            ),
+        ):
+            if is_refused:
+                return error(status, message)
         return None
 
 
@@ -234,12 +260,16 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict:
-        return service.models()
+        return {"object": "list", "data": [service.model(service.name)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict:
+        return service.model(name)
 
     @app.get("/health")
     async def health() -> Response:
         if service.ends or not service.batches.is_alive():
-            return error(503, ENDS)
+            raise HTTPException(503, ENDS)
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")
@@ -255,17 +285,10 @@ def make_app(service: Service) -> FastAPI:
             return error(400, f"the request is no JSON object: {first.get('ctx', {}).get('error', first['msg'])}")
         return error(400, f"{where}: {first['msg']}")
 
-    for kind, status, message in (
-        (BadRequest, 400, ""),
-        (Full, 429, "too many texts wait: try again later"),
-        (Closed, 503, ENDS),
-        (HTTPException, 400, ""),
-    ):
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, problem: HTTPException) -> Response:
+        return error(problem.status_code, problem.detail)
 
-        async def refused(_: Request, problem: Exception, status: int = status, message: str = message) -> Response:
-            return error(getattr(problem, "status_code", status), message or getattr(problem, "detail", str(problem)))
-
-        app.add_exception_handler(kind, refused)
     return app
 
 

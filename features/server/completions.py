@@ -6,6 +6,7 @@ https://platform.openai.com/docs/api-reference/completions
 import asyncio
 import copy
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,20 +15,50 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from transformers import PreTrainedTokenizerBase
 
 from features.server import Server
 from features.server.waiting_texts import Answer, Row
 from foundry.corpora.preview import UNCUT
+from foundry.corpora.tokenizers import decoded
 from tasks.answering import Engine, Plan, tokenised
 from tasks.examples import class_label_ids, decode_texts
 from tasks.predictions import Input
+from tasks.rows import is_text_corpus
 
+BYTE = re.compile("<0x..>")  # a token that is one byte of a letter
 MOST_STOPS = 4
 LEAST_TEMPERATURE = 0.01  # but for 0, which draws nothing
 
 
-class BadRequest(Exception):
+def bad(message: str) -> HTTPException:
     """What is wrong with a request, in one line."""
+    return HTTPException(400, message)
+
+
+class Growing:
+    """The text of an answer that is being written: that of all its tokens, of which each call decodes the last ones.
+
+    settled: the text that no further token changes, of the tokens before `end`. The last tokens are decoded with those
+    from `begin` on, which are settled too: a tokenizer drops the space at the beginning of what it decodes.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer, self.settled, self.begin, self.end = tokenizer, "", 0, 0
+
+    def text(self, tokens: list[int]) -> str:
+        """The text of the tokens, which begin with those of the calls before."""
+        parts = [tokens[self.begin : place] for place in (self.end, -1, None)]
+        known, before, found = decoded(self.tokenizer, parts)
+        text = self.settled + found[len(known) :]
+        # A token that adds no text may begin a letter. Of letters in bytes the next byte may change all.
+        if len(found) > max(len(before), len(known)) and not self._is_byte(tokens[-1]):
+            self.settled, self.begin, self.end = text, self.end, len(tokens)
+        return text
+
+    def _is_byte(self, token: int) -> bool:
+        return BYTE.fullmatch(str(self.tokenizer.convert_ids_to_tokens(token))) is not None
 
 
 class Completion(BaseModel):
@@ -80,7 +111,8 @@ class Reader:
         self.for_stops = copy.deepcopy(plan.tokenizer)  # the thread of the batches decodes too
         self.labels = class_label_ids(plan.entry, plan.tokenizer)
         self.beams = (engine.settings | plan.search).get("num_beams") or 1
-        self.can_draw = plan.args.backend == "transformers"
+        self.in_pieces = is_text_corpus(plan.entry)
+        self.writes_text = plan.entry["target_type"] == "text"
         self.thread = ThreadPoolExecutor(1, "texts")
 
     async def call(self, function: Callable, *args: object) -> Any:
@@ -88,10 +120,10 @@ class Reader:
         return await asyncio.get_running_loop().run_in_executor(self.thread, function, *args)
 
     def prompts(self, body: Completion) -> list[Prompt]:
-        """The prompts of a request. BadRequest for one that cannot be answered."""
+        """The prompts of a request. HTTPException for one that cannot be answered."""
         given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if not given:
-            raise BadRequest("prompt: is an empty list")
+            raise bad("prompt: is an empty list")
         return [self._prompt(one, body.n) for one in given]
 
     def _prompt(self, given: object, n: int) -> Prompt:
@@ -99,101 +131,120 @@ class Reader:
         if isinstance(given, str) and len(columns) == 1:
             given = {columns[0]: given}
         if isinstance(given, str):
-            raise BadRequest(f"prompt: the task reads {', '.join(columns)}: give an object with these columns")
+            raise bad(f"prompt: the task reads {', '.join(columns)}: give an object with these columns")
         if not isinstance(given, dict):
-            raise BadRequest("prompt: must be a text, an object of source columns, or a list of these")
+            raise bad("prompt: must be a text, an object of source columns, or a list of these")
         if given.keys() != {*columns}:
-            raise BadRequest(
-                f"prompt: must have the columns {', '.join(columns)}, and has {', '.join(given) or 'none'}"
-            )
+            raise bad(f"prompt: must have the columns {', '.join(columns)}, and has {', '.join(given) or 'none'}")
         for name, value in given.items():
             if not isinstance(value, str | int | float) or isinstance(value, bool):
-                raise BadRequest(f"prompt: {name} must be a text or a number")
+                raise bad(f"prompt: {name} must be a text or a number")
             if any("\ud800" <= letter <= "\udfff" for letter in str(value)):
-                raise BadRequest(f"prompt: {name} holds half of a character (\\ud800 to \\udfff)")
+                raise bad(f"prompt: {name} holds half of a character (\\ud800 to \\udfff)")
         item = self.plan.reader.made({}, given)
-        if n > 1 and self.plan.entry.get("max_piece_length"):
-            raise BadRequest(f"n {n}: the task answers a text in pieces; leave it out")
+        if n > 1 and self.in_pieces:
+            raise bad(f"n {n}: the task answers a text in pieces; leave it out")
         sources, most = tokenised(item.texts, self.own, UNCUT), self.plan.entry["max_source_length"]
         longest = max(map(len, sources), default=0)
         if longest <= most:
             return Prompt(item, sources, None)
         if not self.cuts:
-            raise BadRequest(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
+            raise bad(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
         return Prompt(item, tokenised(item.texts, self.own), longest)
 
     def add_rows(self, body: Completion, prompts: list[Prompt], stops: list[str], told: Callable[[], object]) -> None:
-        """Gives the prompts their rows. BadRequest for settings that do not go together."""
-        limit = body.max_tokens or self.plan.limit
-        if limit > self.plan.limit:
-            raise BadRequest(f"max_tokens {limit:,}: an answer has at most {self.plan.limit:,}")
-        if (body.logprobs is not None or body.probabilities) and body.stream:
-            raise BadRequest("stream: goes with neither logprobs nor probabilities")
-        if body.logprobs is not None and self.plan.entry.get("max_piece_length"):
-            raise BadRequest("logprobs: the task answers a text in pieces; leave it out")
-        if body.probabilities and self.labels is None:
-            raise BadRequest("probabilities: the model's task has no classes")
-        if body.temperature and body.temperature < LEAST_TEMPERATURE:
-            raise BadRequest(f"temperature {body.temperature:g}: must be 0, or {LEAST_TEMPERATURE:g} to 2")
-        if body.temperature and not self.can_draw:
-            raise BadRequest(f"temperature {body.temperature:g}: --backend {self.plan.args.backend} draws no answers")
-        if not body.temperature and (body.top_p or 1) < 1:
-            raise BadRequest(f"top_p {body.top_p:g}: is for drawn answers, which need a temperature above 0")
-        beams = 1 if body.temperature else self.beams
-        if not body.temperature and body.n > beams:
-            raise BadRequest(
-                f"n {body.n}: the server finds {beams} answers to a text (--num_beams); more need a temperature above 0"
-            )
-        if beams > 1 and stops and body.logprobs is not None:
-            raise BadRequest("logprobs: not with stop where answers are found by beams")
+        """Gives the prompts their rows. HTTPException for settings that do not go together."""
+        limit, temperature, top_p = body.max_tokens or self.plan.limit, body.temperature or 0, body.top_p or 1.0
+        beams, wants_log_probs = 1 if temperature else self.beams, body.logprobs is not None
+        backend, values = self.plan.args.backend, ", ".join(self.plan.entry.get("labels", ["a number"]))
+        for is_wrong, message in (
+            (limit > self.plan.limit, f"max_tokens {limit:,}: an answer has at most {self.plan.limit:,}"),
+            (
+                body.stream and (wants_log_probs or body.probabilities),
+                "stream: goes with neither logprobs nor probabilities",
+            ),
+            (wants_log_probs and self.in_pieces, "logprobs: the task answers a text in pieces; leave it out"),
+            (body.probabilities and self.labels is None, "probabilities: the model's task has no classes"),
+            (
+                0 < temperature < LEAST_TEMPERATURE,
+                f"temperature {temperature:g}: must be 0, or {LEAST_TEMPERATURE:g} to 2",
+            ),
+            (
+                temperature and not self.writes_text,
+                f"temperature {temperature:g}: the task answers {values}, and a drawn text may be none: leave it out",
+            ),
+            (
+                temperature and backend != "transformers",
+                f"temperature {temperature:g}: --backend {backend} draws no answers",
+            ),
+            (
+                not temperature and top_p < 1,
+                f"top_p {top_p:g}: is for drawn answers, which need a temperature above 0",
+            ),
+            (
+                not temperature and body.n > beams,
+                f"n {body.n}: the server finds {beams} answers to a text (--num_beams); more need a temperature",
+            ),
+            (
+                beams > 1 and stops and wants_log_probs,
+                "logprobs: not with stop where answers are found by beams",
+            ),
+        ):
+            if is_wrong:
+                raise bad(message)
         seed = int.from_bytes(os.urandom(7), "big") if body.seed is None else body.seed
         shared = dict(
             limit=limit,
             told=told,
-            wants_log_probs=body.logprobs is not None,
+            wants_log_probs=wants_log_probs,
             labels=self.labels if body.probabilities else None,
-            ends_text=self._ends_text(stops) if stops and beams == 1 else None,
         )
         for place, prompt in enumerate(prompts):
             for source in prompt.sources:
-                if not body.temperature:
+                if not temperature:
                     prompt.rows.append(Row(source, beams=beams, count=body.n, **shared))
                     continue
-                drawn = dict(temperature=body.temperature, top_p=body.top_p or 1.0)
                 for number in range(body.n):
                     random = torch.Generator().manual_seed(hash((seed, place, number, len(prompt.rows))) % 2**63)
-                    prompt.rows.append(Row(source, random=random, **drawn, **shared))
+                    prompt.rows.append(Row(source, random=random, temperature=temperature, top_p=top_p, **shared))
+            if stops and beams == 1 and self.writes_text:
+                for row in prompt.rows:
+                    row.ends_text = self._ends_text(stops)
 
     def _ends_text(self, stops: list[str]) -> Callable[[list[int]], bool]:
+        growing = Growing(self.for_stops)
+
         def ends_text(tokens: list[int]) -> bool:
-            (text,) = decode_texts(self.plan.entry, self.for_stops, [tokens])
+            text = growing.text(tokens).rstrip()
             return any(stop in text for stop in stops)
 
         return ends_text
 
-    def text(self, prompt: Prompt, answers: list[Answer], stops: list[str]) -> tuple[str, bool]:
-        """(the answers to a prompt's texts, as one text before the first of `stops`; whether that was found)."""
-        written = [answer.tokens for answer in answers]
-        text = prompt.item.answer(decode_texts(self.plan.entry, self.own.tokenizer, written) if written else [])
-        found = [text.index(stop) for stop in stops if stop in text]
-        return text[: min(found, default=None)], bool(found)
+    def so_far(self, growing: Growing, answer: Answer, stops: list[str]) -> str:
+        """What no further token changes of the text of an answer that is being written."""
+        growing.text([*answer.tokens])
+        held = max(map(len, stops), default=1) - 1  # what may be the beginning of a stop
+        return before_any(stops, growing.settled)[: max(0, len(growing.settled) - held)].rstrip()
 
     def choice(self, index: int, prompt: Prompt, answers: list[Answer], stops: list[str]) -> dict:
         """A choice of the response."""
-        text, is_stopped = self.text(prompt, answers, stops)
-        is_cut = not is_stopped and any(answer.reason == "length" for answer in answers)
+        written = [answer.tokens for answer in answers]
+        whole = prompt.item.answer(decode_texts(self.plan.entry, self.own.tokenizer, written) if written else [])
+        text = before_any(stops, whole)
+        is_cut = text == whole and any(answer.reason == "length" for answer in answers)
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": "length" if is_cut else "stop"}
         for answer in answers:
             if answer.log_probs is not None:
-                choice["logprobs"] = self._log_probs(prompt, answer)
+                choice["logprobs"] = self._log_probs(answer)
         if prompt.uncut:
             choice["cut_from"] = prompt.uncut
         if any(row.probabilities for row in prompt.rows):
             choice["probabilities"] = dict(zip(self.plan.entry["labels"], prompt.rows[0].probabilities, strict=True))
         return choice
 
-    def _log_probs(self, prompt: Prompt, answer: Answer) -> dict:
-        places = [len(self.text(prompt, [Answer(answer.tokens[:end])], [])[0]) for end in range(len(answer.tokens))]
+    def _log_probs(self, answer: Answer) -> dict:
+        growing = Growing(self.own.tokenizer)
+        places = [len(growing.text(answer.tokens[:end]).rstrip()) for end in range(len(answer.tokens))]
         names = self.own.tokenizer.convert_ids_to_tokens(answer.tokens)
         return dict(tokens=names, token_logprobs=answer.log_probs, top_logprobs=None, text_offset=places)
 
@@ -208,8 +259,13 @@ def stops_of(body: Completion) -> list[str]:
     """The texts at which answers stop."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(s, str) and s for s in stops):
-        raise BadRequest(f"stop: must be a text or a list of at most {MOST_STOPS} texts, none of them empty")
+        raise bad(f"stop: must be a text or a list of at most {MOST_STOPS} texts, none of them empty")
     return stops
+
+
+def before_any(stops: list[str], text: str) -> str:
+    """The text before the first of the stops in it."""
+    return text[: min((text.index(stop) for stop in stops if stop in text), default=None)]
 
 
 def numbered(prompts: list[Prompt], n: int) -> Iterator[tuple[int, Prompt, list[Answer]]]:

@@ -46,7 +46,7 @@ class Counters:
                 f't5_tokens_total{{side="{side}"}} {self.tokens[side]}' for side in ("read", "written")
             ],
             ("batch_texts", "histogram", "texts that were answered together"): self.batches.lines("t5_batch_texts"),
-            ("request_seconds", "histogram", "seconds of a request"): self.seconds.lines("t5_request_seconds"),
+            ("request_seconds", "histogram", "seconds of answered ones"): self.seconds.lines("t5_request_seconds"),
         }
         lines = []
         for (name, kind, about), values in shown.items():

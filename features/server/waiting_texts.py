@@ -11,18 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from starlette.exceptions import HTTPException
 
 from constants import IGNORE_INDEX
 from features.server.counters import Counters
 from tasks.answering import Engine
 
-
-class Full(Exception):
-    """No more texts can wait."""
-
-
-class Closed(Exception):
-    """The server ends."""
+ENDS = "the server ends: ask another one, or this one later"
 
 
 @dataclass
@@ -131,12 +126,12 @@ class Batches(threading.Thread):
         self.changed, self.is_closed, self.is_answering = threading.Condition(), False, False
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Lets texts wait, all or none of them. Full, Closed if that cannot be."""
+        """Lets texts wait, all or none of them. HTTPException if that cannot be."""
         with self.changed:
             if self.is_closed:
-                raise Closed
+                raise HTTPException(503, ENDS)
             if len(self.waiting) + len(rows) > self.most_waiting:
-                raise Full
+                raise HTTPException(429, "too many texts wait: try again later")
             self.waiting += rows
             self.changed.notify_all()
 

@@ -22,6 +22,7 @@ from unittest import mock
 import openai
 import psutil
 import torch
+import zoo
 from absl.testing import parameterized
 from helpers import run_main
 from test_predict_t5 import BACKENDS, TestCase, plain_answers, workspace
@@ -30,8 +31,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import constants
 import predict_t5
 from features.server import app as server
+from features.server import completions
 from features.server.counters import Counters
 from features.server.waiting_texts import Batches, Row
+from foundry.corpora.tokenizers import decoded, load_tokenizer
 
 ROOT = Path(constants.__file__).parent
 
@@ -72,7 +75,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*argv: object) -> Iterator[Served]:
+def served(*argv: object, longest: int = 6) -> Iterator[Served]:
     """What `predict_t5.py --serve` with these flags serves, in a thread, until the `with` block ends."""
     found, ready = [], threading.Event()
 
@@ -85,7 +88,7 @@ def served(*argv: object) -> Iterator[Served]:
 
     def run():
         try:
-            predict_t5.main([*map(str, ["--serve", "--use_cpu", "--port", 0, "--max_new_tokens", 6, *argv])])
+            predict_t5.main([*map(str, ["--serve", "--use_cpu", "--port", 0, "--max_new_tokens", longest, *argv])])
         finally:
             ready.set()
 
@@ -128,6 +131,9 @@ class ServerTest(TestCase):
             client = openai.OpenAI(base_url=f"http://127.0.0.1:{it.port}/v1", api_key="any", max_retries=0)
             name = client.models.list().data[0].id
             self.assertEqual(name, "model")
+            self.assertEqual(client.models.retrieve(name), client.models.list().data[0])
+            with self.assertRaisesRegex(openai.NotFoundError, "model another/one: this server has model"):
+                client.models.retrieve("another/one")
             found = client.completions.create(model=name, prompt=TEXTS, temperature=0)
             self.assertEqual([choice.text for choice in found.choices], plain_answers(TEXTS))
             self.assertEqual([choice.index for choice in found.choices], list(range(len(TEXTS))))
@@ -188,6 +194,9 @@ class ServerTest(TestCase):
             self.assertEqual((first["text"], second["text"]), (wanted, ""))
             self.assertEqual(list(first["probabilities"]), ["entailment", "not_entailment"])
             self.assertAlmostEqual(sum(first["probabilities"].values()), 1, places=5)
+            status, answer = it.ask("/v1/completions", {"prompt": row, "temperature": 1.0})
+            self.assertEqual(status, 400)
+            self.assertRegex(answer["error"]["message"], "^temperature 1: .*entailment, not_entailment")
             for prompt in ("a text", {"sentence1": "a"}, row | {"more": "b"}):
                 status, answer = it.ask("/v1/completions", {"prompt": prompt})
                 self.assertEqual(status, 400)
@@ -227,7 +236,11 @@ class ServerTest(TestCase):
                     self.assertEqual(found, status, answer)
                     self.assertRegex(answer["error"]["message"], message)
                     self.assertNotIn("\n", answer["error"]["message"])
-            self.assertEqual(it.ask("/v1/completions", b'{"prompt": "a"}', **{"Content-Type": "text/plain"})[0], 400)
+            for kind in ("text/plain", ""):
+                status, answer = it.ask("/v1/completions", b'{"prompt": "a"}', **{"Content-Type": kind})
+                self.assertEqual(status, 415)
+                self.assertRegex(answer["error"]["message"], f"^Content-Type {kind or '.none.'}: .*application/json")
+            self.assertEqual(it.complete(prompt="a", presence_penalty=0)["object"], "text_completion")
             self.assertEqual(it.ask("/v1/completions", {"prompt": "a"}, **web, Host="evil.example")[0], 403)
             self.assertEqual(it.ask("/v1/completions", b"{}", **{"Content-Length": str(2**23)})[0], 413)
             self.assertEqual(it.ask("/docs")[0], 404)
@@ -235,20 +248,28 @@ class ServerTest(TestCase):
             page = it.ask("/metrics")[1]
             self.assertIn('t5_requests_total{status="413"} 1\n', page)
             self.assertIn("t5_queue_texts 0\n", page)
+            self.assertIn("t5_request_seconds_count 1\n", page)  # one was answered
         with served(*flags, "--cut_sources") as it:
             self.assertGreater(it.complete(prompt="yes no " * 40)["choices"][0]["cut_from"], 40)
 
     def test_the_key_is_asked_for_and_told_to_nobody(self):
         environment = mock.patch.dict(os.environ, T5_API_KEY="s3cret")
         with environment, self.assertNoLogs(level="WARNING"), served("--model_name_or_path", self.model) as it:
-            for key, status in (("", 401), ("Bearer another", 401), ("Bearer s3cret", 200)):
+            for key, status in (
+                ("", 401),
+                ("s3cret", 401),
+                ("Bearer another", 401),
+                ("Bearer s3cret", 200),
+                ("bearer  s3cret", 200),
+            ):
                 for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/models", None), ("/metrics", None)):
                     found, answer = it.ask(path, body, Authorization=key)
                     self.assertEqual(found, status)
                     self.assertNotIn("s3cret", str(answer))
             self.assertEqual(it.ask("/health")[0], 200)
 
-    def test_the_queue_those_who_leave_and_the_end(self):
+    @parameterized.parameters(False, True)
+    def test_the_queue_those_who_leave_and_the_end(self, streams):
         begun, goes_on, left = threading.Event(), threading.Event(), threading.Event()
         with served("--model_name_or_path", self.model, "--max_queue", 2, "--max_wait_ms", 0) as it:
             batches, write, leave = it.service.batches, it.service.batches.engine.write, it.service.batches.leave
@@ -267,7 +288,7 @@ class ServerTest(TestCase):
                 first = clients.submit(it.texts, prompt=TEXTS[0])
                 self.assertTrue(begun.wait(60))
                 gone = http.client.HTTPConnection("127.0.0.1", it.port)
-                body = json.dumps({"prompt": TEXTS[1:3]})
+                body = json.dumps({"prompt": TEXTS[1:3], "stream": streams})
                 gone.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
                 with batches.changed:
                     self.assertTrue(batches.changed.wait_for(lambda: len(batches.waiting) == 2, 60))
@@ -284,6 +305,8 @@ class ServerTest(TestCase):
                 self.assertEqual(it.ask("/health")[0], 503)
                 goes_on.set()
                 self.assertEqual(first.result() + second.result(), plain_answers(TEXTS[:2]))
+        self.assertEqual(it.service.counters.requests, {200: 2, 429: 1, 499: 1, 503: 1})
+        self.assertEqual(sum(it.service.counters.seconds.counts), 2)
 
     def test_a_model_that_fails_is_told_and_the_next_request_answered(self):
         with served("--model_name_or_path", self.model) as it:
@@ -294,6 +317,23 @@ class ServerTest(TestCase):
             printed.assert_called_once()
             batches.engine = engine
             self.assertEqual(it.texts(prompt=TEXTS[0]), plain_answers(TEXTS[:1]))
+
+    @parameterized.parameters(dict(stream=True), dict(stop=["no such text"]), dict(logprobs=1))
+    def test_what_is_decoded_grows_with_the_answer(self, **body):
+        length, sizes = 60, []
+
+        def counting(tokenizer, rows):
+            rows = [*rows]
+            sizes.extend(map(len, rows))
+            return decoded(tokenizer, rows)
+
+        flags = ["--model_name_or_path", self.model, "--min_new_tokens", length]
+        with served(*flags, longest=length) as it, mock.patch("tasks.examples.decoded", counting):
+            self.enter_context(mock.patch.object(completions, "decoded", counting))
+            status, answer = it.ask("/v1/completions", {"prompt": TEXTS[2]} | body)
+            self.assertEqual(status, 200, answer)
+        self.assertGreater(max(sizes), length - 10)  # the whole answer, at its end
+        self.assertLess(sum(sizes), 15 * length)
 
     def test_a_batch_holds_texts_of_like_length(self):
         rows = [Row([0] * size, 2, told=mock.Mock()) for size in (10, 50, 11, 90, 12)]
@@ -359,3 +399,25 @@ class ServerTest(TestCase):
         process.send_signal(signal.SIGTERM)
         self.assertIn("requests", process.stdout.read())
         self.assertEqual(process.wait(60), 0)
+
+
+class GrowingTest(parameterized.TestCase):
+    @parameterized.parameters("t5_v1_0", "mt5", "umt5", "byt5", "t5gemma")
+    def test_the_text_is_that_of_all_tokens_and_what_is_settled_stays(self, family):
+        """Also where letters are written in bytes, whole or broken, between special tokens and padding."""
+        zoo.write_checkpoint(self.folder / family, family)
+        tokenizer, chooser = load_tokenizer(str(self.folder / family)), random.Random(0)
+        texts = ["the șarpe 日本語 🙂🙂 x", "é", "  two  spaces ", "e\u0301 नमस्ते 👩‍👩‍👧"]
+        for number in range(300):
+            tokens = [chooser.randrange(len(tokenizer)) for _ in range(chooser.randrange(1, 40))]
+            for text in chooser.sample(texts, number % 3):
+                place = chooser.randrange(len(tokens))
+                tokens[place:place] = tokenizer(text)["input_ids"][: chooser.randrange(1, 30)]
+            (whole,) = decoded(tokenizer, [tokens])
+            growing, end, before = completions.Growing(tokenizer), 0, ""
+            while end < len(tokens):
+                end += chooser.choice((1, 1, 1, 2, 5))
+                self.assertEqual([growing.text(tokens[:end])], decoded(tokenizer, [tokens[:end]]), tokens[:end])
+                self.assertStartsWith(whole, growing.settled)
+                self.assertStartsWith(growing.settled, before)
+                before = growing.settled
