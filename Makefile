@@ -86,7 +86,7 @@ test-launchers: setup
 
 torture: setup
 	$(BIN)/python tests/support/torture.py --kills $(KILLS) --output out/torture.json
-	T5_SERVE_REQUESTS=10000 $(PYTEST) tests/features/server -k of_all_kinds
+	T5_SERVE_REQUESTS=10000 $(PYTEST) -n 0 -s tests/features/server -k of_all_kinds
 
 clean:
 	rm -rf out .pytest_cache .ruff_cache
