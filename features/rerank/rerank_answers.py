@@ -41,6 +41,9 @@ class AnswersArguments:
     use_cpu: bool = option(False, "Use the CPU even if there is a GPU.")
 
 
+FLAGS = [AnswersArguments, Rerank]
+
+
 def answers_of(row: dict, place: str, source_column: str | None) -> list[dict]:
     """The n_best of a line. UserError unless its answers have texts and log-probabilities, and the line its source."""
     found = row.get("n_best")
@@ -70,7 +73,7 @@ def chosen_again(rows: list[dict], rerank: Rerank, source_column: str) -> Iterat
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict[str, int]:
     """Runs the script; returns {"lines": how many there are, "changed": of how many of this run the answer changed}."""
-    args, rerank = parse_arguments([AnswersArguments, Rerank], argv, about=__doc__)
+    args, rerank = parse_arguments(FLAGS, argv, about=__doc__)
     if args.answers_file is None:
         raise UserError("--answers_file: name the answers to choose among")
     if rerank.rerank is None:

@@ -1,0 +1,149 @@
+"""Text from one side becomes pairs: what is dropped is counted, and a stopped command goes on."""
+
+import json
+import os
+from pathlib import Path
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+from helpers import run_main
+from test_predict_t5 import LINES, TestCase, plain_answers, workspace
+
+import predict_t5
+from features.back_translation import back_translate
+from foundry.common.digests import contents_digest
+
+ROWS = [{"de": f"echt {n}", "en": f"real {n}", "id": n} for n in range(8)]
+
+
+class BackTranslateTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.text = self.write("mono.txt", "\n".join(LINES) + "\n\n")
+        self.out = self.folder / "pairs.jsonl"
+
+    def run_command(self, *flags, code: int | None = None, words=(), predicts=True) -> tuple[dict, list[dict], str]:
+        """(what main returns, the pairs, what was printed); predict_t5.py runs in this process, if `predicts`."""
+
+        def call(command: list[str]) -> int:
+            self.assertEqual(Path(command[1]).name, "predict_t5.py")
+            self.assertTrue(predicts)
+            try:
+                predict_t5.main(command[2:])
+            except SystemExit as stop:
+                return stop.code
+            return 0
+
+        own = ["--text_file", self.text, "--model_name_or_path", self.model, "--output_file", self.out]
+        own = [word for pair in zip(own[::2], own[1::2], strict=True) if pair[0] not in flags for word in pair]
+        rest = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4", *words]
+        with mock.patch.object(back_translate.subprocess, "call", call):
+            result, printed, error = run_main(back_translate.main, *own, *flags, "--", *rest, code=code)
+        rows = [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.is_file() else []
+        return result, rows, printed + error
+
+    @parameterized.parameters(
+        (["--made", "source"], "<BT> {}", "{}"),
+        (["--tag", "none"], "{}", "{}"),
+        (["--tag", "zurück:"], "zurück: {}", "{}"),
+        (["--made", "target"], "{}", "{}"),
+    )
+    def test_pairs_are_made_of_the_text_and_what_the_model_writes(self, flags, source, target):
+        wide = ["--most_length_ratio", "1000"]
+        counts, rows, _ = self.run_command("--source_column", "de", "--target_column", "en", *flags, *wide)
+        written = plain_answers(LINES)
+        pairs = [(text, answer) for text, answer in zip(LINES, written, strict=True) if answer]
+        if "target" not in flags:
+            pairs = [pair[::-1] for pair in pairs]
+        self.assertEqual(
+            [(row["de"], row["en"]) for row in rows], [(source.format(one), target.format(two)) for one, two in pairs]
+        )
+        settings = json.loads((self.folder / "pairs.jsonl.answers.jsonl.settings.json").read_text())
+        self.assertEqual({row["made_by"] for row in rows}, {f"{self.model} {settings['weights']}"})
+        files = [workspace() / "model" / name for name in ("model.safetensors", "generation_config.json")]
+        self.assertEqual(settings["weights"], contents_digest(files))
+        self.assertEqual((counts["made"], counts["dropped"]["empty"]), (len(pairs), 24 - len(pairs)))
+
+    def test_what_a_filter_drops_is_counted(self):
+        words = ["--num_beams", "2", "--num_return_sequences", "2"]
+        self.run_command(words=words)
+        file = Path(f"{self.out}.answers.jsonl")
+        answers = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in answers[:-1]:
+            row["prediction"], (best, _) = f"another {row['source']}", row["n_best"]
+            best |= {"prediction": row["prediction"], "log_probability": -1.0}
+        answers[0]["prediction"] = LINES[0]
+        answers[1]["prediction"] = "x"
+        answers[2]["n_best"][0]["log_probability"] = -999.0
+        file.write_text("".join(json.dumps(row) + "\n" for row in answers))
+        counts, rows, printed = self.run_command("--least_score", "-9", words=words)
+        self.assertEqual(counts["dropped"], {"identical": 1, "length ratio": 1, "score": 1, "empty": 1})
+        self.assertRegex(printed, "dropped +1 identical, 1 length ratio, 1 score, 1 empty\n")
+        self.assertEqual([row["target"] for row in rows], LINES[3:])
+        self.assertEqual(json.loads(Path(f"{self.out}.counts.json").read_text())["dropped"], counts["dropped"])
+
+    def test_real_pairs_are_mixed_in_by_weight(self):
+        real = self.write("real.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))
+        columns = ["--source_column", "de", "--target_column", "en", "--real_file", real]
+        counts, rows, _ = self.run_command(*columns, "--real_weight", "2.5")
+        found = [row["de"] for row in rows if "made_by" not in row]
+        times = [found.count(row["de"]) for row in ROWS]
+        self.assertEqual({*times}, {2, 3})
+        self.assertEqual((counts["real"], len(rows)), (sum(times), sum(times) + counts["made"]))
+        again = self.run_command(*columns, "--real_weight", "2.5")[1]
+        self.assertEqual(again, rows)
+        self.assertEqual(rows[0], {"de": "echt 0", "en": "real 0"})
+        error = self.run_command(*columns[:-1], self.out, "--output_file", self.folder / "b.jsonl", code=2)[2]
+        self.assertIn("has a column made_by, so not all are real", error)
+
+    def test_a_stopped_command_goes_on(self):
+        _, wanted, _ = self.run_command()
+        answers = Path(f"{self.out}.answers.jsonl")
+        answers.write_text("".join(answers.read_text().splitlines(keepends=True)[:9]) + '{"torn')
+        self.out.unlink()
+        _, rows, printed = self.run_command()
+        self.assertRegex(printed, "continued +9 were answered before")
+        self.assertEqual(rows, wanted)
+
+    def test_rows_of_text(self):
+        self.text = self.write("mono.jsonl", "".join(json.dumps({"body": line}) + "\n" for line in LINES))
+        _, rows, _ = self.run_command("--text_column", "body")
+        self.assertContainsSubset({row["target"] for row in rows}, LINES)
+        self.assertNotEmpty(rows)
+
+    @parameterized.parameters(
+        (["--made", "target", "--tag", "x"], "--tag x: stands before sources that a model wrote"),
+        (["--made", "both"], "--made both: must be one of source, target"),
+        (["--target_column", "source"], "--target_column source: is --source_column too"),
+        (["--target_column", "made_by"], "made_by is the column that names the model"),
+        (["--real_weight", "2"], "--real_weight 2.0: is how often a real pair stands"),
+        (["--real_weight", "0", "--real_file", "r"], "--real_weight 0.0: must be above 0"),
+        (["--most_length_ratio", "0.5"], "--most_length_ratio 0.5: must be at least 1"),
+        (["--real_file", "nowhere.jsonl"], "--real_file nowhere.jsonl"),
+        (["--text_file", "nowhere.txt"], "--text_file nowhere.txt"),
+        (["--output_file", "{folder}"], "is a folder. Name a file"),
+        (["--output_file", "{folder}/mono.txt"], "mono.txt: is --text_file too"),
+        (["--output_file", "{folder}/mine.txt"], "mine.txt: is no file of this command"),
+        (["--least_score", "-3"], "--least_score -3.0: log-probabilities need several answers: add -- --num_beams 4"),
+    )
+    def test_a_mistake_is_one_line_before_anything_is_answered(self, flags, message):
+        self.write("mine.txt", "mine")
+        flags = [flag.format(folder=self.folder) for flag in flags]
+        error = self.run_command(*flags, code=2, predicts=False)[2]
+        self.assertIn(message, error.splitlines()[-1])
+        self.assertEqual((self.folder / "mine.txt").read_text(), "mine")
+
+    def test_mistakes_that_predicting_finds(self):
+        error = self.run_command("--model_name_or_path", "nowhere", code=2)[2]
+        self.assertIn("--model_name_or_path nowhere", error.splitlines()[-1])
+        error = self.run_command(code=2, words=["--input_file", "a"], predicts=False)[2]
+        self.assertIn("--input_file: give it before --, or leave it out", error)
+        error = self.run_command("--least_score", "-3", code=2, words=["--num_return_sequences", "1"])[2]
+        self.assertRegex(error, "--least_score -3.0: .*, line [0-9]+ has no n_best; log-probabilities need several")
+        with mock.patch.dict(os.environ, WORLD_SIZE="2"):
+            error = self.run_command(code=2, predicts=False)[2]
+        self.assertIn("one process makes pairs", error)
+
+
+if __name__ == "__main__":
+    absltest.main()
