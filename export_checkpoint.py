@@ -56,6 +56,7 @@ from foundry.modeling.families import refuse_lacking
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
 from foundry.modeling.weights import adapters
+from foundry.publishing.exported_weights import ExportedWeights
 from foundry.publishing.exports import COMPARISON, Original, compare, described, encode, pytorch_answers
 from foundry.publishing.publication import Publication
 from foundry.publishing.records import first_entry, read_run, task_of
@@ -222,7 +223,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     check_flags(args)
     for feature in features:
         feature.decide(flags)
-    checkpoint = find_checkpoint(args.model_name_or_path)
+    source = features.one(ExportedWeights)
+    checkpoint = find_checkpoint(source.named(args.model_name_or_path))
     folders = (Path(checkpoint), Path(checkpoint).parent)
     run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
     tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
@@ -231,7 +233,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
     texts, texts_from = texts_to_compare(args, record["run"], tokenizer)
     check_room(load_config(checkpoint, "--model_name_or_path"), f"--model_name_or_path {checkpoint}")
-    model = load_model(checkpoint).eval()
+    model, record = source.model(checkpoint).eval(), source.told(record)
     fit_vocabulary(model, len(tokenizer))
     others = [kind for kind in args.formats if kind != "huggingface"]
     if others:

@@ -27,8 +27,8 @@ OUTSIDE = [
 ]
 
 
-# Flags whose names are libraries' too (torch, transformers, socket): an attribute of that name may mean theirs.
-OF_LIBRARIES = {"dtype", "host", "port"}
+# Flags whose names are libraries' too (sklearn, torch, transformers): an attribute of that name may mean theirs.
+OF_LIBRARIES = {"average", "dtype", "host", "port"}
 
 
 @functools.cache

@@ -72,6 +72,7 @@ def model_card(
         has_curve=has_curve,
         numbers=numbers,
         finished=bool(results),
+        averaged=record.get("averaged"),
         formats=formats,
         code=_code,
         human_count=human_count,

@@ -1,0 +1,80 @@
+"""Averaged checkpoints: an export of the mean of several checkpoints' weights.
+
+    python export_checkpoint.py --average out/de_en/checkpoint-* --output_dir out/averaged
+    python export_checkpoint.py --average_last 5 --model_name_or_path out/de_en --output_dir out/averaged
+
+Vaswani et al. 2017 (arXiv 1706.03762) average the last 5 to 20 checkpoints of a translation model; the final models of
+several fine-tunings of one checkpoint may be averaged too (Wortsman et al. 2022, arXiv 2203.05482).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from foundry.common.errors import UserError
+from foundry.common.flags import Flags, Rules, option
+from foundry.common.paths import check_output_dir
+from foundry.publishing.exported_weights import ExportedWeights
+
+
+@dataclass
+class Averages(ExportedWeights):
+    """Exports the mean of the weights of `folders`."""
+
+    _argument_group_name = "export"
+    folders = ()  # found by `decide`
+    rules: ClassVar[Rules] = (
+        ("average", lambda flags: flags.average and flags.average_last, "not with --average_last: give one of them"),
+    )
+
+    average: list[str] | None = option(
+        None, "Checkpoints, such as out/run/checkpoint-*, of whose weights to take the mean."
+    )
+    average_last: int | None = option(None, "Take the mean of the run's last N whole checkpoints.", at_least=2)
+
+    def is_on(self) -> bool:
+        return bool(self.average or self.average_last)
+
+    def decide(self, flags: Flags) -> dict[str, Any]:
+        """UserError, before any weight is read, unless the checkpoints can be averaged: two or more whole folders with
+        the same tensors and the same tokenizer."""
+        from features.averages.mean import check_alike, last_checkpoints, named_checkpoints
+
+        if self.average:
+            self.folders = named_checkpoints(self.average)
+            default = type(flags.groups[0]).model_name_or_path
+            if flags.model_name_or_path != default:
+                raise UserError(
+                    f"--model_name_or_path {flags.model_name_or_path}: --average names the weights: give one"
+                )
+        else:
+            self.folders = last_checkpoints(Path(flags.model_name_or_path), self.average_last)
+        check_output_dir(flags.output_dir, flags.overwrite_output_dir, map(str, self.folders))
+        check_alike(self.folders)
+        return {}
+
+    def named(self, name: str) -> str:
+        """The newest of them."""
+        return str(self.folders[-1])
+
+    def model(self, checkpoint: str) -> Any:
+        from features.averages.mean import mean_model
+
+        return mean_model(self.folders)
+
+    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
+        return {"weights": f"the mean of {len(self.folders)} checkpoints: {', '.join(self._names())}"}
+
+    def told(self, record: dict) -> dict:
+        """Says so, without the numbers of the run, which are those of other weights."""
+        lines = [
+            {name: value for name, value in line.items() if not name.startswith("eval_")} for line in record["metrics"]
+        ]
+        return record | {"averaged": self._names(), "results": {}, "metrics": lines}
+
+    def _names(self) -> list[str]:
+        names = [path.name for path in self.folders]
+        return names if len({*names}) == len(names) else [f"{path.parent.name}/{path.name}" for path in self.folders]
+
+
+FEATURE = {"export_checkpoint": Averages}
