@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from constants import IGNORE_INDEX
 from features.gguf.writing import FILE, write_gguf
 from foundry.common.errors import UserError
-from foundry.corpora.sentencepiece_models import ODD_TEXTS
+from foundry.corpora.sentencepiece_models import probe_texts
 from foundry.modeling.generation_settings import deciding_settings
 from foundry.publishing.exports import (
     LONGEST_SOURCE,
@@ -167,10 +167,11 @@ def until(tokens: Iterator[int], ends: Collection[int], limit: int, watch: Calla
 
 
 def equal_ids(original: Original, engine: LlamaEngine) -> tuple[int, int]:
-    """(texts with the ids of our tokenizer, all texts): odd ones and the sources, read by llama.cpp's own tokenizer.
-    UserError if it differs on a text whose letters the vocabulary has all: then it is another tokenizer."""
+    """(texts with the ids of our tokenizer, all texts): those of `probe_texts` and the sources, read by llama.cpp's own
+    tokenizer. UserError if it differs on a text whose letters the vocabulary has all: then it is another tokenizer."""
     tokenizer, same = original.tokenizer, 0
-    texts = [*ODD_TEXTS, *(tokenizer.decode(source, skip_special_tokens=True) for source in original.sources)]
+    texts = probe_texts(tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens})
+    texts += [tokenizer.decode(source, skip_special_tokens=True) for source in original.sources]
     unknown = tokenizer.unk_token_id
     for text in texts:
         wanted, found = tokenizer(text).input_ids, engine.ids(text)

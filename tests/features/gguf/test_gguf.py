@@ -6,12 +6,14 @@ The tests of llama.cpp itself need llama-cpp-python (requirements/llama_cpp.txt)
 import functools
 import importlib.util
 import json
+import random
 import tempfile
 import unittest
 from pathlib import Path
 
 import gguf
 import numpy as np
+import sentencepiece
 import torch
 import zoo
 from absl.testing import parameterized
@@ -20,6 +22,7 @@ from helpers import run_main, sentences
 import export_checkpoint
 import predict_t5
 from features.gguf import writing
+from features.gguf.llama_engine import LlamaEngine
 from features.gguf.vocabulary import vocabulary_of
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
@@ -31,6 +34,29 @@ SHAPES = {
     "tied": dict(feed_forward_proj="relu", tie_word_embeddings=True, num_layers=2, num_decoder_layers=1),
     "untied": dict(num_layers=3, num_decoder_layers=1),
 }
+
+
+# First and last letter.
+SCRIPTS = """az AZ 09 àÿ Āž ΑΩ αω АЯ ая ԱՖ את ءي अह কহ ਅਹ અહ அஹ అహ ಅಹ അഹ กฮ ກຮ ཀཧ ကအ აჰ ሀቿ កអ ᠠᡂ ぁゖ ァヺ ㄅㄩ 가갛
+一丿 𐌰𐍊 😀😿 ⅰⅿ ＡＺ ﬀﬆ ①⑳ ∀∿ 𝐀𝐙""".split()
+
+
+def in_many_scripts(count: int, seed: int) -> list[str]:
+    """Texts of words in one to three of SCRIPTS, with punctuation and marks between and on them."""
+    chooser = random.Random(seed)
+    letters = [[chr(code) for code in range(ord(script[-2]), ord(script[-1]) + 1)] for script in SCRIPTS]
+    lists = [[one for one in some if one.isprintable() and not one.isspace()] for some in letters]
+
+    def word(some: list[str]) -> str:
+        made = "".join(chooser.choices(some[:40], k=chooser.randint(1, 6)))
+        return made + chooser.choice(["", "", "", "", ",", ".", "!", "\u0301", "-", "'s"])
+
+    return [
+        chooser.choice([" ", " ", "  ", "\t"]).join(
+            word(some) for some in chooser.choices(chooser.sample(lists, 3), k=8)
+        )
+        for _ in range(count)
+    ]
 
 
 @functools.cache
@@ -172,7 +198,25 @@ class LlamaCppTest(parameterized.TestCase):
         self.assertLess(found["gguf"]["largest_difference"], 0.02)
         self.assertLess(found["gguf_encoder"]["largest_difference"], 0.02)
         if name in SHAPES:  # whose vocabulary has every letter of English
-            self.assertGreater(found["gguf"]["same_ids"], 20)
+            self.assertGreater(found["gguf"]["same_ids"], 200)
+
+    @parameterized.parameters(False, True)
+    def test_ids_of_texts_in_many_scripts_are_those_of_sentencepiece(self, has_bytes):
+        settings = dict(byte_fallback=has_bytes, character_coverage=1.0, is_exact=False)
+        train_tokenizer(in_many_scripts(3000, seed=1), self.folder / "one", 6000, **settings)
+        tokenizer = load_tokenizer(str(self.folder / "one"))
+        model = create_model(build_config("tiny", len(tokenizer), dict(d_model=32, d_kv=8, d_ff=64, num_heads=4)))
+        writing.write_gguf(Original(model, tokenizer, []), self.folder / "gguf", "gguf")
+        engine = LlamaEngine(self.folder / "gguf" / writing.FILE, 512)
+        self.addCleanup(engine.close)
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(self.folder / "one" / "spiece.model"))
+        known, texts = 0, in_many_scripts(200, seed=2)
+        for text in texts:
+            wanted, found = [*processor.encode(text), tokenizer.eos_token_id], engine.ids(text)
+            if tokenizer.unk_token_id not in found:
+                known += 1
+                self.assertEqual(found, wanted, text)
+        self.assertGreater(known, 150)
 
     def test_eight_bits_are_compared(self):
         found = self.export("untied", "gguf_q8_0")["gguf_q8_0"]
