@@ -52,7 +52,6 @@ from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features, features_of, offered
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
-from foundry.modeling.families import refuse_lacking
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
 from foundry.modeling.weights import adapters
@@ -68,6 +67,7 @@ from tasks.task_records import read_record
 READ_WEIGHTS = WEIGHTS + tuple(adapter.weights for adapter in adapters())
 FEATURES = features_of("export_checkpoint")
 WRITERS = offered("FORMATS")  # {format: function that imports its Writer}
+CHECKS = offered("FORMAT_CHECKS")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (
@@ -232,12 +232,12 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
         record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
     texts, texts_from = texts_to_compare(args, record["run"], tokenizer)
-    check_room(load_config(checkpoint, "--model_name_or_path"), f"--model_name_or_path {checkpoint}")
+    config, others = load_config(checkpoint, "--model_name_or_path"), [kind for kind in WRITERS if kind in args.formats]
+    for kind in [kind for kind in others if kind in CHECKS]:
+        CHECKS[kind]()(config, kind)
+    check_room(config, f"--model_name_or_path {checkpoint}")
     model, record = source.model(checkpoint).eval(), source.told(record)
     fit_vocabulary(model, len(tokenizer))
-    others = [kind for kind in args.formats if kind != "huggingface"]
-    if others:
-        refuse_lacking(model.config, "engines", f"--formats {others[0]}")
     record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
     weights = count_parameters(model)
     plan = {"checkpoint": checkpoint, "model": f"{human_count(weights)} parameters"}

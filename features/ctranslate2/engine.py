@@ -11,16 +11,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from constants import IGNORE_INDEX
 from features.ctranslate2 import FORMATS
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
+from foundry.common.reports import read_json
+from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.generation_settings import deciding_settings
-from foundry.publishing.exports import NEW_TOKENS, Answers, Original, compare, described, pytorch_tokens, shown_search
+from foundry.publishing.exports import (
+    COMPARISON,
+    NEW_TOKENS,
+    Answers,
+    Original,
+    compare,
+    described,
+    pytorch_answers,
+    pytorch_tokens,
+    shown_search,
+)
 from tasks.answering import Engine, Plan, Watch, followed_settings, padded_answers
+from tasks.registry import as_list
 
+# The families that CTranslate2 has.
+FAMILIES = ("t5", "mt5", "umt5", "t5gemma", "t5gemma2")
 TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
 TOLERANCES = dict(zip(FORMATS, (1e-3, 0.25), strict=True))
@@ -28,10 +43,39 @@ TOLERANCES = dict(zip(FORMATS, (1e-3, 0.25), strict=True))
 # rule under early_stopping=True. Under False, its default, transformers searches on while the best unfinished text
 # scores better than the worst finished one. 8 came nearest to that in our counts, and never found a worse text.
 PATIENCE = 8
+NO_CAP = "CTranslate2 leaves out the model's cap on attention scores"
 # Settings of `generate` that CTranslate2 has too. In a beam search it applies the first group before it normalises
 # probabilities, transformers afterwards.
 BEFORE_SOFTMAX = ("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids")
 LIKE_TRANSFORMERS = ("num_beams", "length_penalty", "early_stopping", "min_length", "min_new_tokens")
+
+
+def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+    """UserError for a family that CTranslate2 lacks."""
+    if config.model_type not in FAMILIES:
+        raise UserError(
+            f"--formats {kind}: not for {config.model_type} models, which CTranslate2 lacks. It has "
+            + ", ".join(FAMILIES)
+        )
+
+
+def limits_of(config: PreTrainedConfig) -> dict[str, int | bool]:
+    """What CTranslate2 lacks for a model, as the names and values that comparison.json holds: {} for a T5.
+
+    "longest_source", "longest_answer": most tokens that all see each other, since it gives its attention no windows.
+    "one_at_a_time": its attention over source and answer together reads the padding of a shorter source, and, where an
+    answer is given whole, the answer's later tokens. "leaves_out_cap": it has no cap on attention scores.
+    """
+    shape, limits = shape_of(config), {}
+    family = family_of(config)
+    for name, window in zip(("longest_source", "longest_answer"), family.windows(config), strict=True):
+        if window is not None:
+            limits[name] = (min(window) if name == "longest_source" else window[0]) + 1
+    if shape.merged:
+        limits["one_at_a_time"] = True
+    elif any(getattr(half, "attn_logit_softcapping", None) for half in family.configs(config)):
+        limits["leaves_out_cap"] = True
+    return limits
 
 
 def beam_search(model: PreTrainedModel, num_beams: int | None) -> dict | None:
@@ -60,6 +104,8 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
             return original.tokenizer
 
     with torch.no_grad():
+        import features.ctranslate2.gemma_converter  # noqa: F401 (registers its converters)
+
         Converter(original.model.name_or_path).convert(str(folder), quantization=quantization)
     # The converter names rows beyond the tokenizer's tokens <extra_id_0> ... a second time; a name must have one id.
     names = json.loads((folder / TOKENS).read_text(encoding="utf-8"))
@@ -81,8 +127,6 @@ def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
     with which CTranslate2 ends a text. UserError that names a setting which CTranslate2 lacks."""
     settings = deciding_settings(config)
     lacking = {name: value for name, value in settings.items() if name not in BEFORE_SOFTMAX + LIKE_TRANSFORMERS}
-    if config.eos_token_id not in (None, eos, [eos]):
-        lacking["eos_token_id"] = config.eos_token_id
     if lacking:
         name, value = next(iter(lacking.items()))
         raise UserError(
@@ -97,9 +141,12 @@ def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
             "transformers afterwards: some answers differ"
         )
     forbidden = [[token] for token in config.suppress_tokens or ()]
-    forbidden += [words for words in config.bad_words_ids or () if words != [eos]]  # transformers skips [EOS] too
+    ends = as_list(config.eos_token_id or eos)
+    # transformers skips [EOS] too
+    forbidden += [words for words in config.bad_words_ids or () if words not in [[end] for end in ends]]
     return ctranslate2_search(search) | dict(
         num_hypotheses=count,
+        end_token=ends,
         max_decoding_length=config.max_new_tokens,
         min_decoding_length=config.min_new_tokens or max(0, (config.min_length or 0) - 1),  # it counts the start token
         repetition_penalty=config.repetition_penalty or 1.0,
@@ -109,31 +156,50 @@ def ctranslate2_options(config: GenerationConfig, eos: int, count: int) -> dict:
 
 
 class CTranslate2Engine:
-    """The folder of write_ctranslate2, loaded on the CPU, with token ids as inputs and outputs."""
+    """The folder of write_ctranslate2, loaded on the CPU, with token ids as inputs and outputs. one_at_a_time: see
+    `limits_of`."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, one_at_a_time: bool = False):
         import ctranslate2
 
         self.names = json.loads((folder / TOKENS).read_text(encoding="utf-8"))
         self.ids = {name: number for number, name in enumerate(self.names)}
         self.translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="default")
+        self.one_at_a_time = one_at_a_time
 
     def _named(self, texts: list[list[int]]) -> list[list[str]]:
         return [[self.names[number] for number in text] for text in texts]
 
-    def tokens(self, sources: list[list[int]], search: dict) -> list[list[int]]:
+    def tokens(self, sources: list[list[int]], search: dict, watch: Watch | None = None) -> list[list[int]]:
         """Token ids of every hypothesis, the best of each source first, EOS included. search: arguments of
-        translate_batch, with ids in place of tokens."""
+        translate_batch, with ids in place of tokens. watch: as `Engine.write` has it."""
         options = dict(max_decoding_length=NEW_TOKENS, min_decoding_length=0, max_input_length=0) | search
         options |= dict(return_end_token=True, suppress_sequences=self._named(search.get("suppress_sequences", [])))
-        results = self.translator.translate_batch(self._named(sources), **options)
-        return [[self.ids[name] for name in names] for result in results for names in result.hypotheses]
+        size, found = 1 if self.one_at_a_time else max(1, len(sources)), []
+        for first in range(0, len(sources), size):
+            if watch:
+                options["callback"] = lambda step, first=first: watch(first + step.batch_id, step.token_id)
+            results = self.translator.translate_batch(self._named(sources[first : first + size]), **options)
+            found += [[self.ids[name] for name in names] for result in results for names in result.hypotheses]
+        return found
 
     def log_probs(self, sources: list[list[int]], targets: list[list[int]], eos: int) -> list[list[float]]:
         """Log-probabilities [T] of the tokens of each target."""
+        if self.one_at_a_time:
+            return [self._stepwise(source, target) for source, target in zip(sources, targets, strict=True)]
         bodies = [target[:-1] if target[-1:] == [eos] else target for target in targets]  # score_batch adds the EOS
         scores = self.translator.score_batch(self._named(sources), self._named(bodies), max_input_length=0)
         return [scored.log_probs[: len(target)] for scored, target in zip(scores, targets, strict=True)]
+
+    def _stepwise(self, source: list[int], target: list[int]) -> list[float]:
+        """The same, as those of an answer that must begin with the target: a step sees nothing that comes later."""
+        if not target:
+            return []
+        options = dict(beam_size=1, max_decoding_length=len(target), min_decoding_length=0, max_input_length=0)
+        options |= dict(target_prefix=self._named([target]), return_logits_vocab=True)
+        (result,) = self.translator.translate_batch(self._named([source]), **options)
+        log_probs = torch.from_numpy(np.stack([np.array(step) for step in result.logits[0]])).log_softmax(-1)
+        return log_probs[range(len(target)), target].tolist()
 
 
 def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
@@ -142,18 +208,33 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     If the checkpoint has a beam search, the comparison also holds "search", CTranslate2's arguments for that search,
     and "same_beams", the number of texts for which it finds the same answer as transformers.
     """
-    model, sources, more = original.model, original.sources, ""
+    model, more, limits = original.model, "", limits_of(original.model.config)
+    sources = [source[: limits.get("longest_source")] for source in original.sources]
+    answers = original.answers if sources == original.sources else pytorch_answers(model, sources)
+    most = min(NEW_TOKENS, limits.get("longest_answer", NEW_TOKENS))
+    answers = Answers(*([values[:most] for values in of_texts] for of_texts in (answers.tokens, answers.log_probs)))
     write_ctranslate2(original, folder, "int8" if kind.endswith("int8") else None)
-    engine = CTranslate2Engine(folder)
-    log_probs = engine.log_probs(sources, original.answers.tokens, model.config.eos_token_id)
-    found = Answers(engine.tokens(sources, ctranslate2_search(None)), list(map(np.array, log_probs)))
-    result = compare(kind, original.answers, found, TOLERANCES[kind])
+    engine = CTranslate2Engine(folder, "one_at_a_time" in limits)
+    log_probs = engine.log_probs(sources, answers.tokens, model.config.eos_token_id)
+    greedy = engine.tokens(sources, ctranslate2_search(None) | {"max_decoding_length": most})
+    found = Answers(greedy, list(map(np.array, log_probs)))
+    leaves_out_cap = "leaves_out_cap" in limits
+    try:
+        tolerance = max(TOLERANCES.values()) if leaves_out_cap else TOLERANCES[kind]
+        result = compare(kind, answers, found, tolerance) | limits
+    except UserError as error:
+        raise UserError(f"{error}{', since ' * leaves_out_cap}{NO_CAP * leaves_out_cap}") from None
     if wanted := beam_search(model, original.num_beams):
         search = ctranslate2_search(wanted)
         pairs = zip(pytorch_tokens(model, sources, wanted), engine.tokens(sources, search), strict=True)
         result |= {"search": search, "same_beams": sum(one == other for one, other in pairs)}
         more = f", {result['same_beams']} with {shown_search(search)}"
-    return result, described(result, more)
+    line = described(result, more)
+    if leaves_out_cap:
+        line += f"; {NO_CAP}"
+    if "longest_source" in limits:
+        line += f"; for sources of at most {limits['longest_source']:,} tokens"
+    return result, line
 
 
 def engine_folder(name: str) -> Path:
@@ -176,19 +257,33 @@ def options_of(config: GenerationConfig, changes: dict, plan: Plan) -> dict:
     return ctranslate2_options(changed, plan.tokenizer.eos_token_id, count)
 
 
+def check_lengths(plan: Plan, limits: dict) -> None:
+    """UserError for texts that may be longer than the windows of attention, which CTranslate2 does not have."""
+    for name, flag, length in (
+        ("longest_source", "--max_source_length", plan.entry["max_source_length"]),
+        ("longest_answer", "--max_new_tokens", plan.limit),
+    ):
+        if length > limits.get(name, length):
+            raise UserError(
+                f"{flag} {length}: CTranslate2 has no windows of attention, so this model takes at most {limits[name]} "
+                f"tokens: give {flag} {limits[name]}, or --backend transformers"
+            )
+
+
 def with_ctranslate2(plan: Plan, _: object) -> Engine:
     """The Engine of `--backend ctranslate2`, which searches as transformers does."""
     config = followed_settings(plan)
     options_of(config, {}, plan)  # a setting that CTranslate2 lacks is refused before the first answer
-    engine, eos = CTranslate2Engine(engine_folder(plan.args.model_name_or_path)), plan.tokenizer.eos_token_id
+    folder, eos = engine_folder(plan.args.model_name_or_path), plan.tokenizer.eos_token_id
+    limits = read_json(folder / COMPARISON)
+    check_lengths(plan, limits)
+    engine = CTranslate2Engine(folder, "one_at_a_time" in limits)
 
     def write(
         sources: list[list[int]], watch: Watch | None = None, **changes: Any
     ) -> tuple[np.ndarray, list[float] | None]:
         options, scores = options_of(config, changes, plan), None
-        if watch:
-            options["callback"] = lambda step: watch(step.batch_id, step.token_id)
-        ids, count = engine.tokens(sources, options), options["num_hypotheses"]
+        ids, count = engine.tokens(sources, options, watch), options["num_hypotheses"]
         if count > 1:
             repeated = [source for source in sources for _ in range(count)]
             scores = list(map(sum, engine.log_probs(repeated, ids, eos)))
@@ -198,4 +293,4 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
         found = engine.log_probs([source] * len(texts), [text[text.ne(IGNORE_INDEX)].tolist() for text in texts], eos)
         return torch.tensor(list(itertools.zip_longest(*found, fillvalue=0.0)), dtype=torch.float64).T
 
-    return Engine(write, score, deciding_settings(config), [eos])
+    return Engine(write, score, deciding_settings(config), as_list(config.eos_token_id or eos))

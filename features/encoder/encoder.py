@@ -5,10 +5,19 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from transformers import MODEL_FOR_TEXT_ENCODING_MAPPING
+from transformers import (
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    LongT5Config,
+    LongT5EncoderModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    T5Gemma2Config,
+)
 
+from foundry.common.errors import UserError
 from foundry.common.reports import write_json
 from foundry.corpora.tokenizers import save_tokenizer
+from foundry.modeling.families import shape_of
 from foundry.publishing.exports import LONGEST_SOURCE, Original, described_within, within
 
 # Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
@@ -29,19 +38,42 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     return result, line
 
 
-def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
-    """Writes the encoder, as the class that transformers has for it (T5EncoderModel), and the tokenizer. pooled: also
-    the files of sentence-transformers, which older versions of it read too; a text's embedding is the mean of its
-    token states."""
-    model = original.model
+def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+    """UserError for T5Gemma 2 in sentence-transformers, which wants a file of its image encoder's processor too."""
+    if kind == "sentence_transformers" and isinstance(config, T5Gemma2Config):
+        raise UserError(
+            f"--formats {kind}: not for {config.model_type} models: sentence-transformers loads them only with an "
+            "image processor, which a text model lacks. Give encoder"
+        )
+
+
+def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The encoder as the class that transformers has for it (T5EncoderModel), with the model's own tensors. That of a
+    T5Gemma 2 is a model already."""
+    classes = {**MODEL_FOR_TEXT_ENCODING_MAPPING, LongT5Config: LongT5EncoderModel}  # which the mapping lacks
+    if type(model.config) not in classes:
+        return model.get_encoder()
+    config = copy.deepcopy(model.config)
+    config.is_encoder_decoder = False
     with torch.device("meta"):
-        encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)](copy.deepcopy(model.config))
-    encoder.shared, encoder.encoder = model.shared, model.encoder
-    encoder.save_pretrained(folder)
+        encoder = classes[type(config)](config)
+    if hasattr(encoder, "shared"):
+        encoder.shared = model.shared
+    encoder.encoder = model.get_encoder()
+    return encoder
+
+
+def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
+    """Writes the encoder and the tokenizer. pooled: also the files of sentence-transformers, which older versions of it
+    read too; a text's embedding is the mean of its token states."""
+    encoder_of(original.model).save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     if not pooled:
         return
-    pooling = {"word_embedding_dimension": model.config.d_model, "pooling_mode_cls_token": False}
+    pooling = {
+        "word_embedding_dimension": shape_of(original.model.config).encoder.width,
+        "pooling_mode_cls_token": False,
+    }
     pooling |= {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
     modules = [
         {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -59,9 +91,9 @@ def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     sentence-transformers is installed, it loads the folder written for it. UserError for a difference beyond the
     tolerance."""
     model, sources, loaded_by = original.model, original.sources, ["transformers"]
-    encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(model.config)].from_pretrained(folder).eval()
+    encoder = type(encoder_of(model)).from_pretrained(folder).eval()
     batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
-    wanted = [model.encoder(**batch).last_hidden_state for batch in batches]
+    wanted = [model.get_encoder()(**batch).last_hidden_state for batch in batches]
     pairs = [(hidden, encoder(**batch).last_hidden_state) for hidden, batch in zip(wanted, batches, strict=True)]
     if kind == "sentence_transformers" and importlib.util.find_spec(kind):
         from sentence_transformers import SentenceTransformer

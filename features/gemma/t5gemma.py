@@ -5,7 +5,7 @@ What all families have, and its shapes: foundry/modeling/families.py.
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from foundry.modeling.families import NO_ENGINES, Family, Shape, Stack, Window, is_tied
+from foundry.modeling.families import Family, Shape, Stack, Window, is_tied
 
 
 class T5Gemma(Family):
@@ -86,7 +86,6 @@ _LACKS = {
     "bf16_residual": "not for {kind} models",
     "config_overrides": "not for {kind} models, whose encoder and decoder have sizes of their own: give a folder with "
     "your own config.json",
-    "engines": NO_ENGINES,
 }
 _HAS = dict(body="model", gap="<unused{}>")
 T5GEMMA = T5Gemma(

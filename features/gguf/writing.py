@@ -110,4 +110,4 @@ def refuse_model(config: PreTrainedConfig, kind: str) -> None:
         lacks[f"relative_attention_max_distance {distance}"] = distance != MAX_DISTANCE
         lacks[f"feed_forward_proj {activation}"] = activation not in ("relu", "gated-gelu")
     if lacking := [name for name, is_lacking in lacks.items() if is_lacking]:
-        raise UserError(f"--formats {kind}: llama.cpp does not read {lacking[0]}; export to ctranslate2 instead")
+        raise UserError(f"--formats {kind}: llama.cpp does not read {lacking[0]}: give another of --formats")

@@ -102,13 +102,12 @@ class Shape:
 class Family:
     """What differs between families of models; this class is T5 and its variants.
 
-    names: shown to users. lacks: {option: why it is refused}; an option is a flag's name, "packing" (several examples
-    in a row) or "engines" (inference formats other than Hugging Face's). attentions: the only values that
-    --attn_implementation may have, None: all. head_is_scaled: whether transformers scales the decoder's output before
-    the head even if the head is untied. body: the attribute that holds the model without its head, if there is one.
-    gap: a sentinel as the tokenizer writes it. rotary: whether the decoder takes positions, which restart in each
-    example of a row. can_load_as_saved: whether buffers that need float32 keep it when a bfloat16 file is loaded in its
-    own type.
+    names: shown to users. lacks: {option: why it is refused}; an option is a flag's name, or "packing" (several
+    examples in a row). attentions: the only values that --attn_implementation may have, None: all. head_is_scaled:
+    whether transformers scales the decoder's output before the head even if the head is untied. body: the attribute
+    that holds the model without its head, if there is one. gap: a sentinel as the tokenizer writes it. rotary:
+    whether the decoder takes positions, which restart in each example of a row. can_load_as_saved: whether buffers that
+    need float32 keep it when a bfloat16 file is loaded in its own type.
     """
 
     names: str
@@ -209,7 +208,6 @@ class LongT5(Family):
         return super().encoder_attention_flops(config, source) + of_global
 
 
-NO_ENGINES = "not for {kind} models, only huggingface"
 # fmt: off
 FAMILIES = {
     "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
@@ -223,7 +221,6 @@ FAMILIES = {
             "packing": "LongT5's encoder takes no mask that keeps examples of one row apart: give --objective "
                        "span_corruption --packing chunks",
             "torch_compile": "not for longt5 models: compiled, their encoder fails without a padding mask",
-            "engines": NO_ENGINES,
         }, attentions=("eager",)),
 }
 # fmt: on

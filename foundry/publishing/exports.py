@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from foundry.common.errors import UserError
 
@@ -44,6 +44,9 @@ class Original:
 # What a feature offers by an entry of `FORMATS` in its `__init__.py`: it writes the format of this name into a new
 # folder and loads it again, and returns (its comparison with PyTorch, one line about it). UserError if they differ.
 Writer = Callable[[str, Original, Path], tuple[dict, str]]
+# One by an entry of `FORMAT_CHECKS`: UserError that says what is missing, if the format cannot hold a model of this
+# configuration. It is called with the format's name, before a weight is read.
+Check = Callable[[PreTrainedConfig, str], None]
 
 
 def export_of(folder: Path) -> Path:

@@ -75,7 +75,6 @@ class BackendTest(test_predict_t5.TestCase):
         dict(forced_eos_token_id=1),
         dict(encoder_no_repeat_ngram_size=2),
         dict(sequence_bias=[[[5], 2.0]]),
-        dict(eos_token_id=[1, 5]),
     )
     def test_settings_that_ctranslate2_lacks_are_refused(self, **rules):
         path, export = self.write("in.txt", "\n".join(LINES)), self.with_settings(**rules)

@@ -4,10 +4,12 @@ import importlib.util
 import json
 
 import torch
+import zoo
 from absl.testing import parameterized
-from helpers import SHAPE, sentences, write_tiny_model
-from transformers import AutoModelForTextEncoding, MT5Config, UMT5Config
+from helpers import SHAPE, run_main, sentences, write_tiny_model
+from transformers import AutoModel, AutoModelForTextEncoding, LongT5EncoderModel, MT5Config, UMT5Config
 
+import export_checkpoint
 from features.encoder.encoder import compare_encoder, export
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import create_model, load_model
@@ -68,3 +70,36 @@ class EncoderTest(parameterized.TestCase):
             model.encoder.final_layer_norm.weight.add_(0.5)
         with self.assertRaisesRegex(ValueError, "encoder: the encoder's output is up to .* off, 1e-05 are allowed"):
             compare_encoder("encoder", original, self.folder / "encoder")
+
+    @parameterized.parameters(
+        ("t5gemma", "T5GemmaEncoderModel", AutoModelForTextEncoding),
+        ("t5gemma2", "T5Gemma2Encoder", AutoModel),
+        ("longt5_local", "LongT5EncoderModel", LongT5EncoderModel),
+        ("longt5_tglobal", "LongT5EncoderModel", LongT5EncoderModel),
+    )
+    def test_other_families_as_a_user_exports_them(self, family, name, loader):
+        zoo.write_checkpoint(self.folder / family, family)
+        formats = ["encoder", *["sentence_transformers"] * (family != "t5gemma2")]
+        flags = ("--model_name_or_path", self.folder / family, "--output_dir", self.folder / "out")
+        found, _, _ = run_main(export_checkpoint.main, *flags, "--formats", *formats)
+        model, texts = load_model(str(self.folder / family)).eval(), list(zoo.lines()[:4])
+        encoder = loader.from_pretrained(self.folder / "out" / "encoder").eval()
+        self.assertEqual(type(encoder).__name__, name)
+        batch = load_tokenizer(str(self.folder / "out" / "encoder"))(texts, return_tensors="pt", padding=True)
+        with torch.no_grad():
+            wanted = model.get_encoder()(**batch).last_hidden_state
+            torch.testing.assert_close(encoder(**batch).last_hidden_state, wanted)
+        there = importlib.util.find_spec("sentence_transformers") is not None
+        for kind in formats:
+            loaded_by = ["transformers", *["sentence-transformers"] * (there and kind == "sentence_transformers")]
+            self.assertEqual(found[kind]["loaded_by"], loaded_by)
+            self.assertLess(found[kind]["largest_difference"], 1e-5)
+
+    def test_an_encoder_that_needs_pictures_is_refused(self):
+        zoo.write_checkpoint(self.folder / "t5gemma2", "t5gemma2")
+        flags = ("--model_name_or_path", self.folder / "t5gemma2", "--output_dir", self.folder / "out")
+        _, _, error = run_main(export_checkpoint.main, *flags, "--formats", "sentence_transformers", code=2)
+        self.assertRegex(
+            error, "--formats sentence_transformers: not for t5gemma2 models: .*image processor.* Give encoder"
+        )
+        self.assertFalse((self.folder / "out").exists())

@@ -164,8 +164,8 @@ class WritingTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("byt5", "gguf", "Unigram scores, and this tokenizer is ByT5Tokenizer"),
-        ("longt5_local", "gguf_q8_0", "not for longt5 models"),
-        ("t5gemma", "gguf_encoder", "not for t5gemma models"),
+        ("longt5_local", "gguf_q8_0", "does not read the family longt5"),
+        ("t5gemma", "gguf_encoder", "does not read the family t5gemma"),
     )
     def test_what_llama_cpp_lacks_is_refused_by_name(self, name, kind, message):
         flags = ("--model_name_or_path", checkpoints() / name, "--output_dir", self.out, "--formats", kind)
