@@ -25,7 +25,6 @@ if __name__ == "__main__":
     answer_early(__doc__)
 
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -73,6 +72,7 @@ from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
+from tasks.model_folders import answers_of, named_model
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.row_source import RowSource
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths, recorded_rows
@@ -466,9 +466,7 @@ def pre_training_to_score(argv: list[str] | None) -> dict | None:
     text, tasks = ({field.name for field in dataclasses.fields(c)} for c in (PreTrainingDataArguments, TaskArguments))
     if given & {"task", *(tasks - text)} or given.isdisjoint(NAMED_TEXT):
         return None
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model_name_or_path", "--model-name-or-path", default=FineTuningArguments.output_dir)
-    return pre_training_of(parser.parse_known_args(words)[0].model_name_or_path)
+    return pre_training_of(named_model(words))
 
 
 def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
@@ -538,6 +536,8 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
+    if (answers := answers_of(argv)) is not None:
+        return answers.evaluate(argv, DATACLASSES, __doc__)
     if (pre_training := pre_training_to_score(argv)) is not None:
         return score_text(argv, pre_training)
     evaluation, task_args, run_args, asked = parse_flags(argv)

@@ -47,8 +47,7 @@ from foundry.runs.decision import Decision, build_model, settle
 from foundry.runs.memory import fitting_flan_t5
 from foundry.runs.run import TrainingRun
 from foundry.runs.speed import Batches
-from foundry.trainer_t5 import T5Trainer
-from foundry.training.batching import padding_collator, train_collator
+from foundry.training.batching import train_collator
 from foundry.training.checkpoints import check_resumed
 from tasks.predictions import other_task
 from tasks.row_source import RowSource
@@ -126,12 +125,12 @@ def main(argv: list[str] | None = None) -> dict:
     forget_search(model, greedy=not generates)
     set_generation_length(model, data.generation_length)
 
-    trainer = T5Trainer(
+    trainer = data.trainer_type(
         model=model,
         args=run.args,
         train_dataset=data.train,
         eval_dataset=data.validation,
-        data_collator=padding_collator(tokenizer, model),
+        data_collator=data.collator(tokenizer, model),
         train_collator=train_collator(data.train, run.args, model),
         processing_class=tokenizer,
         evaluation_tasks=data.evaluation_tasks,

@@ -62,6 +62,7 @@ from tasks.answering import Engine, Plan, answer_window, summary, tokenised, wit
 from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
 from tasks.front import Front
+from tasks.model_folders import answers_of
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, recorded_task
 
 FEATURES = features_of("predict_t5")
@@ -248,6 +249,8 @@ def first_text(plan: Plan) -> list[list[Sample]]:
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns {"inputs": how many there are, "answered": how many of them by this run}. Both are 0 if
     a feature works in place of the script."""
+    if (answers := answers_of(argv)) is not None:
+        return answers.predict(argv, DATACLASSES, __doc__)
     plan = parse_flags(argv)
     args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
     for front in plan.features.of(Front):

@@ -94,7 +94,7 @@ def load_rows(
     if left_out is not None:
         left_out.update(reader.left_out)
     if held_out:
-        rows = _halves(name, task, rows)[split != "train"]
+        rows = halves(name, task, rows)[split != "train"]
     if split == "train":
         rows = training_rows(task, rows)
     if not rows:
@@ -104,7 +104,7 @@ def load_rows(
     return merged_references(task, rows) if task.get("merge_references") and split != "train" else rows
 
 
-def _halves(name: str, task: dict, rows: list[dict]) -> tuple[list[dict], list[dict]]:
+def halves(name: str, task: dict, rows: list[dict]) -> tuple[list[dict], list[dict]]:
     """(rows to train on, rows that are held out), drawn alike in every run. Rows with the same source stay together, so
     that the model is not trained on a source that evaluates it."""
     source_of = [source_text(task, row) for row in rows]

@@ -47,7 +47,8 @@ from foundry.corpora.unknown import unknown_in_rows
 from foundry.features import features_of_tasks, further_fields
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
-from foundry.trainer_t5 import EvaluationTask
+from foundry.trainer_t5 import EvaluationTask, T5Trainer
+from foundry.training.batching import padding_collator
 from tasks import examples, registry, repeated_rows
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, signatures, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
@@ -582,6 +583,7 @@ class TaskData(TaskRows):
     """
 
     tokens_per_example = None  # rows have different lengths
+    trainer_type, collator = T5Trainer, staticmethod(padding_collator)
 
     def __init__(
         self,

@@ -27,8 +27,9 @@ OUTSIDE = [
 ]
 
 
-# Flags whose names are libraries' too (sklearn, torch, transformers): an attribute of that name may mean theirs.
-OF_LIBRARIES = {"average", "dtype", "host", "port"}
+# Flags whose names are libraries' too (sklearn, torch, transformers), or words of the field that the core uses for a
+# model's head and a text's characters: an attribute of that name may mean theirs.
+OF_LIBRARIES = {"average", "dtype", "host", "port", "head", "characters"}
 
 
 @functools.cache

@@ -272,5 +272,6 @@ def stacks(model: PreTrainedModel) -> tuple[torch.nn.Module, torch.nn.Module]:
 
 
 def is_tied(model: PreTrainedModel) -> bool:
-    """Whether the head's matrix is the decoder's embedding."""
-    return output_head(model).weight is model.get_decoder().embed_tokens.weight
+    """Whether the head's matrix is the decoder's embedding; False for a model that makes no logits of tokens."""
+    head = output_head(model)
+    return head is not None and head.weight is model.get_decoder().embed_tokens.weight

@@ -134,9 +134,9 @@ def tell_which(shown: str, folder: str, names: tuple[str, ...] = WEIGHTS) -> Non
         print_once(f"{shown}: the weights are read from {there[0].name}, and not from {', '.join(others)}")
 
 
-def load_whole(kind: Any, name_or_path: str, flag: str, **options: Any) -> PreTrainedModel:
+def load_whole(kind: Any, name_or_path: str, flag: str, ignored: str | None = None, **options: Any) -> PreTrainedModel:
     """kind.from_pretrained(name_or_path, **options). UserError naming the flag unless the file has all of the model's
-    tensors and no others. kind: an Auto class or one of models."""
+    tensors and no others. kind: an Auto class or one of models. ignored: pattern of names that it may have too."""
     options |= dict(trust_remote_code=False, output_loading_info=True)
     tell_which(f"{flag} {name_or_path}", name_or_path)
     with reading_weights(f"{flag} {name_or_path}", name_or_path), _own_words():
@@ -144,7 +144,8 @@ def load_whole(kind: Any, name_or_path: str, flag: str, **options: Any) -> PreTr
         if any(re.match(_WRAPPED, name) for name in report["unexpected_keys"]):
             model, report = kind.from_pretrained(name_or_path, key_mapping={_WRAPPED: ""}, **options)
             model._weight_conversions = []  # transformers would save the names changed back, wrongly
-    if wrong := difference_of_names(report["missing_keys"], report["unexpected_keys"]):
+    others = {name for name in report["unexpected_keys"] if not (ignored and re.match(ignored, name))}
+    if wrong := difference_of_names(report["missing_keys"], others):
         made_for = " or ".join(model.config.architectures or []) or "another model"
         raise UserError(
             f"{flag} {name_or_path}: its weights are not those of a {type(model).__name__}: {wrong}. Its config.json "

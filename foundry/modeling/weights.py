@@ -7,7 +7,7 @@ from foundry.common.errors import UserError
 from foundry.features import Feature, offered
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class Overrides(Feature):
@@ -18,6 +18,18 @@ class Overrides(Feature):
         override that is not understood."""
         for key, value in overrides.items():
             raise UserError(f"--config_overrides {key}={value}: is for a new model, and a checkpoint has its own shape")
+
+
+class Part(Feature):
+    """Which part of a model is trained, with what in place of the rest: by the core the encoder-decoder whole."""
+
+    def created(self, config: "PreTrainedConfig", attention: str | None) -> "PreTrainedModel | None":
+        """The model of fresh weights, made once on the meta device too; None: the encoder-decoder."""
+        return None
+
+    def loaded(self, name_or_path: str, attention: str | None) -> "PreTrainedModel | None":
+        """The model of a checkpoint; None: the encoder-decoder. UserError if the checkpoint lacks the part."""
+        return None
 
 
 class Weights(Feature):

@@ -1,0 +1,314 @@
+"""Evaluates and answers with a trained head, in the place of evaluate_t5.py and predict_t5.py.
+
+They know its folder by the field "head" of task.json (`Answers` of tasks/model_folders.py).
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+
+from constants import TASK_RECORD
+from features.encoder_heads import Heads
+from features.encoder_heads.head_kinds import Kind, Labels, Tokens, kind_of_record
+from features.encoder_heads.head_models import load_saved
+from features.encoder_heads.head_tasks import SOURCE_LENGTH, HeadData, HeadTasks
+from features.encoder_heads.head_trainer import HeadCollator, outputs_of
+from features.encoder_heads.tagged_texts import (
+    CONLL_SUFFIXES,
+    Tagged,
+    conll_rows,
+    cut_ids,
+    first_tokens,
+    of_record,
+    of_source,
+    offset_encoder,
+)
+from foundry.arguments.training import decide_features
+from foundry.common.command_line import parse_arguments
+from foundry.common.digests import contents_digest
+from foundry.common.errors import UserError
+from foundry.common.flags import refuse
+from foundry.common.paths import check_folder, check_output_dir, refuse_links
+from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
+from foundry.common.reports import end_summary, plain_json, record_json, start_summary
+from foundry.common.whole_folders import told_if_full
+from foundry.corpora.files import check_file, data_kind, is_plain_text, open_text
+from foundry.corpora.preview import Sample, print_preview
+from foundry.corpora.reading import read_rows
+from foundry.corpora.tokenizers import answering_tokenizer
+from foundry.features import Features
+from foundry.model_t5 import fit_vocabulary
+from foundry.modeling.weights import Weights
+from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
+from foundry.runs.run import Run, shown_numbers
+from foundry.runs.tracker import finish_trackers, start_trackers
+from tasks.front import Front
+from tasks.predictions import AnswerFile, InputReader, recorded_task
+from tasks.registry import as_list, eval_splits, reference_texts
+from tasks.task_records import recorded_flags
+
+WINDOW = 32  # batches of each process that are sorted by length and written together
+GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
+_NO_SEARCH = "a head writes no text that is searched for: leave it out"
+# Flags of an evaluation that a head cannot follow, and why.
+_NOT_EVALUATED = {
+    "do_predict": "rows without labels are answered by predict_t5.py: leave it out",
+    "predict_with_generate generation_num_beams generation_max_length max_target_length": _NO_SEARCH,
+    "attn_implementation allow_missing task": "not for a head, whose task.json says what is evaluated: leave it out",
+}
+
+
+def head_record(folder: str) -> dict:
+    """The field "head" of a folder's task.json."""
+    return record_json(Path(folder) / TASK_RECORD)["head"]
+
+
+def heads_of(record: dict) -> Heads:
+    """The flags with which a recorded head was trained."""
+    form = record.get("form", {})
+    return Heads(head=record["kind"], pooling=record["pooling"] or "mean", characters=form.get("reads") == "letters")
+
+
+class HeadAnswers:
+    """What evaluate_t5.py and predict_t5.py do with the folder of a head."""
+
+    # ------------------------------------------------------------ evaluate_t5.py
+    def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
+        """The metrics of the task's evaluation rows, or of others that the flags name; writes all_results.json and
+        predictions.jsonl."""
+        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=_fill_in, about=about)
+        args = args.replaced(features=Features(features))
+        for names, reason in _NOT_EVALUATED.items():
+            for flags in (evaluation, task_args, args):
+                refuse(flags, names, reason)
+        decide_features(args, evaluation, task_args)
+        folder = evaluation.model_name_or_path
+        record = head_record(folder)
+        tokenizer = answering_tokenizer(folder, evaluation.tokenizer_name)
+        tasks = HeadTasks(heads_of(record), task_args, record)
+        known = ["train", *eval_splits(tasks.tasks[0].entry)]
+        if evaluation.split not in (None, *known):
+            raise UserError(f"--split {evaluation.split}: there are {', '.join(known)}. Name one of them")
+        data = HeadData(tasks, tokenizer, args, None, [evaluation.split] if evaluation.split else known[1:])
+        if args.output_dir is None:
+            name = "_".join(filter(None, ("eval", tasks.tasks[0].name, evaluation.split)))
+            refuse_links(Path(folder), [name])
+            args.output_dir = str(Path(folder) / name)
+        check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
+        if args.world_size > 1:
+            check_alike(data.fingerprints(tokenizer), "give all nodes the same files")
+        model = load_saved(folder, args.device)
+        fit_vocabulary(model, len(tokenizer))
+        run, collator = Run(args, "evaluation"), data.collator(tokenizer, model)
+        run.announce({"checkpoint": folder, "head": data.kind.described()} | data.described())
+        print_preview(tokenizer, data.shown(whole=False))
+        trainer = data.trainer_type(model=model, args=args, data_collator=collator, processing_class=tokenizer)
+        install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
+        start_trackers(trainer, vars(evaluation) | vars(task_args) | args.to_dict() | args.features.flags())
+        results: dict[str, Any] = {}
+        for split, rows in data.data.items():
+            trainer.compute_metrics = data.compute_metrics(split)
+            label = "_".join(filter(None, ("eval", tasks.tasks[0].label(split))))
+            output = trainer.predict(rows, metric_key_prefix=label)
+            results |= {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
+            if is_first_process():
+                write_predictions(run.output_dir, data, split, output.predictions[0])
+        finish_trackers(trainer)
+        if is_first_process():
+            run.write_results(results)
+            written = {"written to": f"{run.output_dir}: all_results.json, predictions.jsonl"}
+            end_summary(shown_numbers(results) | written)
+        finish_process_group()
+        return results
+
+    # ------------------------------------------------------------ predict_t5.py
+    def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
+        """{"inputs", "answered"}: how many there are, and how many this run answered, into --output_file."""
+        args, search, *features = parse_arguments(groups, argv, about=about)
+        check_prediction(args, search, Features(features))
+        reader = Reader(args)
+        state = PartialState(cpu=args.use_cpu or not has_accelerator())
+        sizes = sum(1 for _ in reader.inputs())  # a broken row is found before the long work
+        settings = reader.settings()
+        check_alike({n: v for n, v in settings.items() if "name" not in n}, "give all nodes the same flags and files")
+        output = None
+        if state.is_main_process:
+            with told_if_full(f"--output_file {args.output_file}", GO_ON):
+                output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
+        (done,) = broadcast_object_list([output and output.done])
+        done = answered_before = min(done, sizes)
+        rows = {"checkpoint": args.model_name_or_path, "head": reader.kind.described()}
+        rows |= {"inputs": f"{sizes:,} of {args.input_file}", "written to": args.output_file}
+        start_summary(rows | {"continued": f"{done:,} were answered before" if done else None}, title="prediction")
+        for _, one in itertools.islice(reader.inputs(), 1):
+            ids, _ = reader.encoded(one)
+            print_preview(reader.tokenizer, [[Sample("first input", ids, len(reader.encode(text_of(one))[0]))]])
+        model = load_saved(args.model_name_or_path, state.device) if done < sizes else None
+        window, items = WINDOW * args.batch_size * state.num_processes, itertools.islice(reader.inputs(), done, None)
+        cut = 0
+        while some := list(itertools.islice(items, window)):
+            records, longer = reader.answers(model, some, state)
+            cut += longer
+            if output:
+                with told_if_full(f"--output_file {args.output_file}", GO_ON):
+                    output.append(records)
+            done += len(some)
+        answers = {"answers": f"{done - answered_before:,} new, {sizes:,} in {args.output_file}"}
+        answers |= {"cut": f"{cut:,} texts at {reader.most:,} tokens (--max_source_length)"} if cut else {}
+        end_summary(answers)
+        finish_process_group()
+        return {"inputs": sizes, "answered": done - answered_before}
+
+
+def _fill_in(values: dict, names: set[str]) -> dict:
+    """{flag: value} of task.json for flags that are not given, which a printed line names."""
+    model = values["model_name_or_path"]
+    flags = recorded_flags(model, values, names)
+    shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
+    print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
+    return flags
+
+
+def write_predictions(folder: Path, data: HeadData, split: str, chosen: Any) -> None:
+    """Appends a split's rows to predictions.jsonl: source, prediction and target."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kind, tasks = data.kind, data.tasks
+    with (folder / "predictions.jsonl").open("w" if split == next(iter(data.data)) else "a", encoding="utf-8") as file:
+        for index, (row, one) in enumerate(zip(data.rows[split], chosen, strict=True)):
+            record = {"task": tasks.tasks[0].name, "split": split, "index": index, "source": tasks.text_of(row)}
+            record["prediction"] = kind.shown(one, data.places[split][index] if data.places[split] else None)
+            if isinstance(kind, Tokens | Labels):
+                record["target"] = row.tags if isinstance(row, Tagged) else row["labels"]
+            else:
+                (record["target"],) = reference_texts(kind.name, kind.entry, row)
+            file.write(json.dumps(plain_json(record), ensure_ascii=False) + "\n")
+
+
+def check_prediction(args: Any, search: Any, features: Features) -> None:
+    """Completes --output_file. UserError for flags that a head does not follow, and for files that cannot be used."""
+    refuse(search, " ".join(vars(search)), _NO_SEARCH)
+    refuse(args, "dataset_name attn_implementation", "not for a head: leave it out")
+    if args.backend != "transformers":
+        raise UserError(f"--backend {args.backend}: a head is answered by transformers: leave it out")
+    for front in features.of(Front):
+        raise UserError(f"--{front.instead}: not for a head on the encoder: give --input_file")
+    if features.one(Weights).form() is not None:
+        raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another form")
+    if args.input_file is None:
+        raise UserError("--input_file: name the file whose lines or rows are to be answered")
+    check_file("--input_file", Path(args.input_file))
+    args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
+    if Path(args.output_file).absolute() == Path(args.input_file).absolute():
+        raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
+    check_folder("--output_file", str(Path(args.output_file).parent))
+
+
+def text_of(one: Tagged | str) -> str:
+    """What the model reads of an input."""
+    return one.text if isinstance(one, Tagged) else one
+
+
+class Reader:
+    """The inputs of predict_t5.py, as a head reads them, and its answers. args: the flags of predict_t5.py."""
+
+    def __init__(self, args: Any):
+        self.args, folder = args, args.model_name_or_path
+        record = head_record(folder)
+        if record["kind"] in ("class", "number"):
+            self.entry, flags = recorded_task(folder, None)
+        else:
+            self.entry = dict(inputs={"": "text"}, target="labels", target_type="class", metrics=["accuracy"])
+            flags = record_json(Path(folder) / TASK_RECORD)
+            self.entry["max_source_length"] = flags.get("max_source_length") or SOURCE_LENGTH
+            if flags.get("source_column") and record["kind"] == "labels":
+                self.entry["inputs"] = {"": flags["source_column"][0]}
+        self.kind: Kind = kind_of_record(record, self.entry)
+        self.most = args.max_source_length or self.entry["max_source_length"]
+        self.tokenizer = answering_tokenizer(folder, args.tokenizer_name)
+        self.encode = offset_encoder(self.tokenizer)
+        self.collate = HeadCollator(self.tokenizer, self.kind)
+        if args.source_prefix is not None and isinstance(self.kind, Tokens):
+            raise UserError(f"--source_prefix {args.source_prefix}: has no effect on words with tags: leave it out")
+        if args.source_prefix is not None:
+            from foundry.arguments.own_pairs import prefix_of
+
+            self.entry = self.entry | {"prefix": prefix_of(args.source_prefix)}
+
+    def inputs(self) -> Iterator[tuple[dict, Tagged | str]]:
+        """(row, what the model reads of it) of each input, read from the file each time."""
+        path = Path(self.args.input_file)
+        found = self.tagged(path) if isinstance(self.kind, Tokens) else self.texts(path)
+        return itertools.islice(found, self.args.max_samples)
+
+    def texts(self, path: Path) -> Iterator[tuple[dict, str]]:
+        for item in InputReader(self.entry, self.args.source_column).read(path):
+            yield item.row, item.texts[0] if item.texts else ""
+
+    def tagged(self, path: Path) -> Iterator[tuple[dict, Tagged]]:
+        """Lines of a text file, sentences of a CoNLL file, or rows with a text or a list of words."""
+        assert isinstance(self.kind, Tokens)
+        form = self.kind.form
+        if data_kind(path) in CONLL_SUFFIXES[:-1]:
+            for number, row in enumerate(conll_rows(path), start=1):
+                yield {"words": row["words"]}, of_record(row["words"], None, form, f"{path}, row {number:,}")
+            return
+        if is_plain_text(path):
+            with open_text(path, newline="\n") as lines:
+                for line in lines:
+                    text = line.rstrip("\r\n")
+                    yield {"source": text}, of_source(text, form)
+            return
+        column = self.args.source_column[0] if self.args.source_column else None
+        for number, row in enumerate(read_rows(path), start=1):
+            place = f"{path}, row {number:,}"
+            name = column or next(
+                (n for n in (form.columns[0], "text", "words", "tokens", "sequence") if n in row), None
+            )
+            if name not in row:
+                raise UserError(f"{place}: no column {name or form.columns[0]}: name yours with --source_column")
+            if "prediction" in row:
+                raise UserError(f"{place}: has a column prediction, under which the answer would be written. Rename it")
+            value = row[name]
+            yield row, of_source(value, form) if isinstance(value, str) else of_record(value, None, form, place)
+
+    def encoded(self, one: Tagged | str) -> tuple[list[int], list[tuple[int, int]]]:
+        """(ids, places of the tokens), cut."""
+        return cut_ids(*self.encode(text_of(one)), self.most)
+
+    @torch.no_grad()
+    def answers(self, model: Any, some: list, state: PartialState) -> tuple[list[dict], int]:
+        """(the records of these inputs, how many of them were cut). Each process answers its share of the batches."""
+        whole = [self.encode(text_of(one)) for _, one in some]
+        made = [cut_ids(*one, self.most) for one in whole]
+        order = sorted(range(len(some)), key=lambda number: -len(made[number][0]))
+        size, found = self.args.batch_size, {}
+        batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
+        for numbers in batches[state.process_index :: state.num_processes]:
+            batch = self.collate([{"input_ids": made[number][0]} for number in numbers])
+            batch = {name: values.to(state.device) for name, values in batch.items()}
+            with torch.autocast(state.device.type, torch.bfloat16, enabled=self.args.bf16):
+                outputs = outputs_of(model, batch, self.kind).cpu()
+            for number, of_row in zip(numbers, outputs, strict=True):
+                row, one = some[number]
+                places = first_tokens(made[number][1], one.words) if isinstance(one, Tagged) else None
+                found[number] = row | self.kind.answer(of_row, places, one)
+        parts = gather_object([found]) if state.num_processes > 1 else [found]
+        together = functools.reduce(dict.__or__, parts)
+        cut = sum(len(ids) > self.most for ids, _ in whole)
+        return [plain_json(together[number]) for number in range(len(some))], cut
+
+    def settings(self) -> dict:
+        """Everything that decides the answers, for the file beside them."""
+        args, folder = self.args, Path(self.args.model_name_or_path)
+        weights = [path for name in ("*model*.safetensors", TASK_RECORD) for path in sorted(folder.glob(name))]
+        names = ("model_name_or_path", "tokenizer_name", "source_column", "source_prefix", "bf16")
+        settings = {name: getattr(args, name) for name in names} | {"max_source_length": self.most}
+        settings |= {"input": contents_digest([Path(args.input_file)]), "weights": contents_digest(weights)}
+        return json.loads(json.dumps(settings))

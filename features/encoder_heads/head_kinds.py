@@ -1,0 +1,293 @@
+"""What differs between the heads: their labels, their loss, their answers and their metrics.
+
+    kind = Tokens(labels=["O", "B-PER", "I-PER"], scheme="IOB2", form=Form(("words", "tags"), "words"))
+    kind.loss_sum(logits, labels)          # summed over what is labelled
+    kind.answers(logits, rows)             # for people: tags and spans, a class, classes, a number
+    kind_of_record(record["head"])         # as task.json keeps it
+
+Legend of shapes: N rows, B batch, S tokens, C outputs of the head, T labels of a row: S, or 1, or C of several classes.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from constants import IGNORE_INDEX
+from features.encoder_heads.tagged_texts import OUTSIDE, Form, Tagged, entities
+from foundry.common.errors import UserError
+from tasks.metrics.scoring import score_predictions
+from tasks.registry import number_text, target_text, value_of_text
+
+MOST_SHOWN = 8  # labels that a plan names
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the heads have in common. labels: of the outputs, in order. entry: of the task, for its metrics. pooling:
+    how the outputs of a text's tokens become those of the text, "mean" or "first"; None: each token has its own."""
+
+    labels: list[str]
+    entry: dict = dataclasses.field(default_factory=dict, compare=False)
+    pooling: str | None = None
+    name: ClassVar[str]
+
+    @property
+    def outputs(self) -> int:
+        """C."""
+        return len(self.labels)
+
+    def described(self) -> str:
+        """For the plan."""
+        shown = ", ".join(self.labels[:MOST_SHOWN]) + (" ..." if len(self.labels) > MOST_SHOWN else "")
+        return f"{self.name}: {len(self.labels):,} labels ({shown}){self.of_pooling}"
+
+    @property
+    def of_pooling(self) -> str:
+        return {None: "", "mean": ", from the tokens' mean", "first": ", from the first token"}[self.pooling]
+
+    def pooled(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[B, 1, C] of the outputs [B, S, C] of tokens, whose head is linear: their mean is the head's output of the
+        states' mean. mask [B, S]: 0 at padding. Without pooling the outputs themselves."""
+        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        if self.pooling is None:
+            return logits
+        if self.pooling == "first":
+            return logits[:, :1]
+        mask = mask[..., None].to(logits.dtype)
+        return (logits * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+
+    def nats(self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """The loss [B, T] of what is labelled, 0 where a label [B, T] is -100: cross-entropy in nats."""
+        flat = logits.flatten(0, 1), labels.long().flatten()
+        options = dict(ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=smoothing)
+        return F.cross_entropy(*flat, **options).view(labels.shape)
+
+    def targets(self, row: Any, where: str) -> list[float]:
+        """The labels of a row, by which the head learns: [W] of its words, else [T]. UserError for unknown ones."""
+        raise NotImplementedError
+
+    def chosen(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """What an evaluation keeps of outputs [B, S, C] or [B, 1, C], and `scores` reads: [B, T]."""
+        raise NotImplementedError
+
+    def scores(self, chosen: np.ndarray, places: list, rows: list) -> dict[str, float]:
+        """The metrics of rows. places: as of `first_tokens`, of words with tags."""
+        raise NotImplementedError
+
+    def answer(self, logits: torch.Tensor, places: Any, row: Any) -> dict[str, Any]:
+        """What predict_t5.py writes of outputs [S, C] or [1, C]: "prediction", and what it is sure of."""
+        raise NotImplementedError
+
+    def shown(self, chosen: Any, places: Any) -> Any:
+        """What predictions.jsonl has of a row that an evaluation kept."""
+        raise NotImplementedError
+
+    def record(self) -> dict:
+        """As task.json keeps it."""
+        form = {"form": dataclasses.asdict(self.form)} if isinstance(self, Tokens) else {}
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("entry", "form")}
+        return {"kind": self.name} | own | form
+
+
+@dataclass(frozen=True)
+class Tokens(Kind):
+    """A tag for each word or letter. scheme: as of `scheme_of`."""
+
+    scheme: str = "plain"
+    form: Form = Form(("words", "tags"), "words")
+    name = "tokens"
+
+    @property
+    def metrics(self) -> list[str]:
+        return ["f1", "precision", "recall"] if self.scheme != "plain" else ["accuracy", "f1_macro"]
+
+    def described(self) -> str:
+        scheme = {"plain": "plain tags", "BIO": "BIO tags, an I- may begin an entity", "IOB2": "IOB2 tags"}
+        what = "letters" if self.form.reads == "letters" else "words"
+        return f"{super().described()} of {what}; {scheme[self.scheme]}"
+
+    def targets(self, row: Tagged, where: str) -> list[float]:
+        known = {label: number for number, label in enumerate(self.labels)}
+        if other := next((tag for tag in row.tags if tag not in known), None):
+            raise UserError(
+                f"{where}: the tag {other} is in no training row; known: {', '.join(self.labels[:MOST_SHOWN])}"
+                f"{' ...' * (len(self.labels) > MOST_SHOWN)}. Correct it, or name all tags with --labels"
+            )
+        return [known[tag] for tag in row.tags]
+
+    def chosen(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(-1)
+
+    def tags_of(self, chosen: Sequence[int], places: Sequence[int | None]) -> list[str]:
+        """The tags of a row's words, each that of its first token. A word without a token, as one beyond the cut, has
+        O, or in plain tags none."""
+        none = "" if self.scheme == "plain" else OUTSIDE
+        return [none if place is None else self.labels[int(chosen[place])] for place in places]
+
+    def scores(self, chosen: np.ndarray, places: list[list[int | None]], rows: list[Tagged]) -> dict[str, float]:
+        """The metrics of all words, those beyond the cut too."""
+        gold = [row.tags for row in rows]
+        found = [self.tags_of(*one) for one in zip(chosen, places, strict=True)]
+        pairs = [(ours, theirs) for one in zip(gold, found, strict=True) for ours, theirs in zip(*one, strict=True)]
+        accuracy = sum(ours == theirs for ours, theirs in pairs) / max(1, len(pairs))
+        if self.scheme == "plain":
+            from sklearn.metrics import f1_score
+
+            ours, theirs = (list(side) for side in zip(*pairs, strict=True))
+            used = [label for label in self.labels if label in {*ours, *theirs}]
+            macro = f1_score(ours, theirs, labels=used, average="macro", zero_division=0)
+            return {"accuracy": accuracy, "f1_macro": float(macro)}
+        from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+        precision, recall, f1, _ = precision_recall_fscore_support(gold, found, average="micro", zero_division=0)
+        return {"f1": float(f1), "precision": float(precision), "recall": float(recall), "token_accuracy": accuracy}
+
+    def shown(self, chosen: Any, places: Any) -> list[str]:
+        return self.tags_of(chosen, places)
+
+    def answer(self, logits: torch.Tensor, places: Any, row: Tagged) -> dict[str, Any]:
+        """Of BIO tags the spans with their text and the mean probability of their words' tags, else the tags."""
+        likely = logits.softmax(-1)
+        tags = self.tags_of(logits.argmax(-1).tolist(), places)
+        of_words = [None if place is None else float(likely[place].max()) for place in places]
+        if self.scheme == "plain":
+            return {"prediction": tags, "probabilities": of_words}
+        spans = []
+        for label, first, last in entities(tags):
+            begin, end = row.places[first][0], row.places[last][1]
+            known = [p for p in of_words[first : last + 1] if p is not None]
+            probability = sum(known) / len(known)
+            span = dict(start=begin, end=end, label=label, text=row.source[begin:end], probability=probability)
+            spans.append(span)
+        return {"prediction": spans}
+
+
+@dataclass(frozen=True)
+class Class(Kind):
+    """One class for each text."""
+
+    name = "class"
+
+    def targets(self, row: dict, where: str) -> list[float]:
+        return [value_of_text(self.entry, target_text(where, self.entry, row))]
+
+    def chosen(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(-1)
+
+    def text(self, outputs: np.ndarray) -> str:
+        """The answer as the task's metrics read it."""
+        return self.labels[int(outputs[0])]
+
+    def scores(self, chosen: np.ndarray, _: list, rows: list[dict]) -> dict[str, float]:
+        gold = [target_text(self.name, self.entry, row) for row in rows]
+        found = score_predictions(self.entry, [self.text(one) for one in chosen], gold)
+        return {name: value for name, value in found.items() if name != "invalid_outputs"}
+
+    def shown(self, chosen: Any, places: Any) -> str:  # noqa: ARG002
+        return self.text(chosen)
+
+    def answer(self, logits: torch.Tensor, *_: Any) -> dict[str, Any]:
+        likely = dict(zip(self.labels, logits[0].softmax(-1).tolist(), strict=True))
+        return {"prediction": self.text(logits.argmax(-1).numpy()), "probabilities": likely}
+
+
+@dataclass(frozen=True)
+class Number(Class):
+    """A number for each text. The head learns (number - mean) / deviation, of the training rows; its one label is
+    called "number"."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+    name = "number"
+
+    def described(self) -> str:
+        return f"number: mean {self.mean:.4g}, deviation {self.deviation:.4g} in training{self.of_pooling}"
+
+    def targets(self, row: dict, where: str) -> list[float]:
+        return [(value_of_text(self.entry, target_text(where, self.entry, row)) - self.mean) / self.deviation]
+
+    def nats(self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:  # noqa: ARG002
+        """The squared error of numbers that have the deviation 1."""
+        counted = labels.ne(IGNORE_INDEX)
+        return (logits[..., 0] - labels).square() * counted
+
+    def chosen(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return logits[..., 0]
+
+    def text(self, outputs: np.ndarray) -> str:
+        return number_text(float(outputs[0]) * self.deviation + self.mean, None)
+
+    def answer(self, logits: torch.Tensor, *_: Any) -> dict[str, Any]:
+        return {"prediction": float(logits[0, 0]) * self.deviation + self.mean}
+
+
+@dataclass(frozen=True)
+class Labels(Kind):
+    """Several classes for each text, or none: a class is answered whose probability is above one half."""
+
+    name = "labels"
+    metrics = ("f1", "f1_macro", "accuracy")
+
+    def targets(self, row: dict, where: str) -> list[float]:
+        wanted = row["labels"]
+        if other := next((label for label in wanted if label not in self.labels), None):
+            raise UserError(f"{where}: the label {other} is in no training row. Correct it, or name all with --labels")
+        return [int(label in wanted) for label in self.labels]
+
+    def nats(self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """The cross-entropy of each class [B, C] with its logit [B, 1, C], whether the text has it."""
+        counted = labels.ne(IGNORE_INDEX)
+        wanted = labels.to(logits.dtype) * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(logits[:, 0], wanted, reduction="none") * counted
+
+    def chosen(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return logits[:, 0].gt(0).long()
+
+    def scores(self, chosen: np.ndarray, _: list, rows: list[dict]) -> dict[str, float]:
+        """F1 of all classes together, their mean F1, and the share of rows with all classes right."""
+        from sklearn.metrics import f1_score
+
+        gold = np.array([[label in row["labels"] for label in self.labels] for row in rows], dtype=int)
+        found = chosen.astype(int)
+        scores = {"f1": f1_score(gold, found, average="micro", zero_division=0)}
+        scores["f1_macro"] = f1_score(gold, found, average="macro", zero_division=0)
+        scores["accuracy"] = (gold == found).all(1).mean()
+        return {name: float(value) for name, value in scores.items()}
+
+    def shown(self, chosen: Any, places: Any) -> list[str]:  # noqa: ARG002
+        return [label for label, has in zip(self.labels, chosen, strict=True) if has]
+
+    def answer(self, logits: torch.Tensor, *_: Any) -> dict[str, Any]:
+        likely = dict(zip(self.labels, logits[0].sigmoid().tolist(), strict=True))
+        return {"prediction": [label for label, p in likely.items() if p > 1 / 2], "probabilities": likely}
+
+
+KIND_OF = {kind.name: kind for kind in (Tokens, Class, Labels, Number)}
+
+
+def kind_of_record(record: dict, entry: dict) -> Kind:
+    """The Kind that task.json keeps. entry: the task's. UserError if it is damaged."""
+    values = dict(record)
+    try:
+        kind = KIND_OF[values.pop("kind")]
+        if "form" in values:
+            form = values["form"]
+            values["form"] = Form(tuple(form["columns"]), form["reads"], form["spaced"])
+        return kind(entry=entry, **values)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"task.json: its head is not as fine_tune_t5.py writes it ({error})") from None
+
+
+def check_seqeval() -> None:
+    """UserError if the package that counts entities is not installed."""
+    if not importlib.util.find_spec("seqeval"):
+        raise UserError(
+            "--head tokens: entities (BIO tags) are scored by the package seqeval, which is not installed: "
+            "pip install -r requirements/encoder_heads.txt"
+        )
