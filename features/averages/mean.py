@@ -57,9 +57,9 @@ def check_alike(folders: list[Path]) -> None:
 
 
 def _tensors(folder: Path) -> dict[str, str]:
-    """{tensor: its type and shape} of a folder's *.safetensors, whose headers alone are read."""
+    """{tensor: its type and shape} of a folder's weights, whose headers alone are read."""
     found = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("*model*.safetensors")):
         try:
             with safe_open(path, "pt") as file:
                 views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

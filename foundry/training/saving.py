@@ -126,6 +126,10 @@ class SavingTrainer(RowOrderTrainer):
     def _write_checkpoint(self, model, trial, aside: Path) -> None:
         self._is_saving, self._put_off = True, None
         try:
+            with self._full_disk_put_off():
+                for callback in self.feature_callbacks:
+                    if hasattr(callback, "write"):
+                        callback.write(aside)
             super()._save_checkpoint(model, trial)
         finally:
             self._is_saving = False
