@@ -4,7 +4,7 @@
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "how are you"}'
 
 app.py has the addresses, completions.py reads a request and makes its response, waiting_texts.py answers what waits,
-counters.py counts for /metrics. load.py measures it: `python -m benchmarks serve`. docs/fine_tune.md describes it.
+counters.py counts for /metrics. load.py measures it: `python -m benchmarks serve`. docs/use.md describes it.
 """
 
 import importlib.util

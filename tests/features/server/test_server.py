@@ -343,6 +343,15 @@ class ServerTest(TestCase):
         sizes = [[len(row.source) for row in batches._next()] for _ in range(4)]
         self.assertEqual(sizes, [[11, 10], [50], [90], [12]])
 
+    def test_the_figures_of_the_page_are_those_measured(self):
+        page, rows = (ROOT / "docs/use.md").read_text(encoding="utf-8"), {}
+        for row in json.loads((ROOT / "results/2026-11-27_serve_small_cpu.json").read_text())["rows"]:
+            rows.setdefault(row["name"], []).append(row)
+        for clients in rows.values():
+            cells = [f"{row['answers_per_s']:.3g}" for row in clients]
+            cells.append(f"{clients[-1]['median_ms'] / 1000:.3g}, {clients[-1]['p99_ms'] / 1000:.3g} s")
+            self.assertIn(f" | {' | '.join(cells)} |\n", page)
+
     @parameterized.parameters(
         (["--serve", "--input_file", "in.txt"], "--input_file in.txt: is for the inputs of a file"),
         (["--serve", "--do_sample"], "--do_sample True: is what each request says"),

@@ -317,8 +317,8 @@ class WebPageTest(parameterized.TestCase):
         self.assertIn("--web True: needs gradio: pip install -r requirements/web.txt", error)
 
     def test_the_lines_for_spaces(self):
-        """The Space's app.py, as docs/fine_tune.md gives it, in a folder with the model, as Spaces start it."""
-        text = (ROOT / "docs" / "fine_tune.md").read_text()
+        """The Space's app.py, as docs/use.md gives it, in a folder with the model, as Spaces start it."""
+        text = (ROOT / "docs" / "use.md").read_text()
         front, code = re.search(r"```yaml\n(---\n.*?---)\n```.*?```python\n(.*?)```", text, flags=re.DOTALL).groups()
         version = re.search(r"sdk_version: (.*)", front)[1]
         self.assertIn(f"gradio=={version}\n", (ROOT / "requirements" / "web.txt").read_text())
