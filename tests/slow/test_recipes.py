@@ -28,6 +28,7 @@ from constants import MODEL_SHAPES, PACKAGE_TOPIC_LABELS
 from foundry.model_t5 import build_config, count_parameters, create_model
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+TRANSLATION = dict(d_model=192, d_kv=48, d_ff=512, num_layers=3, num_decoder_layers=3)
 V1_1 = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
 
 
@@ -95,6 +96,21 @@ RECIPES = {
         build_config("t5-v1_1-base"),
         247_577_856,
         (512, 64),
+    ),
+    "translation_pre_train.yaml": Recipe(
+        pre_train_t5,
+        f"--train_file {{folder}}/books --tokenizer_name {{folder}}/model --config_overrides {OVERRIDES}",
+        build_config("tiny", 4001, TRANSLATION),
+        4_648_384,  # 2 x 4,032 x 192 of the vocabulary, 3.1M of six layers
+        (64, 40),
+    ),
+    "translation_fine_tune.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --train_file {folder}/answers.jsonl --source_column prompt "
+        "--target_column prediction --generation_max_length 9",
+        build_config("tiny", 4001, TRANSLATION),
+        4_648_384,
+        (128, 128),
     ),
     "mt5_base_romanian_diacritics.yaml": Recipe(
         fine_tune_t5,
