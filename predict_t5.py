@@ -58,7 +58,7 @@ from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import own_limit
 from foundry.modeling.weights import Weights
 from foundry.publishing.exports import export_of
-from tasks.answering import Engine, Plan, answer_window, summary, tokenised, with_transformers
+from tasks.answering import TRANSFORMERS, Backend, Engine, Plan, answer_window, summary, tokenised
 from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
 from tasks.front import Front
@@ -212,28 +212,31 @@ def read_inputs(plan: Plan) -> Iterator[Input]:
 
 def settings_of(plan: Plan) -> dict:
     """Everything that decides the answers: the content of answers.jsonl.settings.json."""
-    args, folder = plan.args, Path(plan.args.model_name_or_path)
+    args = plan.args
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
     for feature in plan.features:
         settings |= {name: getattr(feature, name) for name in feature.decisive} | feature.record()
     settings["form"] = plan.features.one(Weights).form() or "float32"
-    patterns = ("*model*.safetensors", "*model*.bin", "*model*.gguf", TASK_RECORD, "generation_config.json")
-    weights = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
+    beside = [plan.folder / name for name in (TASK_RECORD, "generation_config.json")]
+    files = [*backend_of(plan).files(args.model_name_or_path), *(file for file in beside if file.is_file())]
     settings |= {
         "max_source_length": plan.entry["max_source_length"],
         "input": contents_digest([Path(plan.args.input_file)]),
-        "weights": contents_digest(weights),  # another training may have replaced those in the folder
+        "weights": contents_digest(files),  # another training may have replaced those in the folder
     }
     return json.loads(json.dumps(settings))
+
+
+def backend_of(plan: Plan) -> Backend:
+    """What --backend names."""
+    return BACKENDS[plan.args.backend]() if plan.args.backend in BACKENDS else TRANSFORMERS
 
 
 def engine_of(plan: Plan, device: torch.device) -> Engine:
     """The Engine of --backend."""
     plan.features.one(Choice).ready(plan, device)
-    if plan.args.backend in BACKENDS:
-        return BACKENDS[plan.args.backend]()(plan, device)
-    return with_transformers(plan, device)
+    return backend_of(plan).engine(plan, device)
 
 
 # ---------------------------------------------------------------- answering

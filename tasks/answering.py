@@ -102,8 +102,13 @@ class Plan:
         return {row: f"{n:,} answer{'s' * (n > 1)} {what}" for row, (n, what) in found.items() if n}
 
 
-# What a feature offers by an entry of `BACKENDS` in its `__init__.py`.
-Backend = Callable[[Plan, torch.device], Engine]
+class Backend(NamedTuple):
+    """What a feature offers by an entry of `BACKENDS` in its `__init__.py`. engine: makes the Engine. files: those that
+    it loads from --model_name_or_path; answers of a stopped run are only continued while their contents are the same.
+    """
+
+    engine: Callable[[Plan, torch.device], Engine]
+    files: Callable[[str], list[Path]]
 
 
 # ---------------------------------------------------------------- what generates
@@ -158,6 +163,14 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     followed = copy.deepcopy(model.generation_config)
     followed.update(**search)
     return Engine(write, score, deciding_settings(followed), as_list(model.generation_config.eos_token_id))
+
+
+def weight_files(name: str) -> list[Path]:
+    """The files of weights in a folder; [] for a name on the Hub."""
+    return [file for pattern in ("*model*.safetensors", "*model*.bin") for file in sorted(Path(name).glob(pattern))]
+
+
+TRANSFORMERS = Backend(with_transformers, weight_files)
 
 
 def ends_by(watch: Watch, rows: int) -> Callable[..., torch.Tensor]:

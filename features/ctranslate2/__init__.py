@@ -16,7 +16,7 @@ from foundry.features import Feature
 
 FORMATS = dict.fromkeys(("ctranslate2", "ctranslate2_int8"), "engine:export")
 FORMAT_CHECKS = dict.fromkeys(FORMATS, "engine:refuse_model")
-BACKENDS = {"ctranslate2": "engine:with_ctranslate2"}
+BACKENDS = {"ctranslate2": "engine:BACKEND"}
 
 
 @dataclass

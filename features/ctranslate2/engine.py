@@ -31,7 +31,7 @@ from foundry.publishing.exports import (
     pytorch_tokens,
     shown_search,
 )
-from tasks.answering import Engine, Plan, Watch, followed_settings, padded_answers
+from tasks.answering import Backend, Engine, Plan, Watch, followed_settings, padded_answers
 from tasks.registry import as_list
 
 # The families that CTranslate2 has.
@@ -294,3 +294,6 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
         return torch.tensor(list(itertools.zip_longest(*found, fillvalue=0.0)), dtype=torch.float64).T
 
     return Engine(write, score, deciding_settings(config), as_list(config.eos_token_id or eos))
+
+
+BACKEND = Backend(with_ctranslate2, lambda name: sorted(engine_folder(name).iterdir()))

@@ -15,7 +15,7 @@ from foundry.features import Feature
 
 FORMATS = dict.fromkeys(("gguf", "gguf_q8_0", "gguf_encoder"), "llama_engine:export")
 FORMAT_CHECKS = dict.fromkeys(FORMATS, "writing:refuse_model")
-BACKENDS = {"gguf": "llama_engine:with_llama_cpp"}
+BACKENDS = {"gguf": "llama_engine:BACKEND"}
 
 
 @dataclass

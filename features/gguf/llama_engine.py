@@ -31,7 +31,7 @@ from foundry.publishing.exports import (
     described_within,
     within,
 )
-from tasks.answering import Engine, Plan, Watch, followed_settings, padded_answers
+from tasks.answering import Backend, Engine, Plan, Watch, followed_settings, padded_answers
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. llama.cpp looks up the activation in a table
 # of 16 bits, and q8_0 rounds every matrix. For the encoder: of any number in its output.
@@ -229,3 +229,6 @@ def with_llama_cpp(plan: Plan, _: object) -> Engine:
         return scores
 
     return Engine(write, score, {}, [eos])  # no setting decides anything: all that do were refused
+
+
+BACKEND = Backend(with_llama_cpp, lambda name: [model_file(name)])

@@ -11,10 +11,13 @@ Legend of shapes: S source length, T target length, D width, I query heads * hea
 F feed-forward, V vocabulary.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
 from foundry.common.errors import UserError
 from foundry.features import offered
@@ -184,6 +187,8 @@ class Family:
         for block in model.decoder.block:
             # umT5 of transformers 5.17 leaves it False, and its default, sdpa, then lets the decoder see later tokens.
             block.layer[0].SelfAttention.is_causal = True
+        if config.num_decoder_layers > config.num_layers:
+            model.generate = functools.partial(_generate_with_growing_cache, model, model.generate)
 
 
 class LongT5(Family):
@@ -255,6 +260,14 @@ def refuse_lacking(config: PreTrainedConfig, option: str, shown: str | None = No
 
 
 # ---------------------------------------------------------------- of a model
+def _generate_with_growing_cache(model: PreTrainedModel, generate: Callable, *args: Any, **settings: Any) -> Any:
+    """What `generate` returns, with a cache that has as many layers as the decoder asks for. Of itself transformers
+    5.23 makes one with as many layers as the encoder has, and ends with an IndexError in the next."""
+    if settings.get("use_cache", model.generation_config.use_cache) is not False:
+        settings.setdefault("past_key_values", EncoderDecoderCache(DynamicCache(), DynamicCache()))
+    return generate(*args, **settings)
+
+
 def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
     """Logits under a soft cap c, c tanh(logit / c), as `Family.logit_cap` gives it; None leaves them."""
     return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -1,5 +1,6 @@
 """Tests of foundry/modeling/families.py: what families have and lack, and how many rows of one fit into memory."""
 
+import copy
 import json
 import tempfile
 from pathlib import Path
@@ -12,14 +13,14 @@ import torch.nn.functional as F
 import zoo
 from absl.testing import parameterized
 from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoConfig, GPT2Tokenizer, RobertaTokenizer
+from transformers import AutoConfig, GenerationConfig, GPT2Tokenizer, RobertaTokenizer
 
 from constants import IGNORE_INDEX
 from data_collator_t5 import T5DataCollator
 from foundry.arguments.model import ModelArguments
 from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import encode_targets, load_tokenizer
-from foundry.model_t5 import check_options, create_model, get_model
+from foundry.model_t5 import check_options, create_model, get_model, load_model
 from foundry.modeling.families import families, output_head, shape_of, stacks
 from foundry.modeling.loss import chunked_loss_sums
 from foundry.modeling.rows_at_a_time import cached_numbers, rows_to_generate, rows_to_score
@@ -75,6 +76,22 @@ class RowsAtATimeTest(parameterized.TestCase):
 
 
 class FamiliesTest(parameterized.TestCase):
+    @parameterized.product(family=("t5_v1_0", "mt5", "umt5", "longt5_local"), beams=(1, 3))
+    def test_a_decoder_deeper_than_its_encoder_generates(self, family, beams):
+        torch.manual_seed(0)
+        made = create_model(config_of(family, num_layers=1, num_decoder_layers=3)).eval()
+        made.save_pretrained(self.folder)
+        search = dict(max_new_tokens=9, min_new_tokens=9, num_beams=beams, num_return_sequences=beams)
+        ids = torch.tensor([[7, 9, 11, 1], [8, 1, 0, 0]])
+        search["attention_mask"] = ids.ne(0).long()
+        wanted = made.generate(ids, use_cache=False, **search)
+        for model in (made, load_model(str(self.folder)).eval(), copy.deepcopy(made)):
+            self.assertTrue(torch.equal(model.generate(ids, **search), wanted))
+            again = model.generate(
+                input_ids=ids, generation_config=GenerationConfig(decoder_start_token_id=0), **search
+            )
+            self.assertTrue(torch.equal(again, wanted))
+
     @parameterized.parameters(*zoo.FAMILIES)
     def test_sizes_are_those_of_the_weights(self, name):
         model = create_model(config_of(name))

@@ -240,6 +240,24 @@ class PredictTest(TestCase):
         model.save_pretrained(self.model)
         self.assertIn("answers.jsonl: holds answers with weights ", self.predict(path, code=2)[2])
 
+    @parameterized.product(backend=BACKENDS, is_inside=(False, True))
+    def test_answers_of_an_engine_s_replaced_files_are_not_continued(self, backend, is_inside):
+        export = shutil.copytree(workspace() / "export", self.folder / "export")
+        path = self.write("in.txt", "\n".join(LINES[:3]))
+        flags = ("--backend", backend, "--model_name_or_path", export / backend if is_inside else export)
+        self.predict(path, *flags)
+        self.assertEqual(self.predict(path, *flags)[0]["answered"], 0)
+        settings = GenerationConfig.from_pretrained(export)
+        settings.update(num_beams=3)
+        settings.save_pretrained(export)
+        self.assertIn("answers.jsonl: holds answers with weights ", self.predict(path, *flags, code=2)[2])
+        self.predict(path, *flags, "--overwrite_output_file")
+        model = load_model(str(self.model))
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-1)
+        write_format(export, backend, model)
+        self.assertIn("answers.jsonl: holds answers with weights ", self.predict(path, *flags, code=2)[2])
+
     @parameterized.parameters(8, 11)  # at the end of a window, or within the writing of one
     def test_samples_do_not_depend_on_where_a_run_stopped(self, kept):
         path = self.write("in.txt", "\n".join(LINES))
