@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from features.server import KEY, Server
-from features.server.completions import Completion, Growing, Prompt, Reader, bad, envelope, numbered, stops_of
+from features.server.completions import Completion, Growing, Prompt, Reader, bad, envelope, numbered
 from features.server.counters import Counters
 from features.server.waiting_texts import ENDS, Batches
 from foundry.common.errors import UserError
@@ -36,6 +36,7 @@ from tasks.answering import Engine, Plan, summary
 HERE = {"localhost", "127.0.0.1", "::1"}
 MOST_BYTES = 2**22  # of a request
 GONE = 499  # in the counts: the client went away
+FAILED = "the model could not answer; the server's log says why"
 
 
 class Service:
@@ -46,20 +47,14 @@ class Service:
         path = Path(plan.args.model_name_or_path)
         self.name = path.resolve().name if path.exists() else plan.args.model_name_or_path
         self.counters, self.reader, self.began = Counters(), Reader(plan, engine, feature), int(time.time())
-        rows, tokens = self.most(plan)
+        config, device = load_config(str(plan.folder), "--model_name_or_path"), torch.device(PartialState().device)
+        rows = min(plan.args.batch_size, rows_to_score(config, plan.entry["max_source_length"], 1))
+        tokens = rows_to_generate(config, 1, 0, 1, device, plan.args.bf16)  # that the memory has room for
         self.batches = Batches(
             engine, self.counters, rows, tokens, feature.max_queue, seconds=feature.max_wait_ms / 1000
         )
         self.open = 0  # requests that are being answered
         self.watchers: set[asyncio.Task] = set()
-
-    @staticmethod
-    def most(plan: Plan) -> tuple[int, int]:
-        """(texts, tokens) of a batch: --batch_size, and what the memory has room for."""
-        config, device = load_config(str(plan.folder), "--model_name_or_path"), PartialState().device
-        tokens = rows_to_generate(config, 1, 0, 1, torch.device(device), plan.args.bf16)
-        rows = rows_to_score(config, plan.entry["max_source_length"], 1)
-        return min(plan.args.batch_size, rows), tokens
 
     # ------------------------------------------------------------ completions
     async def complete(self, request: Request, body: Completion) -> Response:
@@ -72,21 +67,20 @@ class Service:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(changed.set)
 
-        stops = stops_of(body)
         prompts = await self.reader.call(self.reader.prompts, body)
-        self.reader.add_rows(body, prompts, stops, told)
+        self.reader.add_rows(body, prompts, told)
         rows = [row for prompt in prompts for row in prompt.rows]
         if len(rows) > self.feature.max_queue:
             raise bad(f"prompt: makes {len(rows):,} texts, and at most {self.feature.max_queue:,} can wait")
         self.batches.put(rows)
         self.watch(request, lambda: self.batches.leave(rows))
         if body.stream:
-            parts = self.stream(body, prompts, stops, changed)
+            parts = self.stream(body, prompts, changed)
             return StreamingResponse(parts, media_type="text/event-stream")
         while not all(row.done for row in rows):
             await changed.wait()
             changed.clear()
-        return await self.whole(body, prompts, stops)
+        return await self.whole(body, prompts)
 
     def watch(self, request: Request, leave: Callable[[], None]) -> None:
         """Calls `leave` when the client goes away, or has its response."""
@@ -100,18 +94,14 @@ class Service:
         self.watchers.add(task)
         task.add_done_callback(self.watchers.discard)
 
-    async def whole(self, body: Completion, prompts: list[Prompt], stops: list[str]) -> Response:
+    async def whole(self, body: Completion, prompts: list[Prompt]) -> Response:
         reasons = {answer.reason for prompt in prompts for row in prompt.rows for answer in row.answers}
-        if "gone" in reasons:
-            return error(GONE, "the client went away")
-        if "failed" in reasons:
-            return error(500, "the model could not answer; the server's log says why")
-        choices = [await self.reader.call(self.reader.choice, *one, stops) for one in numbered(prompts, body.n)]
+        if reasons & {"failed", "gone"}:  # a client that is gone reads no response
+            raise HTTPException(500, FAILED)
+        choices = [await self.reader.call(self.reader.choice, *one, body.stop) for one in numbered(prompts, body.n)]
         return JSONResponse(envelope(self.name) | {"choices": choices, "usage": self.counted(prompts)})
 
-    async def stream(
-        self, body: Completion, prompts: list[Prompt], stops: list[str], changed: asyncio.Event
-    ) -> AsyncIterator[str]:
+    async def stream(self, body: Completion, prompts: list[Prompt], changed: asyncio.Event) -> AsyncIterator[str]:
         """Server-sent events: what each answer has grown by. An answer that is found by beams, is made of pieces, or
         names a class comes whole."""
         head, reader, over = envelope(self.name), self.reader, set()
@@ -126,15 +116,15 @@ class Service:
                 if index in over or not (is_over or grows_here):
                     continue
                 if any(answer.reason == "failed" for answer in answers):
-                    yield event({"error": shape(500, "the model could not answer; the server's log says why")})
+                    yield event({"error": shape(500, FAILED)})
                     return
                 part = {"index": index, "logprobs": None, "finish_reason": None}
                 if is_over:
                     over.add(index)
-                    part = await reader.call(reader.choice, index, prompt, answers, stops)
+                    part = await reader.call(reader.choice, index, prompt, answers, body.stop)
                     text = part["text"]
                 else:
-                    text = await reader.call(reader.so_far, growing[index], answers[0], stops)
+                    text = await reader.call(reader.so_far, growing[index], answers[0], body.stop)
                 if is_over or len(text) > len(sent[index]):
                     yield event(head | {"choices": [part | {"text": text[len(sent[index]) :]}]})
                     sent[index] = text
@@ -307,13 +297,6 @@ class Process(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def process_of(service: Service) -> Process:
-    """The process that serves it. Its own logs are warnings and errors: a request's texts and headers are in none."""
-    process = Process(uvicorn.Config(make_app(service), access_log=False, log_config=None, server_header=False))
-    process.service = service
-    return process
-
-
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens. UserError if it cannot be had."""
     try:
@@ -334,7 +317,10 @@ def serve(plan: Plan, engine: Engine, feature: Server) -> None:
     service.batches.start()
     host = f"[{feature.host}]" if ":" in feature.host else feature.host
     say(f"the server answers at http://{host}:{place.getsockname()[1]} until Ctrl-C or SIGTERM")
-    process_of(service).run(sockets=[place])
+    # uvicorn's own logs are warnings and errors: a request's texts and headers are in none.
+    process = Process(uvicorn.Config(make_app(service), access_log=False, log_config=None, server_header=False))
+    process.service = service
+    process.run(sockets=[place])
     service.batches.close()
     service.batches.join()
     counters = service.counters

@@ -11,10 +11,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +28,6 @@ from tasks.predictions import Input
 from tasks.rows import is_text_corpus
 
 BYTE = re.compile("<0x..>")  # a token that is one byte of a letter
-MOST_STOPS = 4
 LEAST_TEMPERATURE = 0.01  # but for 0, which draws nothing
 
 
@@ -61,6 +60,10 @@ class Growing:
         return BYTE.fullmatch(str(self.tokenizer.convert_ids_to_tokens(token))) is not None
 
 
+Stop = Annotated[str, Field(min_length=1)]
+Stops = Annotated[list[Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop or [])]
+
+
 class Completion(BaseModel):
     """The fields of a request. `cut_sources` is a flag of the server."""
 
@@ -73,7 +76,7 @@ class Completion(BaseModel):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = None
-    stop: Any = None
+    stop: Stops = Field([], max_length=4)
     logprobs: int | None = Field(None, ge=0, le=1)
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] | None = None
@@ -130,12 +133,9 @@ class Reader:
         columns = self.plan.reader.inputs
         if isinstance(given, str) and len(columns) == 1:
             given = {columns[0]: given}
-        if isinstance(given, str):
-            raise bad(f"prompt: the task reads {', '.join(columns)}: give an object with these columns")
-        if not isinstance(given, dict):
-            raise bad("prompt: must be a text, an object of source columns, or a list of these")
-        if given.keys() != {*columns}:
-            raise bad(f"prompt: must have the columns {', '.join(columns)}, and has {', '.join(given) or 'none'}")
+        if not isinstance(given, dict) or given.keys() != {*columns}:
+            text = "a text, " if len(columns) == 1 else ""
+            raise bad(f"prompt: must be {text}an object with the columns {', '.join(columns)}, or a list of these")
         for name, value in given.items():
             if not isinstance(value, str | int | float) or isinstance(value, bool):
                 raise bad(f"prompt: {name} must be a text or a number")
@@ -152,7 +152,7 @@ class Reader:
             raise bad(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
         return Prompt(item, tokenised(item.texts, self.own), longest)
 
-    def add_rows(self, body: Completion, prompts: list[Prompt], stops: list[str], told: Callable[[], object]) -> None:
+    def add_rows(self, body: Completion, prompts: list[Prompt], told: Callable[[], object]) -> None:
         """Gives the prompts their rows. HTTPException for settings that do not go together."""
         limit, temperature, top_p = body.max_tokens or self.plan.limit, body.temperature or 0, body.top_p or 1.0
         beams, wants_log_probs = 1 if temperature else self.beams, body.logprobs is not None
@@ -186,7 +186,7 @@ class Reader:
                 f"n {body.n}: the server finds {beams} answers to a text (--num_beams); more need a temperature",
             ),
             (
-                beams > 1 and stops and wants_log_probs,
+                beams > 1 and body.stop and wants_log_probs,
                 "logprobs: not with stop where answers are found by beams",
             ),
         ):
@@ -207,9 +207,9 @@ class Reader:
                 for number in range(body.n):
                     random = torch.Generator().manual_seed(hash((seed, place, number, len(prompt.rows))) % 2**63)
                     prompt.rows.append(Row(source, random=random, temperature=temperature, top_p=top_p, **shared))
-            if stops and beams == 1 and self.writes_text:
+            if body.stop and beams == 1 and self.writes_text:
                 for row in prompt.rows:
-                    row.ends_text = self._ends_text(stops)
+                    row.ends_text = self._ends_text(body.stop)
 
     def _ends_text(self, stops: list[str]) -> Callable[[list[int]], bool]:
         growing = Growing(self.for_stops)
@@ -253,14 +253,6 @@ class Reader:
         read = sum(len(source) for prompt in prompts for source in prompt.sources)
         written = sum(len(answer.tokens) for prompt in prompts for row in prompt.rows for answer in row.answers)
         return dict(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
-
-
-def stops_of(body: Completion) -> list[str]:
-    """The texts at which answers stop."""
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(s, str) and s for s in stops):
-        raise bad(f"stop: must be a text or a list of at most {MOST_STOPS} texts, none of them empty")
-    return stops
 
 
 def before_any(stops: list[str], text: str) -> str:

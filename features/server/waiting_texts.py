@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from starlette.exceptions import HTTPException
+from transformers import TopPLogitsWarper
 
 from constants import IGNORE_INDEX
 from features.server.counters import Counters
@@ -88,25 +89,11 @@ class Draws:
         self.rows = rows
 
     def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        places = [place for place, row in enumerate(self.rows) if row.random and not row.answers[0].reason]
-        if not places:
-            return scores
-        rows = [self.rows[place] for place in places]
-        temperature, top_p = (
-            torch.tensor([[getattr(row, name)] for row in rows], device=scores.device)
-            for name in ("temperature", "top_p")
-        )
-        part = scores[places] / temperature
-        likeliest, order = part.sort(descending=True)
-        chances = likeliest.softmax(dim=-1)
-        # The first token stays, and each before which the sum is below top_p.
-        unlikely = (chances.cumsum(dim=-1) - chances >= top_p) & (top_p < 1)
-        unlikely[:, 0] = False
-        part = part.masked_fill(unlikely.scatter(1, order, unlikely), -torch.inf)
-        size = part.shape[1]
-        noise = torch.stack([torch.empty(size).exponential_(generator=row.random) for row in rows])
         scores = scores.clone()
-        scores[places] = part - noise.log().to(scores.device)
+        for row, part in zip(self.rows, scores.split(1), strict=True):
+            if row.random and not row.answers[0].reason:
+                noise = torch.empty(part.shape).exponential_(generator=row.random).log().to(scores.device)
+                part.copy_(TopPLogitsWarper(row.top_p)(None, part / row.temperature) - noise)
         return scores
 
 

@@ -34,7 +34,7 @@ import predict_t5
 from features.server import app as server
 from features.server import completions
 from features.server.counters import Counters
-from features.server.waiting_texts import Batches, Row
+from features.server.waiting_texts import Batches, Draws, Row
 from foundry.corpora.tokenizers import decoded, load_tokenizer
 
 ROOT = Path(constants.__file__).parent
@@ -213,7 +213,7 @@ class ServerTest(TestCase):
                 (b"[" * 100_000, 400, "body|no JSON object"),
                 (b'{"prompt": "\\ud800"}', 400, "prompt: text holds half of a character"),
                 ({}, 400, "prompt: Field required"),
-                ({"prompt": 3}, 400, "prompt: must be a text, an object of source columns, or a list of these"),
+                ({"prompt": 3}, 400, "prompt: must be a text, an object with the columns text, or a list of these"),
                 ({"prompt": []}, 400, "prompt: is an empty list"),
                 ({"prompt": [[1, 2]]}, 400, "prompt: must be"),
                 ({"prompt": {"text": ["a"]}}, 400, "prompt: text must be a text or a number"),
@@ -223,7 +223,9 @@ class ServerTest(TestCase):
                 ({"prompt": "a", "temperature": 1e-30}, 400, "temperature 1e-30: must be 0, or 0.01 to 2"),
                 (b'{"prompt": "a", "temperature": NaN}', 400, "temperature: "),
                 ({"prompt": "a", "top_p": 0.5}, 400, "top_p 0.5: is for drawn answers"),
-                ({"prompt": "a", "stop": [""]}, 400, "stop: must be a text"),
+                ({"prompt": "a", "stop": [""]}, 400, "stop: String should have at least 1 character"),
+                ({"prompt": "a", "stop": list("abcde")}, 400, "stop: List should have at most 4 items"),
+                ({"prompt": "a", "stop": 3}, 400, "stop: Input should be a valid list"),
                 ({"prompt": "a", "logprobs": 5}, 400, "logprobs: Input should be less than or equal to 1"),
                 ({"prompt": "a", "logprobs": 1, "stream": True}, 400, "stream: goes with neither"),
                 ({"prompt": "a", "probabilities": True}, 400, "probabilities: the model's task has no classes"),
@@ -335,6 +337,18 @@ class ServerTest(TestCase):
             self.assertEqual(status, 200, answer)
         self.assertGreater(max(sizes), length - 10)  # the whole answer, at its end
         self.assertLess(sum(sizes), 15 * length)
+
+    def test_tokens_are_drawn_as_their_probabilities_say(self):
+        """Worked by hand: at temperature 0.5 probabilities are squared; 0.68 + 0.25 reach top_p 0.8. A row that does
+        not draw takes the likeliest."""
+        drawn = dict(limit=1, told=mock.Mock(), temperature=0.5, top_p=0.8)
+        rows = [Row([0], random=torch.Generator().manual_seed(seed), **drawn) for seed in range(4000)]
+        logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+        found = Draws([*rows, Row([0], 1, told=mock.Mock())])(None, logits.repeat(4001, 1)).argmax(1)
+        wanted = [0.25 / 0.34, 0.09 / 0.34, 0, 0]
+        for share, count in zip(wanted, found[:-1].bincount(minlength=4).tolist(), strict=True):
+            self.assertAlmostEqual(share, count / 4000, delta=0.025)
+        self.assertEqual(found[-1], 0)
 
     def test_a_batch_holds_texts_of_like_length(self):
         rows = [Row([0] * size, 2, told=mock.Mock()) for size in (10, 50, 11, 90, 12)]
