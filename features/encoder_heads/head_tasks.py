@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -70,7 +70,8 @@ class HeadTask(Task):
     """A task of own files whose rows have a text and tags or several labels. `entry` has the fields that the core asks
     for. columns: given by the flags, or None."""
 
-    is_one_of_several, functions = False, {}  # noqa: RUF012
+    is_one_of_several = False
+    functions: ClassVar[dict] = {}
 
     def __init__(self, args: TaskArguments, head: str, metrics: list[str], letters: bool = False, form: Any = None):
         self.name, self.args, self.head, self.letters, self.form = OWN, args, head, letters, form
@@ -268,7 +269,8 @@ class HeadData:
     """
 
     tokens_per_example = None  # rows have different lengths
-    losses: dict = {}  # noqa: RUF012
+    losses: ClassVar[dict] = {}
+    signatures: ClassVar[dict[str, str]] = {}  # no metric is sacrebleu's
     generation_length = 1
 
     def __init__(

@@ -1,0 +1,294 @@
+"""Heads from the command line: they train, resume, evaluate and answer, and load in plain transformers.
+
+The references are transformers' own classes on the saved folders, sklearn and seqeval on the answers, and runs without
+accumulation or interruption.
+"""
+
+import importlib.util
+import json
+import random
+import re
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+import torch
+from absl.testing import parameterized
+from helpers import argv_of, run_main, sentences, write_tiny_model
+from sklearn.metrics import f1_score
+from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+
+import evaluate_t5
+import fine_tune_t5
+import predict_t5
+from foundry.model_t5 import load_model
+
+HAS_SEQEVAL = importlib.util.find_spec("seqeval") is not None
+QUICK = dict(max_steps=4, per_device_train_batch_size=8, eval_strategy="steps", eval_steps=2, save_strategy="steps")
+QUICK |= dict(save_steps=2, save_total_limit=4, logging_steps=1, report_to="none", disable_tqdm=True, use_cpu=True)
+PLAIN = dict(source_column="words", target_column="plain")
+CLASS = dict(source_column="text", target_column="many")
+
+
+def made_up(line: str, count: int) -> dict:
+    """A row of `count` words with all that any head reads; the tags follow from the words."""
+    words, tags = line.rstrip(".").split()[:count], []
+    for word in words:
+        goes_on = bool(tags) and tags[-1] != "O" and word[0] in "bc"
+        begins = "B-A" if word[0] in "dfg" else "B-B" if word[0] in "xyz" else "O"
+        tags.append("I" + tags[-1][1:] if goes_on else begins)
+    row = dict(words=words, tags=tags, text=" ".join(words), size=len(words), many=f"{len(words) > 5}")
+    row["plain"] = ["V" if word[1] in "ae" else "C" for word in words]
+    return row | dict(labels=sorted({tag[2:] for tag in tags} - {""}), letters="".join(words).lower())
+
+
+def begins_of(words: list[str]) -> list[int]:
+    """Where each word begins in their text."""
+    return [0, *np.cumsum([len(word) + 1 for word in words[:-1]]).tolist()]
+
+
+def loaded(folder: Path) -> tuple:
+    """(model, tokenizer) of a folder, by transformers alone."""
+    return AutoModelForTokenClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def quality(results: dict) -> dict:
+    """The metrics of an evaluation, without times."""
+    return {
+        name: v for name, v in results.items() if name.startswith("eval_") and not name.endswith(("time", "second"))
+    }
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_lines(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+class HeadsTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.shared = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        lines, chooser = sentences(200), random.Random(3)
+        write_tiny_model(cls.shared / "model", lines, 300)
+        cls.rows = [made_up(line, chooser.randint(2, 9)) for line in lines]
+        cls.held_out = cls.rows[150:]
+        for name, rows in (("train", cls.rows[:150]), ("dev", cls.held_out)):
+            write_lines(cls.shared / f"{name}.jsonl", rows)
+            texts = [map("\t".join, zip(row["words"], row["tags"], strict=True)) for row in rows]
+            (cls.shared / f"{name}.conll").write_text("\n\n".join(map("\n".join, texts)))
+
+    def flags(self, head: str | None, folder: Path, ending: str = "jsonl", **flags) -> list[str]:
+        given = QUICK | dict(head=head, model_name_or_path=self.shared / "model", output_dir=folder)
+        given |= dict(train_file=self.shared / f"train.{ending}", validation_file=self.shared / f"dev.{ending}")
+        return argv_of(given | flags)
+
+    def train(self, *of_run, **flags) -> tuple[dict, str]:
+        result, out, _ = run_main(fine_tune_t5.main, *self.flags(*of_run, **flags))
+        return result, out
+
+    def refused(self, head: str | None, **flags) -> str:
+        _, out, err = run_main(fine_tune_t5.main, *self.flags(head, self.folder / "refused", **flags), code=2)
+        self.assertEqual(err.count("\n"), 1, out + err)
+        return err
+
+    def evaluated(self, folder: Path) -> tuple[dict, list[dict]]:
+        """(metrics, predictions.jsonl) of evaluate_t5.py."""
+        results, _, _ = run_main(evaluate_t5.main, "--model_name_or_path", folder, "--use_cpu")
+        return results, lines_of(folder / "eval_pairs" / "predictions.jsonl")
+
+    def answers(self, folder: Path, source: Path) -> list[dict]:
+        run_main(predict_t5.main, "--model_name_or_path", folder, "--input_file", source, "--use_cpu")
+        return lines_of(Path(f"{source}.answers.jsonl"))
+
+    # ------------------------------------------------------------ what is learnt, saved and answered
+    @unittest.skipUnless(HAS_SEQEVAL, "seqeval is not installed")
+    @parameterized.parameters("jsonl", "conll")
+    def test_entities(self, ending):
+        from seqeval.metrics import f1_score as entity_f1
+        from seqeval.metrics.sequence_labeling import get_entities
+
+        folder = self.folder / "out"
+        columns = dict(source_column="words", target_column="tags") if ending == "jsonl" else {}
+        results, out = self.train("tokens", folder, ending, **columns, max_steps=30, eval_steps=30, save_steps=30)
+        self.assertIn("tokens: 5 labels (O, B-A, B-B, I-A, I-B) of words; IOB2 tags", out)
+        self.assertRegex(out, r"train tags +\S+/(O|B-A|B-B) ")
+        evaluated, predictions = self.evaluated(folder)
+        self.assertEqual(quality(evaluated), quality(results))
+        gold, found = [row["tags"] for row in self.held_out], [row["prediction"] for row in predictions]
+        self.assertEqual([row["target"] for row in predictions], gold)
+        self.assertAlmostEqual(results["eval_f1"], entity_f1(gold, found))
+
+        # The loss of transformers' own class on the same labels, of the first token of each word.
+        model, tokenizer = loaded(folder)
+        self.assertEqual(type(model).__name__, "T5ForTokenClassification")
+        nats = count = 0
+        for row in self.held_out:
+            made = tokenizer(row["text"], return_tensors="pt")
+            labels = torch.full_like(made["input_ids"], -100)
+            for begin, tag in zip(begins_of(row["words"]), row["tags"], strict=True):
+                labels[0, made.char_to_token(begin)] = model.config.label2id[tag]
+            nats += float(model(**made, labels=labels).loss) * len(row["tags"])
+            count += len(row["tags"])
+        self.assertAlmostEqual(results["eval_loss"], nats / count, places=5)
+
+        # The same text in predict_t5.py, and in transformers' pipeline.
+        source = self.folder / "in.txt"
+        source.write_text("".join(row["text"] + "\n" for row in self.held_out[:10]))
+        labeller = pipeline("token-classification", str(folder), ignore_labels=[], device="cpu")
+        for row, answer, known in zip(self.held_out, self.answers(folder, source), found, strict=False):
+            of_tokens = [(token["end"], token["entity"]) for token in labeller(row["text"])]
+            tags = [next(tag for end, tag in of_tokens if end > begin) for begin in begins_of(row["words"])]
+            self.assertEqual(tags, known)
+            spans = get_entities(tags)
+            self.assertEqual([span["label"] for span in answer["prediction"]], [label for label, _, _ in spans])
+            for span, (_, first, last) in zip(answer["prediction"], spans, strict=True):
+                self.assertEqual(span["text"], " ".join(row["words"][first : last + 1]))
+                self.assertEqual(answer["source"][span["start"] : span["end"]], span["text"])
+
+    def test_plain_tags_of_letters(self):
+        rows = []
+        for row in self.rows:
+            tags = re.sub("[^V]", "C", re.sub("[aeiou]", "V", row["letters"]))
+            rows.append(dict(sequence=row["letters"], tags=tags))
+        path, folder = write_lines(self.folder / "letters.jsonl", rows), self.folder / "out"
+        files = dict(train_file=path, validation_file=path, max_eval_samples=40, characters=True)
+        results, out = self.train(
+            "tokens", folder, **files, max_steps=120, eval_steps=60, save_steps=60, learning_rate=0.02
+        )
+        self.assertIn("tokens: 2 labels (C, V) of letters; plain tags", out)
+        self.assertGreater(results["eval_accuracy"], 0.95)  # the letter itself says it
+        _, predictions = self.evaluated(folder)
+        self.assertEqual([row["target"] for row in predictions], [list(row["tags"]) for row in rows[:40]])
+        pairs = [pair for row in predictions for pair in zip(row["prediction"], row["target"], strict=True)]
+        self.assertEqual(results["eval_accuracy"], np.mean([ours == theirs for ours, theirs in pairs]))
+        (answer,) = self.answers(folder, write_lines(self.folder / "in.jsonl", [dict(id=7, sequence="dama")]))
+        self.assertEqual((answer["id"], answer["prediction"]), (7, ["C", "V", "C", "V"]))
+        self.assertLen(answer["probabilities"], 4)
+
+    @parameterized.product(pooling=("mean", "first"), head=("class", "labels", "number"))
+    def test_whole_texts(self, pooling, head):
+        """The outputs are recomputed by transformers' class and the pooling that the documentation gives."""
+        column, folder = {"class": "many", "labels": "labels", "number": "size"}[head], self.folder / "out"
+        results, _ = self.train(head, folder, source_column="text", target_column=column, pooling=pooling)
+        evaluated, predictions = self.evaluated(folder)
+        self.assertEqual(quality(evaluated), quality(results))
+        model, tokenizer = loaded(folder)
+        made = tokenizer([row["text"] for row in self.held_out], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            logits, mask = model(**made).logits, made["attention_mask"][..., None]
+        logits = logits[:, 0] if pooling == "first" else (logits * mask).sum(1) / mask.sum(1)
+        gold, names = [row[column] for row in self.held_out], list(model.config.id2label.values())
+        if head == "class":
+            loss = torch.nn.functional.cross_entropy(logits, torch.tensor(list(map(names.index, gold))))
+            wanted = [names[number] for number in logits.argmax(-1)]
+            metric = np.mean([ours == theirs for ours, theirs in zip(gold, wanted, strict=True)])
+        elif head == "labels":
+            targets = torch.tensor([[float(name in labels) for name in names] for labels in gold])
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets)
+            wanted = [[name for name, logit in zip(names, row, strict=True) if logit > 0] for row in logits]
+            metric = f1_score(targets, logits > 0, average="micro", zero_division=0)
+        else:
+            kind, sizes = (
+                json.loads((folder / "task.json").read_text())["head"],
+                [row["size"] for row in self.rows[:150]],
+            )
+            np.testing.assert_allclose((kind["mean"], kind["deviation"]), (np.mean(sizes), np.std(sizes)))
+            wanted = (logits[:, 0] * kind["deviation"] + kind["mean"]).tolist()
+            loss = ((torch.tensor(wanted) - torch.tensor(gold)) / kind["deviation"]).square().mean()
+            metric = np.corrcoef(gold, wanted)[0, 1]
+        name = {"class": "eval_accuracy", "labels": "eval_f1", "number": "eval_pearson"}[head]
+        self.assertAlmostEqual(results[name], metric, places=4)
+        self.assertAlmostEqual(results["eval_loss"], float(loss), places=5)
+        source = write_lines(self.folder / "in.jsonl", [{"text": row["text"]} for row in self.held_out])
+        for found in (predictions, self.answers(folder, source)):
+            found = [row["prediction"] for row in found]
+            if head == "number":
+                np.testing.assert_allclose(np.array(found, dtype=float), wanted, rtol=1e-4)
+            else:
+                self.assertEqual(found, wanted)
+
+    # ------------------------------------------------------------ how it is learnt
+    def test_a_resumed_run_ends_in_the_same_weights(self):
+        whole, resumed = self.folder / "whole", self.folder / "resumed"
+        results, _ = self.train("tokens", whole, **PLAIN)
+        resumed.mkdir()
+        shutil.copytree(whole / "checkpoint-2", resumed / "checkpoint-2")
+        shutil.copy(whole / "run.json", resumed)
+        again, _ = self.train("tokens", resumed, **PLAIN, resume_from_checkpoint=True)
+        self.assertEqual(*((folder / "model.safetensors").read_bytes() for folder in (whole, resumed)))
+        self.assertEqual(quality(again), quality(results))
+        other = PLAIN | dict(output_dir=whole, resume_from_checkpoint=True, freeze_encoder=True)
+        self.assertIn("--freeze_encoder: False in its run, True now", self.refused("tokens", **other))
+
+    @parameterized.parameters(("tokens", PLAIN), ("class", CLASS))
+    def test_accumulation_does_not_change_the_loss(self, head, flags):
+        losses = []
+        for batch, steps in ((8, 1), (2, 4)):
+            how = dict(per_device_train_batch_size=batch, gradient_accumulation_steps=steps, dropout_rate=0)
+            self.train(head, self.folder / str(batch), **flags, **how)
+            lines = lines_of(self.folder / str(batch) / "metrics.jsonl")
+            losses.append([line["loss"] for line in lines if "loss" in line])
+        self.assertLen(losses[0], 4)
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+
+    def test_a_frozen_encoder_stays_as_it_is(self):
+        _, out = self.train("class", self.folder / "out", **CLASS, freeze_encoder=True)
+        self.assertIn("the encoder is frozen", out)
+        before, (after, _) = load_model(str(self.shared / "model")).encoder, loaded(self.folder / "out")
+        for name, weight in after.transformer.encoder.named_parameters():
+            torch.testing.assert_close(weight, before.get_parameter(name), rtol=0, atol=0)
+
+    def test_the_head_of_a_folder_is_kept_for_the_same_labels(self):
+        first, second = self.folder / "first", self.folder / "second"
+        self.train("class", first, **CLASS)
+        self.train("class", second, **CLASS, model_name_or_path=first, learning_rate=1e-9, max_steps=2)
+        heads = [loaded(folder)[0].classifier.weight for folder in (first, second)]
+        torch.testing.assert_close(*heads, rtol=1e-3, atol=1e-6)
+
+    # ------------------------------------------------------------ what is refused
+    @parameterized.parameters(
+        (None, CLASS | dict(freeze_encoder=True), "--freeze_encoder True: needs --head"),
+        ("class", CLASS | dict(characters=True), "--characters True: needs --head tokens"),
+        ("tokens", PLAIN | dict(pooling="first"), "--pooling first: is for whole texts"),
+        ("tokens", PLAIN | dict(packing=True), "--packing True: not with --head"),
+        ("tokens", PLAIN | dict(target_column="text"), "row 1: the column text is the text '.*must be a list"),
+        ("tokens", PLAIN | dict(target_column="labels"), r"train.jsonl, row 1: \d words and \d tags: each must have"),
+        ("tokens", PLAIN | dict(target_column="size"), "the column size must be a list of tags, not "),
+        ("tokens", PLAIN | dict(target_type="class"), "--target_type class: has no effect with --head tokens"),
+        ("tokens", PLAIN | dict(labels="C"), "--labels C: the training rows have V too"),
+        ("tokens", dict(task="glue/cola"), "--head tokens: reads files of your own"),
+        ("class", CLASS | dict(target_type="text"), "--target_type text: --head class learns a class"),
+        ("number", CLASS, "many"),
+        ("labels", CLASS, "the column many must be a list of labels"),
+        ("number", dict(task="glue/cola"), "each target of the task cola is a class: give --head class"),
+    )
+    def test_refused(self, head, flags, message):
+        self.assertRegex(self.refused(head, **flags), message)
+
+    def test_an_unknown_tag_in_validation_is_named(self):
+        path = write_lines(self.folder / "dev.jsonl", [dict(words=["a", "b"], plain=["C", "Q"])])
+        err = self.refused("tokens", **PLAIN, validation_file=path)
+        self.assertIn("validation, row 1: the tag Q is in no training row; known: C, V", err)
+
+    def test_a_head_is_not_searched_for_texts(self):
+        folder = self.folder / "out"
+        self.train("class", folder, **CLASS)
+        source = self.folder / "in.txt"
+        source.write_text("a\n")
+        for main, flags, message in (
+            (predict_t5.main, ["--input_file", source, "--num_beams", 2], "--num_beams 2: a head writes no text"),
+            (
+                evaluate_t5.main,
+                ["--do_predict"],
+                "--do_predict True: rows without labels are answered by predict_t5.py",
+            ),
+        ):
+            _, _, err = run_main(main, "--model_name_or_path", folder, "--use_cpu", *flags, code=2)
+            self.assertIn(message, err)
