@@ -68,29 +68,23 @@ def started(*words: object) -> Iterator[int]:
 
 def asked(port: int, clients: int, texts: list[str]) -> dict:
     """The figures of so many clients, each of which asks for one text after the other on a connection of its own."""
-    waiting = iter(texts)
-    lock = threading.Lock()
+    here = threading.local()
 
-    def client(_: int) -> list[float]:
-        seconds, connection = [], http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        with contextlib.closing(connection):
-            while True:
-                with lock:
-                    text = next(waiting, None)
-                if text is None:
-                    return seconds
-                began = time.perf_counter()
-                body = json.dumps({"prompt": text})
-                connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-                response = connection.getresponse()
-                answer = response.read()
-                if response.status != 200:
-                    raise UserError(f"the server answered {response.status}: {answer.decode()}")
-                seconds.append(time.perf_counter() - began)
+    def connect() -> None:
+        here.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+
+    def ask(text: str) -> float:
+        began, body = time.perf_counter(), json.dumps({"prompt": text})
+        here.connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = here.connection.getresponse()
+        answer = response.read()
+        if response.status != 200:
+            raise UserError(f"the server answered {response.status}: {answer.decode()}")
+        return time.perf_counter() - began
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        found = sorted(itertools.chain.from_iterable(pool.map(client, range(clients))))
+    with ThreadPoolExecutor(clients, initializer=connect) as pool:
+        found = sorted(pool.map(ask, texts))
     took = time.perf_counter() - began
     return {
         "clients": clients,
