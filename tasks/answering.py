@@ -1,5 +1,6 @@
 """Answers inputs with a model: a Plan says how, an Engine generates, and `answer_window` makes the records."""
 
+import contextlib
 import copy
 import itertools
 from collections import Counter
@@ -27,6 +28,7 @@ from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from foundry.modeling.weights import Weights
 from tasks.choice import Candidate, Choice
+from tasks.draws import RowDraws
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import as_list, source_text, value_of_text
@@ -211,6 +213,7 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     first: the number of the first of these inputs.
     """
     state, texts = PartialState(), [text for item in items for text in item.texts]
+    places = [(number, part) for number, item in enumerate(items, start=first) for part in range(len(item.texts))]
     ids = tokenised(texts, plan)
     plan.lengths.update(map(len, ids))
     order = longest_first([*map(len, ids)]).tolist()
@@ -219,7 +222,8 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     found, choice = [], plan.features.one(Choice)
     for number in range(state.process_index, len(batches), state.num_processes):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
-        tokens, scores = engine.write([ids[text] for text in batches[number]])
+        with draws_of([places[text] for text in batches[number]], plan):
+            tokens, scores = engine.write([ids[text] for text in batches[number]])
         texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
         has_end = np.isin(tokens, engine.ends).any(axis=1).tolist()
         written = list(map(Candidate, texts_written, scores or [None] * len(tokens), has_end))
@@ -238,6 +242,14 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
         plan.no_value += sum(value_of_text(plan.entry, one.text) is None for one in best)
     in_order = iter(answers)
     return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
+
+
+def draws_of(texts: list[tuple[int, int]], plan: Plan) -> contextlib.AbstractContextManager:
+    """While it is entered, each answer is drawn by random numbers of its own, if answers are drawn one by one. texts:
+    (number of the input, part of it) of each text of a batch."""
+    if not plan.search.get("do_sample") or plan.search.get("num_beams", 1) > 1:
+        return contextlib.nullcontext()
+    return RowDraws(plan.args.seed, texts, plan.count, plan.limit)
 
 
 def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:

@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -26,6 +27,7 @@ from foundry.features import offered
 from foundry.model_t5 import load_model
 from foundry.publishing.exports import COMPARISON, Answers, Original
 from tasks.answering import log_probabilities
+from tasks.draws import RowDraws
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
@@ -257,6 +259,35 @@ class PredictTest(TestCase):
             model.lm_head.weight.mul_(-1)
         write_format(export, backend, model)
         self.assertIn("answers.jsonl: holds answers with weights ", self.predict(path, *flags, code=2)[2])
+
+    @parameterized.parameters(dict(count=1), dict(count=3), dict(count=2, top_p=0.8, top_k=9, temperature=1.5))
+    def test_samples_are_the_same_in_any_batch(self, count, **search):
+        path = self.write("in.txt", "\n".join(LINES))
+        flags = ["--do_sample", "true", "--num_return_sequences", count, "--overwrite_output_file", "true"]
+        flags += [word for name, value in search.items() for word in (f"--{name}", value)]
+        _, wanted, _ = self.predict(path, *flags)
+        self.assertGreater(len({row["prediction"] for row in wanted}), 8)
+        for size in ("1", "7"):
+            self.enterContext(mock.patch.object(sys.modules[__name__], "FLAGS", [*FLAGS[:-1], size]))
+            for one, row in zip(self.predict(path, *flags)[1], wanted, strict=True):
+                self.assertEqual(one["prediction"], row["prediction"])
+                for drawn, other in zip(one.get("n_best", []), row.get("n_best", []), strict=True):
+                    self.assertEqual(drawn["prediction"], other["prediction"])
+                    self.assertAlmostEqual(drawn["log_probability"], other["log_probability"], delta=1e-3)
+        _, others, _ = self.predict(path, *flags, "--seed", 7)
+        self.assertNotEqual([row["prediction"] for row in others], [row["prediction"] for row in wanted])
+
+    def test_samples_have_the_models_distribution(self):
+        """The frequencies of the first token of 4,000 answers to one text, beside the model's probabilities."""
+        chances = torch.tensor([[0.5, 0.0, 0.3, 0.2, 0.0]]).repeat(4000, 1)
+        with RowDraws(0, [(n, 0) for n in range(2000)], 2, 3):
+            drawn = [torch.multinomial(chances, num_samples=1) for _ in range(3)]
+        for tokens in drawn:
+            self.assertEqual(tokens.shape, (4000, 1))
+            found = torch.bincount(tokens[:, 0], minlength=5) / 4000
+            torch.testing.assert_close(found, chances[0], atol=0.03, rtol=0)
+            self.assertEqual(found[[1, 4]].tolist(), [0, 0])
+        self.assertLess(drawn[0].eq(drawn[1]).float().mean(), 0.45)  # 0.38 where they are independent
 
     @parameterized.parameters(8, 11)  # at the end of a window, or within the writing of one
     def test_samples_do_not_depend_on_where_a_run_stopped(self, kept):
