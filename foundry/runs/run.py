@@ -302,8 +302,11 @@ class TrainingRun(Run):
         an earlier model's files, beside which this one would not be found."""
         new = {path.name: path for path in aside.iterdir()}
         for name, path in new.items():
+            if path.is_dir():  # no rename replaces a folder that is not empty
+                remove(self.output_dir / name, quietly=True)
             patiently(partial(path.replace, self.output_dir / name))
-        for pattern in ("*model*.safetensors*", "config.json", *(adapter.config for adapter in adapters())):
+        of_models = ("*model*.safetensors*", "config.json", "modules.json", *(one.config for one in adapters()))
+        for pattern in of_models:
             for path in self.output_dir.glob(pattern):
                 if path.name not in new:
                     path.unlink()

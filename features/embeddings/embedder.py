@@ -1,0 +1,214 @@
+"""Embeddings of pairs within T5Trainer: sentence-transformers' losses to train on, and its evaluators.
+
+    embedder = Embedder("in_batch", temperature=0.05)
+    embedder.embed(model, batch)                # [B, 2, D], of rows {"input_ids", "labels"}; with negatives [B, 3, D]
+    embedder.measured(embeddings, rows)         # {"loss", "mrr_at_10", "recall_at_10"}
+
+In-batch negatives: the target of a row is compared with the source of its own row and with those of all others of the
+micro-batch (van den Oord et al. 2018, arXiv 1807.03748). CoSENT: each pair of pairs, of which one is scored higher
+(https://kexue.fm/archives/8847).
+
+Legend of shapes: N rows, B batch, S tokens, K texts of a row, D d_model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from sentence_transformers.sentence_transformer.evaluation import (
+    EmbeddingSimilarityEvaluator,
+    InformationRetrievalEvaluator,
+)
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import cos_sim
+from torch import nn
+from transformers import TrainerCallback
+
+from constants import IGNORE_INDEX
+from foundry.modeling.loss import LossOutput
+from foundry.trainer_t5 import T5Trainer
+
+AT = 10  # texts that are found for a source
+COMPARED_AT_ONCE = 2**26  # similarities
+_POOLING = {"mean": "mean", "first": "cls"}  # in sentence-transformers' words
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """How texts become embeddings, and how these are learnt and scored. kind: in_batch or cosent. negative, score:
+    columns. rows: of a block of pairs whose loss an evaluation reports."""
+
+    kind: str
+    temperature: float = 0.05
+    pooling: str = "mean"
+    normalize: bool = False
+    negative: str | None = None
+    score: str | None = None
+    rows: int = 0
+
+    METRICS: ClassVar = {"in_batch": ["mrr_at_10", "recall_at_10"], "cosent": ["spearman", "pearson"]}
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what an evaluation measures, beside the loss; the first chooses the best checkpoint."""
+        return self.METRICS[self.kind]
+
+    def described(self) -> str:
+        """For the plan."""
+        of_text = "the mean of its tokens" if self.pooling == "mean" else "its first token"
+        of_text += ", of length 1" if self.normalize else ""
+        if self.kind == "cosent":
+            compared = f"pairs are ranked as {self.score} says, within the {self.rows} rows of a micro-batch (CoSENT)"
+        else:
+            hard = f", and their {self.negative}" if self.negative else ""
+            compared = f"the other targets of the {self.rows} rows of a micro-batch are negatives{hard}"
+        return f"{compared}; temperature {self.temperature:g}; a text is {of_text}"
+
+    # ------------------------------------------------------------ in a forward pass
+    def embed(self, model: Any, inputs: dict, labels: torch.Tensor) -> torch.Tensor:
+        """The embeddings [B, K, D] of source, target and perhaps negative, in float32. labels: ids of the targets,
+        [B, T], padded with -100."""
+        padding = model.config.pad_token_id
+        answers = [labels] if self.negative is None else [labels, inputs[self.negative]]
+        sides = [(inputs["input_ids"], inputs["attention_mask"])]
+        sides += [(ids.masked_fill(ids.eq(IGNORE_INDEX), padding), ids.ne(IGNORE_INDEX).long()) for ids in answers]
+        return torch.stack([self.embed_texts(model, *side) for side in sides], dim=1)
+
+    def embed_texts(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """The embeddings [B, D] of texts [B, S]."""
+        read = getattr(model, "plain_forward", model)
+        states = read(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state.float()
+        # A row without any token fills a batch up. Its embedding counts nowhere, and must be finite.
+        mask = attention_mask.clone()
+        mask[:, 0] |= mask.sum(1).eq(0)
+        pooling = Pooling(states.shape[-1], _POOLING[self.pooling])
+        pooled = pooling({"token_embeddings": states, "attention_mask": mask})["sentence_embedding"]
+        return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+
+    def loss_of(self, embeddings: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
+        """The loss of rows [B, K, D] that are compared with each other. scores: [B]."""
+        kind = CoSENTLoss if self.kind == "cosent" else MultipleNegativesRankingLoss
+        return kind(None, scale=1 / self.temperature).compute_loss_from_embeddings(list(embeddings.unbind(1)), scores)
+
+    def loss_in_forward(
+        self, model: Any, labels: torch.Tensor, rows: torch.Tensor | None, inputs: dict, _chunk: int
+    ) -> LossOutput:
+        """The loss of a micro-batch, times its share of the `rows` of the whole step (None: of this batch), so that
+        micro-batches count by their rows. Rows whose labels are -100 alone do not count."""
+        counted = labels.ne(IGNORE_INDEX).any(1)
+        embeddings = self.embed(model, inputs, labels)
+        if not counted.any():
+            return LossOutput(0 * embeddings.sum())
+        scores = None if self.score is None else inputs[self.score][counted]
+        loss, count = self.loss_of(embeddings[counted], scores), counted.sum()
+        return LossOutput(loss * count / (count if rows is None else rows))
+
+    # ------------------------------------------------------------ of all rows of a split
+    def measured(
+        self, embeddings: np.ndarray, sources: list[str], targets: list[str], scores: Sequence[float] | None
+    ) -> dict[str, float]:
+        """The loss, as the mean over blocks of `rows` rows in their order, and the metrics of the evaluator.
+        embeddings: [N, K, D]."""
+        tensors = torch.from_numpy(np.asarray(embeddings))
+        wanted = None if scores is None else torch.tensor(scores)
+        total = 0.0
+        for start in range(0, len(tensors), self.rows):
+            part = slice(start, start + self.rows)
+            loss = self.loss_of(tensors[part], None if wanted is None else wanted[part])
+            total += float(loss) * len(tensors[part])
+        known = dict(zip([*targets, *sources], [*tensors[:, 1], *tensors[:, 0]], strict=True))
+        found = ranked(known, sources, targets) if wanted is None else correlated(known, sources, targets, scores)
+        return {"loss": total / len(tensors)} | found
+
+
+class _OfKnownTexts:
+    """Of an evaluator: texts whose embeddings are known, in the place of its model."""
+
+    def embed_inputs(self, known: dict[str, torch.Tensor], texts: list[str], **_: Any) -> torch.Tensor:
+        return torch.stack([known[text] for text in texts])
+
+    def store_metrics_in_model_card_data(self, *_: Any) -> None:
+        pass
+
+
+class _Correlation(_OfKnownTexts, EmbeddingSimilarityEvaluator):
+    pass
+
+
+class _Retrieval(_OfKnownTexts, InformationRetrievalEvaluator):
+    pass
+
+
+def correlated(
+    known: dict[str, torch.Tensor], sources: list[str], targets: list[str], scores: Sequence[float]
+) -> dict[str, float]:
+    """How the cosine of a pair's embeddings follows its score. known: the embedding [D] of each text."""
+    found = _Correlation(sources, targets, list(scores), main_similarity="cosine")(known)
+    return {name: float(found[f"{name}_cosine"]) for name in ("spearman", "pearson")}
+
+
+def ranked(known: dict[str, torch.Tensor], sources: list[str], targets: list[str]) -> dict[str, float]:
+    """How often, and at which place, the target of a source is among the AT texts that are most like it, of all
+    targets. Equal sources have the targets of all their rows. known: the embedding [D] of each text."""
+    queries, corpus = ({text: str(n) for n, text in enumerate(dict.fromkeys(side))} for side in (sources, targets))
+    relevant: dict[str, set[str]] = {}
+    for source, target in zip(sources, targets, strict=True):
+        relevant.setdefault(queries[source], set()).add(corpus[target])
+    texts = [{number: text for text, number in side.items()} for side in (queries, corpus)]
+    at = dict.fromkeys(("mrr_at_k", "ndcg_at_k", "accuracy_at_k", "precision_recall_at_k", "map_at_k"), [AT])
+    at["corpus_chunk_size"] = max(AT, COMPARED_AT_ONCE // len(queries))
+    options = dict(score_functions={"cosine": cos_sim}, main_score_function="cosine") | at
+    found = _Retrieval(*texts, relevant, **options)(known)  # type: ignore[call-arg]
+    return {f"{name}_at_{AT}": float(found[f"cosine_{name}@{AT}"]) for name in ("mrr", "recall")}
+
+
+# ---------------------------------------------------------------- in the trainer
+class RowsCallback(TrainerCallback):
+    """Says by what the loss of a step is divided: the rows of all its micro-batches and ranks."""
+
+    def __init__(self, trainer: T5Trainer):
+        self.trainer = trainer
+
+    def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        rows = sum(batch["labels"].ne(IGNORE_INDEX).any(1).sum() for batch in batches)
+        return self.trainer.accelerator.reduce(rows, "sum")
+
+
+class EmbeddingTrainer(T5Trainer):
+    """A T5Trainer whose evaluation keeps the embeddings of each row, and whose folders are sentence-transformers'.
+    embedder, longest and prefix: set once by `of`."""
+
+    embedder: Embedder
+    longest: int
+    prefix: str
+
+    @classmethod
+    def of(cls, embedder: Embedder, longest: int, prefix: str) -> type["EmbeddingTrainer"]:
+        """longest: tokens of a text. prefix: put before sources."""
+        own = dict(embedder=embedder, longest=longest, prefix=prefix)
+        return type(cls.__name__, (cls,), own | {"__module__": cls.__module__})
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict,
+        prediction_loss_only: bool,  # noqa: ARG002
+        ignore_keys: list[str] | None = None,  # noqa: ARG002
+    ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """(None, (embeddings [B, K, D], tokens of each source [B]), labels [B, T])."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager(), self.accelerator.autocast():
+            embeddings = self.embedder.embed(self.model, inputs, inputs["labels"])
+        return None, (embeddings, inputs["attention_mask"].sum(1)), inputs["labels"]
+
+    def _save(self, output_dir=None, state_dict=None):
+        """Overrides T5Trainer to write the files of sentence-transformers too."""
+        from features.embeddings.sentence_folder import write_modules
+
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            with self._full_disk_put_off():
+                write_modules(output_dir or self.args.output_dir, self.model.config.d_model, self)

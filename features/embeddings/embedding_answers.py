@@ -1,0 +1,239 @@
+"""Evaluates an encoder that embeds texts, and embeds the texts of a file.
+
+`EmbeddingAnswers` does what evaluate_t5.py and predict_t5.py ask of `Answers` (tasks/model_folders.py). They know the
+folder by the field "embedding" of its task.json.
+"""
+
+import dataclasses
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from pyarrow import parquet
+from tqdm.auto import tqdm
+
+from constants import TASK_RECORD
+from features.embeddings.embedder import Embedder
+from features.embeddings.encoders import load_encoder
+from features.embeddings.pair_rows import LoadedPairs, PairTasks, cutting_collator, trainer_of
+from foundry.arguments.own_pairs import prefix_of
+from foundry.arguments.training import decide_features
+from foundry.common.command_line import parse_arguments
+from foundry.common.errors import UserError
+from foundry.common.flags import refuse
+from foundry.common.paths import check_folder, check_output_dir, refuse_links
+from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
+from foundry.common.reports import end_summary, record_json, start_summary
+from foundry.common.whole_folders import patiently, told_if_full
+from foundry.corpora.files import check_file
+from foundry.corpora.preview import Sample, print_preview
+from foundry.corpora.tokenizers import answering_tokenizer
+from foundry.features import Features
+from foundry.model_t5 import fit_vocabulary
+from foundry.modeling.weights import Weights
+from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
+from foundry.runs.run import Run, shown_numbers
+from foundry.runs.tracker import finish_trackers, start_trackers
+from tasks.front import Front
+from tasks.predictions import InputReader, recorded_task
+from tasks.registry import as_list, eval_splits
+from tasks.task_records import recorded_flags
+from tasks.tasks import TaskRows
+
+SUFFIXES = (".npy", ".parquet")
+COLUMN = "embedding"  # of a parquet file
+_NO_TEXT = "an encoder writes no text: leave it out"
+# Flags of an evaluation that an encoder cannot follow, and why.
+_NOT_EVALUATED = {
+    "do_predict": "texts are embedded by predict_t5.py: leave it out",
+    "predict_with_generate generation_num_beams generation_max_length metrics target_type labels": _NO_TEXT,
+    "allow_missing task": "task.json says which pairs are evaluated: leave it out",
+}
+
+
+def embedder_of(folder: str) -> Embedder:
+    """The Embedder that a folder's task.json records. UserError if it is damaged."""
+    try:
+        return Embedder(**record_json(Path(folder) / TASK_RECORD)["embedding"])
+    except TypeError as error:
+        raise UserError(
+            f"{folder}/{TASK_RECORD}: its field embedding is not as fine_tune_t5.py writes it ({error})"
+        ) from None
+
+
+class EmbeddingAnswers:
+    """What evaluate_t5.py and predict_t5.py do with the folder of an encoder that embeds texts."""
+
+    def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
+        """The evaluator's metrics of the pairs that task.json or the flags name; writes all_results.json."""
+        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=_fill_in, about=about)
+        args, folder = args.replaced(features=Features(features)), evaluation.model_name_or_path
+        for names, reason in _NOT_EVALUATED.items():
+            for flags in (evaluation, task_args, args):
+                refuse(flags, names, reason)
+        decide_features(args, evaluation, task_args)
+        embedder, tokenizer = embedder_of(folder), answering_tokenizer(folder, evaluation.tokenizer_name)
+        (task,) = PairTasks.of_flags_and(task_args, embedder)
+        splits = ["train", *eval_splits(task.entry)]
+        if evaluation.split not in (None, *splits):
+            raise UserError(f"--split {evaluation.split}: there are {', '.join(splits)}. Name one of them")
+        loaded = LoadedPairs(task, [evaluation.split] if evaluation.split else splits[1:], tokenizer, embedder)
+        if args.output_dir is None:
+            name = "_".join(filter(None, ("eval", task.name, evaluation.split)))
+            refuse_links(Path(folder), [name])
+            args.output_dir = str(Path(folder) / name)
+        check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
+        if args.world_size > 1:
+            prints = {split: data._fingerprint for split, data in loaded.data.items()}
+            check_alike(prints, "give all nodes the same files")
+        rows, run = TaskRows([loaded]), Run(args, "evaluation")
+        model = load_encoder(folder, evaluation.attn_implementation)
+        fit_vocabulary(model, len(tokenizer))
+        run.announce({"checkpoint": folder, "embedding": embedder.described()} | rows.described())
+        print_preview(tokenizer, rows.shown(whole=False))
+        collator = cutting_collator(embedder, task_args, tokenizer)
+        options = dict(args=args, data_collator=collator, processing_class=tokenizer)
+        trainer = trainer_of(embedder, task)(model=model, **options)
+        install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
+        start_trackers(trainer, vars(evaluation) | vars(task_args) | args.to_dict() | args.features.flags())
+        results: dict[str, Any] = {}
+        for split, data in loaded.data.items():
+            trainer.compute_metrics = functools.partial(loaded.measured, split)
+            label = "_".join(filter(None, ("eval", task.label(split))))
+            found = trainer.predict(data, metric_key_prefix=label).metrics
+            results |= {name: value for name, value in found.items() if not name.endswith("preparation_time")}
+        finish_trackers(trainer)
+        if is_first_process():
+            run.write_results(results)
+            written = {"written to": f"{run.output_dir}: all_results.json"}
+            more = f"python predict_t5.py --model_name_or_path {folder} --input_file texts.txt --output_file texts.npy"
+            end_summary(shown_numbers(results) | written | {"next": more})
+        finish_process_group()
+        return results
+
+    def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
+        """{"inputs", "answered"}: how many texts there are; their embeddings are written to --output_file."""
+        args, search, *features = parse_arguments(groups, argv, about=about)
+        output = check_prediction(args, search, Features(features))
+        folder = args.model_name_or_path
+        embedder, (entry, record) = embedder_of(folder), recorded_task(folder, None)
+        most = args.max_source_length or entry["max_source_length"]
+        if args.source_prefix is not None:
+            entry = entry | {"prefix": prefix_of(args.source_prefix)}
+        tokenizer = answering_tokenizer(folder, args.tokenizer_name)
+        reader = InputReader(entry, args.source_column, record.get("tsv_header"))
+        inputs = list(itertools.islice(reader.read(Path(args.input_file)), args.max_samples))
+        if not inputs:
+            raise UserError(f"--input_file {args.input_file}: has no text")
+        texts = ["".join(item.texts) for item in inputs]
+        whole = tokenizer(texts)["input_ids"]
+        ids = [one if len(one) <= most else [*one[: most - 1], one[-1]] for one in whole]
+        state = PartialState(cpu=args.use_cpu or not has_accelerator())
+        if is_first_process():
+            rows = {"checkpoint": folder, "embedding": embedder.described()}
+            rows |= {"inputs": f"{len(texts):,} of {args.input_file}", "written to": args.output_file}
+            start_summary(rows, title="prediction")
+        print_preview(tokenizer, [[Sample("first input", ids[0], len(whole[0]))]])
+        model = load_encoder(folder, args.attn_implementation).to(state.device).eval()
+        fit_vocabulary(model, len(tokenizer))
+        found = embedded(model, embedder, ids, args.batch_size, args.bf16, state)
+        if not np.isfinite(found).all():
+            raise UserError(
+                f"--model_name_or_path {folder}: gives embeddings that are not finite. Take an earlier checkpoint"
+            )
+        if state.is_main_process:
+            with told_if_full(f"--output_file {args.output_file}", "Free some space, and run the command again."):
+                write_embeddings(output, found, [item.row for item in inputs])
+            cut = sum(len(one) > most for one in whole)
+            told = {"embeddings": f"{len(found):,} of {found.shape[1]:,} numbers in {args.output_file}"}
+            end_summary(told | ({"cut": f"{cut:,} texts at {most:,} tokens (--max_source_length)"} if cut else {}))
+        finish_process_group()
+        return {"inputs": len(texts), "answered": len(texts)}
+
+
+def _fill_in(values: dict, names: set[str]) -> dict:
+    """{flag: value} of task.json for flags that are not given, which a printed line names."""
+    model = values["model_name_or_path"]
+    flags = recorded_flags(model, values, names)
+    shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
+    print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
+    return flags
+
+
+def check_prediction(args: Any, search: Any, features: Features) -> Path:
+    """--output_file, completed. UserError for flags that an encoder does not follow, and for files that cannot be
+    used."""
+    refuse(search, " ".join(field.name for field in dataclasses.fields(search)), _NO_TEXT)
+    refuse(args, "dataset_name", "task.json has one task: leave it out")
+    if args.backend != "transformers":
+        raise UserError(f"--backend {args.backend}: texts are embedded by transformers: leave it out")
+    for front in features.of(Front):
+        raise UserError(f"--{front.instead}: not for an encoder that embeds texts: give --input_file")
+    if features.one(Weights).form() is not None:
+        raise UserError(
+            "an encoder that embeds texts is held in float32: leave out the flag that asks for another form"
+        )
+    if args.input_file is None:
+        raise UserError("--input_file: name the file whose lines or rows are to be embedded")
+    check_file("--input_file", Path(args.input_file))
+    args.output_file = args.output_file or f"{args.input_file}.npy"
+    output = Path(args.output_file)
+    if output.suffix not in SUFFIXES:
+        raise UserError(
+            f"--output_file {output}: embeddings are written as .npy (an array) or .parquet (with the rows' columns). "
+            "Name such a file"
+        )
+    if output.absolute() == Path(args.input_file).absolute():
+        raise UserError(f"--output_file {output}: is the input file. Name another one")
+    if output.is_dir() or output.exists() and not args.overwrite_output_file:
+        raise UserError(f"--output_file {output}: is there. Name another one, or give --overwrite_output_file")
+    check_folder("--output_file", str(output.parent))
+    return output
+
+
+@torch.no_grad()
+def embedded(
+    model: Any, embedder: Embedder, ids: list[list[int]], size: int, bf16: bool, state: PartialState
+) -> np.ndarray:
+    """The embeddings [N, D] of N texts in their order, in float32. ids: of their tokens. size: texts of a batch. Texts
+    of similar length are read together; each process reads its share of the batches."""
+    order = sorted(range(len(ids)), key=lambda number: -len(ids[number]))
+    batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
+    found: dict[int, np.ndarray] = {}
+    for numbers in tqdm(batches[state.process_index :: state.num_processes], disable=not state.is_main_process):
+        longest, padding = len(ids[numbers[0]]), model.config.pad_token_id
+        rows = torch.tensor([ids[n] + [padding] * (longest - len(ids[n])) for n in numbers], device=state.device)
+        mask = torch.tensor([[1] * len(ids[n]) + [0] * (longest - len(ids[n])) for n in numbers], device=state.device)
+        with torch.autocast(state.device.type, torch.bfloat16, enabled=bf16):
+            of_batch = embedder.embed_texts(model, rows, mask)
+        found |= zip(numbers, of_batch.cpu().numpy(), strict=True)
+    parts = gather_object([found]) if state.num_processes > 1 else [found]
+    together = functools.reduce(dict.__or__, parts)
+    return np.stack([together[number] for number in range(len(ids))])
+
+
+def write_embeddings(path: Path, found: np.ndarray, rows: list[dict]) -> None:
+    """Writes embeddings [N, D] as an array, or beside the columns of their rows, and renames the file into place."""
+    aside = path.with_name(f".{path.name}.part")
+    if path.suffix == ".npy":
+        with aside.open("wb") as file:
+            np.save(file, found)
+    else:
+        if any(COLUMN in row for row in rows):
+            raise UserError(f"--input_file: a row has a column {COLUMN}, under which its embedding would be written")
+        try:
+            table = pyarrow.Table.from_pylist(rows)
+        except pyarrow.ArrowInvalid as error:
+            raise UserError(
+                f"--output_file {path}: the rows have no common types ({error}). Name a .npy file"
+            ) from None
+        width = found.shape[1]
+        column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(found.ravel()), width)
+        parquet.write_table(table.append_column(COLUMN, column), aside)
+    patiently(functools.partial(aside.replace, path))

@@ -1,0 +1,159 @@
+"""The pairs of embeddings: own pairs as in other fine-tuning, with a column of negatives or of scores.
+
+    tasks = PairTasks.of_flags_and(task_args, embedder)
+    data = tasks.data(tokenizer, training_args)  # a PairData, in the place of a TaskData
+
+The source is a row's first text, the target its second. Rows are read, tokenised, cached and counted as those of texts
+are; targets are cut in validation too.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import EvalPrediction
+
+from features.embeddings.embedder import Embedder, EmbeddingTrainer
+from foundry.arguments.own_pairs import OWN, column_names, names_own_pairs
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import FineTuningArguments
+from foundry.common.errors import UserError
+from foundry.common.words import listed
+from foundry.modeling.families import family_of, shape_of
+from foundry.trainer_t5 import EvaluationTask
+from foundry.training.batching import padding_collator
+from tasks import registry
+from tasks.tasks import LoadedTask, Task, TaskData, Tasks, named_tasks
+
+LONGEST = 512  # tokens of a text where no flag says
+_OF_BATCHES = ("input_ids", "attention_mask", "labels")
+
+
+class PairTasks(Tasks):
+    """One task, of own pairs, whose entry has the metrics of the embedder and its further columns."""
+
+    embedder: Embedder
+
+    @classmethod
+    def of_flags_and(cls, args: TaskArguments, embedder: Embedder) -> "PairTasks":
+        """UserError for flags that name no pairs of one's own."""
+        if not names_own_pairs(args) or args.dataset_name not in (None, OWN):
+            raise UserError(
+                f"--embedding {embedder.kind}: reads pairs of your own: name them with --train_file, --source_column "
+                "and --target_column"
+            )
+        args.max_source_length = args.max_source_length or LONGEST
+        args.max_target_length = args.max_target_length or args.max_source_length
+        tasks = cls(named_tasks(args))
+        tasks.embedder = embedder
+        (task,) = tasks
+        add_columns(task, embedder)
+        return tasks
+
+    @property
+    def metric_names(self) -> dict[str, str]:
+        """As of `Tasks`, without the token accuracy of texts."""
+        return {name: metric for name, metric in super().metric_names.items() if metric != "token_accuracy"}
+
+    def flags(self, args: FineTuningArguments) -> dict:
+        return super().flags(args) | {"predict_with_generate": False}
+
+    def data(self, *of_data: Any) -> "PairData":
+        return PairData(self, *of_data)
+
+
+def add_columns(task: Task, embedder: Embedder) -> None:
+    """Gives the task's entry the metrics of the embedder and its further columns. UserError for a column that cannot be
+    told from another."""
+    if others := registry.further_columns(task.entry):
+        raise UserError(f"--embedding {embedder.kind}: other flags ask for {listed(others)}: leave them out")
+    further = {name: kind for name, kind in ((embedder.negative, "answer"), (embedder.score, "number")) if name}
+    named = [*column_names(task.args.source_column), *column_names(task.args.target_column)]
+    for name in further:
+        flag = "negative_column" if name == embedder.negative else "score_column"
+        if name in named:
+            raise UserError(f"--{flag} {name}: is a column of sources or targets already. Name another one")
+        if name in _OF_BATCHES:
+            raise UserError(f"--{flag} {name}: is the name of a batch's tensor: call the column otherwise")
+    renamed = {name: int(name) for name in further} if task.args.tsv_header is False else {}
+    task.entry = task.entry | {"metrics": embedder.metrics, "columns": further}
+    if renamed:
+        task.entry["file_columns"] = task.entry["file_columns"] | renamed
+
+
+class LoadedPairs(LoadedTask):
+    """Pairs with their rows and tokens. embedder: of the run."""
+
+    def __init__(self, task: Task, splits: list[str], tokenizer: PreTrainedTokenizerBase, embedder: Embedder):
+        """UserError for scores that do not differ."""
+        self.embedder = embedder
+        super().__init__(task, task.read(splits), tokenizer)
+        for split, data in self.data.items() if embedder.score else ():
+            if len(set(data[embedder.score])) < 2:
+                raise UserError(
+                    f"--score_column {embedder.score}: has the same value in all {split} rows, and pairs are ranked by "
+                    "it. Name another column"
+                )
+
+    def evaluation_task(self, split: str, with_generate: bool) -> EvaluationTask:  # noqa: ARG002
+        return EvaluationTask(partial(self.measured, split), None, False, max_length=2)
+
+    def measured(self, split: str, output: EvalPrediction) -> dict[str, float]:
+        """The metrics of a split, of the embeddings [N, K, D] that an evaluation keeps."""
+        return self.embedder.measured(output.predictions[0], *self.texts(split))
+
+    def texts(self, split: str) -> tuple[list[str], list[str], list[float] | None]:
+        """(sources, targets, scores or None) of a split."""
+        entry, rows, score = self.entry, self.rows[split], self.embedder.score
+        scores = None if score is None else self.data[split][score]
+        targets = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
+        return [registry.source_text(entry, row) for row in rows], targets, scores and list(scores)
+
+
+class PairData(TaskData):
+    """The pairs of a run, read and tokenised."""
+
+    def loaded(self, tasks: Tasks) -> list[LoadedTask]:
+        assert isinstance(tasks, PairTasks)
+        (task,) = tasks
+        self.embedder = dataclasses.replace(tasks.embedder, rows=self.training_args.per_device_train_batch_size)
+        splits = ["train", *registry.eval_splits(task.entry)]
+        self.trainer_type = trainer_of(self.embedder, task)
+        return [LoadedPairs(task, splits, self.tokenizer, self.embedder)]
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> Callable:  # noqa: ARG002
+        return cutting_collator(self.embedder, self.args, tokenizer)
+
+    def flops_per_sequence(self, config: PretrainedConfig, source_length: int, target_length: int) -> int:
+        """Floating-point operations of a training row: the encoder reads each text, the negative as long as the target
+        (forward, and twice as much backward)."""
+        encoder = shape_of(config).encoder
+        lengths = [source_length, target_length] + [target_length] * bool(self.embedder.negative)
+        of_layer = (2 * n * encoder.block + family_of(config).encoder_attention_flops(config, n) for n in lengths)
+        return 3 * encoder.layers * sum(of_layer)
+
+    def _metrics(self) -> str:
+        best = self.training_args.metric_for_best_model.removeprefix("eval_")
+        return f"{', '.join(self.embedder.metrics)} of cosines; largest {best} is best"
+
+    def record(self, start: str | None = None) -> dict:
+        return super().record(start) | {"embedding": dataclasses.asdict(self.embedder)}
+
+
+def trainer_of(embedder: Embedder, task: Task) -> type[EmbeddingTrainer]:
+    """The trainer of an embedder on the texts of a task."""
+    longest = max(task.args.max_source_length, task.args.max_target_length)
+    return EmbeddingTrainer.of(embedder, longest, registry.source_prefix(task.entry))
+
+
+def cutting_collator(embedder: Embedder, args: TaskArguments, tokenizer: PreTrainedTokenizerBase) -> Callable:
+    """The collator of texts, with targets and negatives cut at --max_target_length; the last token is still EOS."""
+    collate, most = padding_collator(tokenizer), args.max_target_length
+    sides = [name for name in ("labels", embedder.negative) if name]
+
+    def cut(row: dict) -> dict:
+        return row | {name: [*row[name][: most - 1], row[name][-1]] for name in sides if len(row[name]) > most}
+
+    return lambda rows: collate([cut(row) for row in rows])

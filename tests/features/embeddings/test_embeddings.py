@@ -1,0 +1,319 @@
+"""Embeddings: losses and metrics beside their formulas, the folder in sentence-transformers, resuming, wrong flags."""
+
+import csv
+import importlib.util
+import json
+import random
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import skipUnless
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from absl.testing import parameterized
+from helpers import argv_of, run_main, sentences, write_tiny_model
+from pyarrow import parquet
+from safetensors.torch import load_file
+from scipy.stats import pearsonr, spearmanr
+from warm_python import warm_python
+from zoo import write_checkpoint
+
+import evaluate_t5
+import fine_tune_t5
+import predict_t5
+from foundry.common.errors import UserError
+from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer
+from foundry.model_t5 import load_model
+
+THERE = importlib.util.find_spec("sentence_transformers") is not None
+NOT_THERE = "sentence-transformers is not installed (requirements/embeddings.txt)"
+ROOT = Path(fine_tune_t5.__file__).parent
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def embedder(*args, **kwargs):
+    from features.embeddings.embedder import Embedder
+
+    return Embedder(*args, **kwargs)
+
+
+@skipUnless(THERE, NOT_THERE)
+class FormulasTest(parameterized.TestCase):
+    @parameterized.parameters((2, 0.05), (3, 0.5))
+    def test_in_batch_negatives(self, texts, temperature):
+        """The cross-entropy of the own target's place among all targets and negatives."""
+        embeddings = drawn(5, texts, 8)
+        unit = F.normalize(embeddings, dim=-1)
+        candidates = torch.cat(list(unit[:, 1:].unbind(1)))
+        wanted = F.cross_entropy(unit[:, 0] @ candidates.T / temperature, torch.arange(5))
+        found = embedder("in_batch", temperature).loss_of(embeddings, None)
+        torch.testing.assert_close(found, wanted)
+
+    def test_cosent(self):
+        """log(1 + the sum of exp((cos j - cos i) / t)) over all i that are scored higher than j."""
+        embeddings, scores = drawn(6, 2, 8), torch.tensor([0.1, 0.9, 0.5, 0.5, 0.0, 1.0])
+        cosines = F.cosine_similarity(embeddings[:, 0], embeddings[:, 1]).double() / 0.1
+        terms = [cosines[j] - cosines[i] for i in range(6) for j in range(6) if scores[i] > scores[j]]
+        wanted = torch.log1p(torch.stack(terms).exp().sum()).float()
+        found = embedder("cosent", 0.1, score="score").loss_of(embeddings, scores)
+        torch.testing.assert_close(found, wanted)
+
+    def test_micro_batches_count_by_their_rows(self):
+        """A row without labels fills a batch up, and counts nowhere."""
+        how = embedder("in_batch")
+        embeddings = drawn(6, 2, 8)
+        how_embeds = torch.cat([embeddings, torch.full((1, 2, 8), 7.0)])
+        object.__setattr__(how, "embed", lambda _model, inputs, _labels: how_embeds[inputs["rows"]])
+        labels = torch.ones(7, 3, dtype=torch.long)
+        labels[6] = -100
+        parts = [torch.arange(2), torch.arange(2, 7)]
+        found = [how.loss_in_forward(None, labels[p], torch.tensor(6), {"rows": p}, 0).loss for p in parts]
+        wanted = (2 * how.loss_of(embeddings[:2], None) + 4 * how.loss_of(embeddings[2:], None)) / 6
+        torch.testing.assert_close(sum(found), wanted)
+        alone = how.loss_in_forward(None, labels[6:], torch.tensor(6), {"rows": torch.tensor([6])}, 0).loss
+        self.assertEqual(float(alone), 0)
+
+    def test_places_of_targets(self):
+        """Equal sources have the targets of all their rows, and a target stands once among those that are found."""
+        from features.embeddings.embedder import ranked
+
+        sources = [f"s{n % 30}" for n in range(40)]
+        targets = [f"t{n % 35}" for n in range(40)]
+        known = {text: drawn(8, seed=n) for n, text in enumerate(dict.fromkeys([*sources, *targets]))}
+        places, found = [], []
+        for source in dict.fromkeys(sources):
+            own = {target for one, target in zip(sources, targets, strict=True) if one == source}
+            likeness = {t: float(F.cosine_similarity(known[source], known[t], dim=0)) for t in dict.fromkeys(targets)}
+            best = sorted(likeness, key=likeness.get, reverse=True)[:10]
+            places.append(next((1 / place for place, target in enumerate(best, 1) if target in own), 0))
+            found.append(len(own & set(best)) / len(own))
+        got = ranked(known, sources, targets)
+        self.assertAlmostEqual(got["mrr_at_10"], np.mean(places), delta=1e-9)
+        self.assertAlmostEqual(got["recall_at_10"], np.mean(found), delta=1e-9)
+
+    def test_correlations(self):
+        from features.embeddings.embedder import correlated
+
+        sources, targets, scores = [*"abcdef"], [*"uvwxyz"], [0.0, 0.2, 0.2, 0.5, 0.7, 1.0]
+        known = {text: drawn(8, seed=n) for n, text in enumerate(sources + targets)}
+        cosines = [float(F.cosine_similarity(known[s], known[t], dim=0)) for s, t in zip(sources, targets, strict=True)]
+        found = correlated(known, sources, targets, scores)
+        self.assertAlmostEqual(found["spearman"], spearmanr(scores, cosines)[0], delta=1e-6)
+        self.assertAlmostEqual(found["pearson"], pearsonr(scores, cosines)[0], delta=1e-6)
+
+
+@skipUnless(THERE, NOT_THERE)
+class EncodersTest(parameterized.TestCase):
+    @parameterized.parameters("t5_v1_0", "t5_v1_1", "mt5", "umt5", "byt5", "longt5_local", "longt5_tglobal")
+    def test_a_family(self, family):
+        """The encoder gives what it gives within its model, and what is written embeds in sentence-transformers."""
+        from sentence_transformers import SentenceTransformer
+
+        from features.embeddings.encoders import load_encoder
+        from features.embeddings.sentence_folder import write_modules
+
+        write_checkpoint(self.folder / "whole", family)
+        encoder, whole = load_encoder(str(self.folder / "whole")).eval(), load_model(str(self.folder / "whole")).eval()
+        batch = {"input_ids": torch.tensor([[5, 6, 7, 8, 1]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+        with torch.no_grad():
+            wanted = whole.get_encoder()(**batch).last_hidden_state
+            torch.testing.assert_close(encoder(**batch).last_hidden_state, wanted)
+            encoder.save_pretrained(self.folder / "encoder")
+            tokenizer = load_tokenizer(str(self.folder / "whole"))
+            save_tokenizer(tokenizer, self.folder / "encoder")
+            how = embedder("in_batch", pooling="first")
+            write_modules(self.folder / "encoder", 16, SimpleNamespace(embedder=how, longest=64, prefix=""))
+            again = load_encoder(str(self.folder / "encoder")).eval()
+            batch = tokenizer(["the old tree", "moon"], return_tensors="pt", padding=True)
+            wanted = how.embed_texts(again, batch["input_ids"], batch["attention_mask"])
+            found = SentenceTransformer(str(self.folder / "encoder"), device="cpu").encode(["the old tree", "moon"])
+            torch.testing.assert_close(torch.from_numpy(found), wanted)
+
+    def test_a_family_without(self):
+        from features.embeddings.encoders import load_encoder
+
+        write_checkpoint(self.folder / "gemma", "t5gemma")
+        with self.assertRaisesRegex(UserError, "--embedding: not with the family t5gemma yet: take T5"):
+            load_encoder(str(self.folder / "gemma"))
+
+
+@skipUnless(THERE, NOT_THERE)
+class ScriptsTest(parameterized.TestCase):
+    """pairs.jsonl: some words of a sentence, the sentence, another one; scored.csv: two sentences with equal words."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        lines, draw = sentences(120), random.Random(0)
+        pairs, scored = [], []
+        for line in lines:
+            words = line.lower().rstrip(".").split()
+            pairs.append({"id": len(pairs), "q": " ".join(draw.sample(words, 6)), "a": line, "n": draw.choice(lines)})
+            equal, other = draw.randint(0, 12), draw.choice(lines).split()
+            scored.append({"one": line, "other": " ".join(line.split()[:equal] + other[equal:]), "score": equal / 12})
+        for name, part in (("pairs", slice(100)), ("dev", slice(100, None))):
+            text = "".join(json.dumps(row) + "\n" for row in pairs[part])
+            (cls.folder / f"{name}.jsonl").write_text(text)
+            with (cls.folder / f"{name}.csv").open("w", newline="") as file:
+                writer = csv.DictWriter(file, ["one", "other", "score"])
+                writer.writeheader()
+                writer.writerows(scored[part])
+        write_tiny_model(cls.folder / "base", lines, 300)
+
+    def argv(self, output: str, kind: str = "in_batch", **changes) -> list[str]:
+        source, target, suffix = ("q", "a", "jsonl") if kind == "in_batch" else ("one", "other", "csv")
+        flags = dict(embedding=kind, source_column=source, target_column=target, use_cpu=True, report_to="none")
+        flags |= {"score_column": "score"} if kind == "cosent" else {}
+        flags |= dict(train_file=self.folder / f"pairs.{suffix}", validation_file=self.folder / f"dev.{suffix}")
+        flags |= dict(model_name_or_path=self.folder / "base", output_dir=self.folder / output, max_steps=4)
+        flags |= dict(per_device_train_batch_size=16, data_cache_dir=self.folder / "cache", logging_steps=1)
+        return argv_of(flags | changes)
+
+    def fine_tune(self, *argv, code=None, **changes) -> tuple[dict, str]:
+        results, printed, errors = run_main(fine_tune_t5.main, *self.argv(*argv, **changes), code=code)
+        return results, printed + errors
+
+    def test_pairs_with_negatives(self):
+        """The folder embeds and scores in sentence-transformers as here; a plain run in its place leaves none of its
+        files."""
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+        changes = dict(negative_column="n", source_prefix="find: ", normalize_embeddings=True)
+        results, printed = self.fine_tune("pairs", **changes)
+        self.assertIn("the other targets of the 16 rows of a micro-batch are negatives, and their n;", printed)
+        self.assertIn("mrr_at_10, recall_at_10 of cosines; largest mrr_at_10 is best", printed)
+        folder = self.folder / "pairs"
+        model = SentenceTransformer(str(folder), device="cpu")
+        rows = [json.loads(line) for line in (self.folder / "dev.jsonl").read_text().splitlines()]
+        queries, corpus = ({str(row["id"]): row[side] for row in rows} for side in ("q", "a"))
+        found = InformationRetrievalEvaluator(queries, corpus, {one: {one} for one in queries})(model)
+        for name in ("mrr", "recall"):
+            self.assertAlmostEqual(results[f"eval_{name}_at_10"], found[f"cosine_{name}@10"], delta=1e-9)
+
+        again, _, _ = run_main(evaluate_t5.main, "--model_name_or_path", folder, "--use_cpu")
+        for name in ("eval_loss", "eval_mrr_at_10", "eval_recall_at_10"):
+            self.assertAlmostEqual(again[name], results[name], delta=1e-6)
+
+        predict = ("--model_name_or_path", folder, "--use_cpu", "--batch_size", 8, "--input_file")
+        rows_file, array = self.folder / "dev.jsonl", self.folder / "dev.npy"
+        run_main(predict_t5.main, *predict, rows_file, "--output_file", array)
+        np.testing.assert_allclose(np.load(array), model.encode_query([*queries.values()]), atol=1e-6)
+        table = self.folder / "dev.parquet"
+        of_answers = ("--source_column", "a", "--source_prefix", "", "--output_file", table)
+        run_main(predict_t5.main, *predict, rows_file, *of_answers)
+        written = parquet.read_table(table).to_pylist()
+        self.assertEqual([row["id"] for row in written], [row["id"] for row in rows])
+        given = np.array([row["embedding"] for row in written])
+        np.testing.assert_allclose(given, model.encode_document([*corpus.values()]), atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(given, axis=1), 1, atol=1e-6)
+
+        self.fine_tune("pairs", overwrite_output_dir=True, max_steps=2, **changes)  # folders of modules are replaced
+        plain = dict(
+            embedding=None, max_steps=1, eval_strategy="no", load_best_model_at_end=False, max_train_samples=20
+        )
+        self.fine_tune("pairs", overwrite_output_dir=True, **plain)
+        self.assertFalse((folder / "modules.json").exists())
+
+    def test_scored_pairs(self):
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+
+        results, printed = self.fine_tune("scored", "cosent", embedding_pooling="first", max_eval_samples=15)
+        self.assertIn("(CoSENT); temperature 0.05; a text is its first token", printed)
+        with (self.folder / "dev.csv").open() as file:
+            rows = list(csv.DictReader(file))[:15]
+        texts = [row["one"] for row in rows], [row["other"] for row in rows], [float(row["score"]) for row in rows]
+        model = SentenceTransformer(str(self.folder / "scored"), device="cpu")
+        found = EmbeddingSimilarityEvaluator(*texts)(model)
+        for name in ("spearman", "pearson"):
+            self.assertAlmostEqual(results[f"eval_{name}"], float(found[f"{name}_cosine"]), delta=1e-6)
+
+    def test_long_texts_are_cut_alike(self):
+        from sentence_transformers import SentenceTransformer
+
+        results, _ = self.fine_tune("cut", max_source_length=8, max_target_length=8)
+        model = SentenceTransformer(str(self.folder / "cut"), device="cpu")
+        rows = [json.loads(line) for line in (self.folder / "dev.jsonl").read_text().splitlines()]
+        embeddings = np.stack([model.encode([row[side] for row in rows]) for side in ("q", "a")], axis=1)
+        unit = embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)
+        cosines = torch.from_numpy(unit[:, 0] @ unit[:, 1].T)
+        losses = [
+            F.cross_entropy(cosines[p, p] / 0.05, torch.arange(n)) * n for p, n in ((slice(16), 16), (slice(16, 20), 4))
+        ]
+        self.assertAlmostEqual(results["eval_loss"], float(sum(losses)) / 20, delta=1e-5)
+
+    def test_a_killed_run_ends_with_the_same_bits(self):
+        changes = dict(max_steps=60, save_strategy="steps", eval_strategy="steps", save_steps=5, eval_steps=5)
+        changes |= dict(negative_column="n", dropout_rate=0.1, save_total_limit=50)
+        self.fine_tune("whole", **changes)
+        output = self.folder / "killed"
+        words = [warm_python(), ROOT / "fine_tune_t5.py", *self.argv("killed", **changes)]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not (output / "checkpoint-5").exists():
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        self.assertFalse((output / "all_results.json").exists())
+        self.fine_tune("killed", **changes, resume_from_checkpoint=True)
+        ours, theirs = (load_file(self.folder / name / "model.safetensors") for name in ("killed", "whole"))
+        self.assertEqual(ours.keys(), theirs.keys())
+        for name, tensor in theirs.items():
+            self.assertTrue(torch.equal(ours[name], tensor), name)
+
+    @parameterized.parameters(
+        (dict(kind="cosent", score_column=None), "--embedding cosent: name the column that says how alike"),
+        (dict(score_column="n"), "--score_column n: scored pairs need --embedding cosent"),
+        (dict(kind="cosent", negative_column="n"), "--negative_column n: is for --embedding in_batch"),
+        (dict(negative_column="nn"), "no column nn (did you mean n?), which task pairs needs; available: id, q, a, n"),
+        (dict(negative_column="q"), "--negative_column q: is a column of sources or targets already"),
+        (dict(embedding=None, negative_column="n"), "--negative_column n: is for embeddings: give --embedding"),
+        (
+            dict(per_device_train_batch_size=1),
+            "--per_device_train_batch_size 1: --embedding in_batch compares the pairs",
+        ),
+        (dict(packing=True), "--packing True: not with --embedding, whose rows are padded"),
+        (dict(metrics="bleu"), "--metrics bleu: with --embedding no text is written"),
+        (dict(lora_rank=4), "--embedding in_batch: not with lora: leave the flags of one of them out"),
+        (dict(preference="dpo", rejected_column="n"), "--embedding in_batch: other flags ask for rejected"),
+        (dict(embedding_temperature=0), "--embedding_temperature 0.0: must be above 0"),
+        (dict(embedding="triplets"), "--embedding triplets: must be one of in_batch, cosent"),
+    )
+    def test_wrong_flags(self, changes, message):
+        _, printed = self.fine_tune("refused", code=2, **changes)
+        self.assertIn(message, printed)
+        self.assertFalse((self.folder / "refused").exists())
+
+    def test_scores_that_are_none(self):
+        for name, value, message in (("same", 0.5, "has the same value in all train rows"), ("text", "high", "'high'")):
+            file = self.folder / f"{name}.csv"
+            file.write_text("one,other,score\n" + "".join(f"a b {n},a c {n},{value}\n" for n in range(20)))
+            _, printed = self.fine_tune("refused", "cosent", code=2, train_file=file)
+            self.assertIn(message, printed)
+
+    def test_predictions_that_are_refused(self):
+        self.fine_tune("refusing", max_steps=1)
+        file, there = self.folder / "texts.txt", self.folder / "there.npy"
+        file.write_text("a text\n")
+        there.write_bytes(b"")
+        for words, message in (
+            (
+                ("--output_file", self.folder / "x.jsonl"),
+                "x.jsonl: embeddings are written as .npy (an array) or .parquet",
+            ),
+            (("--output_file", there), "there.npy: is there. Name another one, or give --overwrite_output_file"),
+            (("--num_beams", "2"), "--num_beams 2: an encoder writes no text"),
+            (("--interactive",), "--interactive: not for an encoder that embeds texts"),
+        ):
+            flags = ("--model_name_or_path", self.folder / "refusing", "--use_cpu", "--input_file", file, *words)
+            _, printed, errors = run_main(predict_t5.main, *flags, code=2)
+            self.assertIn(message, printed + errors)
