@@ -6,6 +6,7 @@ for item in InputReader(entry).read(Path("inputs.jsonl")):      # Input(row, tex
 """
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from foundry.arguments.own_pairs import OWN, own_entry
 from foundry.arguments.task import fields_of_flags, find_entry, task_arguments, task_names
 from foundry.common.errors import UserError
-from foundry.common.processes import visible
+from foundry.common.processes import print_once, visible
 from foundry.common.reports import plain_json, read_json, write_json
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
 from foundry.corpora.reading import first_line, with_spaces
@@ -220,30 +221,35 @@ class AnswerFile:
     """The file of answers, a line for each input in their order, and beside it PATH.settings.json, how they were made.
 
     Answers with the same settings are kept: the first `done` inputs are answered already. UserError if the file holds
-    answers with other settings. overwrite: delete what it holds.
+    answers with other settings, or another process has it open here. overwrite: delete what it holds.
     """
 
     def __init__(self, path: Path, settings: dict, overwrite: bool):
         self.path, settings_file, kept = path, path.with_name(f"{path.name}.settings.json"), b""
         if path.is_dir():
             raise UserError(f"--output_file {path}: is a folder. Name a file")
-        if path.exists() and not overwrite:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = path.open("ab")  # held until the process ends, or this object
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--output_file {path}: another run writes there. Wait for it, or name another") from None
+        except OSError as error:
+            print_once(f"{path} cannot be locked ({error.strerror}): make sure that no other run writes there")
+        if not overwrite:
             earlier = read_json(settings_file)
             names = [*settings, *earlier]  # a flag that is not given may have no name
             other = next((name for name in names if earlier.get(name) != settings.get(name)), None)
             if other and path.stat().st_size:
-                was = (
-                    f"with {other} {earlier.get(other)}, not {settings.get(other)}"
-                    if earlier
-                    else "of unknown settings"
-                )
+                was = "of unknown settings"
+                if earlier:
+                    was = f"with {other} {earlier.get(other)}, not {settings.get(other)}"
                 raise UserError(
                     f"--output_file {path}: holds answers {was}. Name another file, or give --overwrite_output_file"
                 )
             content = path.read_bytes()
             kept = content[: content.rfind(b"\n") + 1]  # the run may have ended within a line
         self.done = kept.count(b"\n")
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(settings_file, settings)
         with path.open("ab") as file:
             file.truncate(len(kept))

@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -214,6 +215,23 @@ class PredictTest(TestCase):
         self.assertIn("answers.jsonl: holds answers with num_beams None, not 2. Name another file", error)
         self.assertLen(self.predict(path, "--num_beams", "2", "--overwrite_output_file", "true")[1], 23)
         self.assertIn("holds answers with num_beams 2, not None", self.predict(path, code=2)[2])
+
+    def test_one_run_at_a_time_writes(self):
+        path = self.write("in.txt", "\n".join(LINES))
+        wanted = self.predict(path)[1]
+        other = (
+            "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+        )
+        command = [sys.executable, "-c", other, self.folder / "answers.jsonl"]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with subprocess.Popen(command, **pipes) as process:
+            process.stdout.readline()
+            for more in ([], ["--overwrite_output_file", "true"]):
+                _, rows, error = self.predict(path, *more, code=2)
+                self.assertIn("answers.jsonl: another run writes there. Wait for it, or name another", error)
+                self.assertEqual(rows, wanted)
+            process.communicate(b"\n")
+        self.assertEqual(self.predict(path)[0], {"inputs": 23, "answered": 0})
 
     @parameterized.parameters(100, 800)  # already for the settings beside the answers, or within the answers
     def test_a_full_disk_keeps_what_is_answered(self, largest):
