@@ -16,7 +16,7 @@ import predict_t5
 from features.ctranslate2.engine import CTranslate2Engine, limits_of
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import create_model, load_model
-from foundry.publishing.exports import pytorch_tokens
+from foundry.publishing.exports import pytorch_answers, pytorch_tokens
 
 WINDOW = 40
 NO_CAP = dict(attn_logit_softcapping=None)
@@ -83,6 +83,7 @@ class GemmaTest(parameterized.TestCase):
         self.assertGreater(len({row["prediction"] for row in wanted}), 3)
 
     def test_a_cap_on_attention_scores_is_left_out_and_said(self):
+        """Fails when CTranslate2 gains the cap: then `limits_of` need not name it."""
         found, printed, _ = self.export(self.checkpoint("t5gemma", attn_logit_softcapping=40.0), "ctranslate2")
         self.assertGreater(found["ctranslate2"]["largest_difference"], 1e-3)
         self.assertRegex(
@@ -136,6 +137,30 @@ class GemmaTest(parameterized.TestCase):
         answers = engine.tokens(sources, dict(beam_size=1), lambda row, token: seen.setdefault(row, []).append(token))
         self.assertEqual(answers, pytorch_tokens(model, sources))
         self.assertEqual([seen[row] for row in range(3)], answers)
+
+    @parameterized.parameters(("t5gemma", NO_CAP, 60), ("t5gemma2", {}, 30))
+    def test_it_still_has_no_windows(self, family, changes, length):
+        """Fails when CTranslate2 gains them: then `limits_of` need not name the longest source."""
+        model, engine = self.loaded(family, changes, one_at_a_time=True)
+        sources = [list(range(200, 200 + length))]
+        (wanted,) = pytorch_answers(model, sources).log_probs
+        (found,) = engine.log_probs(sources, [wanted.argmax(-1).tolist()], 1)
+        self.assertGreater(abs(found - wanted.max(-1)).max(), 1e-2)
+
+    def test_its_merged_attention_still_has_no_masks(self):
+        """Fails when CTranslate2 gains them: then T5Gemma 2 can be answered in batches, and scored by score_batch."""
+        model, engine = self.loaded("t5gemma2", {}, one_at_a_time=False)
+        sources = [list(range(200, 200 + length)) for length in (3, 17, 9)]
+        wanted = pytorch_answers(model, sources)
+        self.assertNotEqual(engine.tokens(sources, dict(beam_size=1)), wanted.tokens)
+        (found,) = engine.log_probs(sources[:1], wanted.tokens[:1], 1)
+        self.assertGreater(abs(found - wanted.log_probs[0].max(-1)).max(), 1e-2)
+
+    def loaded(self, family: str, changes: dict, one_at_a_time: bool) -> tuple:
+        """(the model, CTranslate2's engine) of a checkpoint."""
+        self.export(self.checkpoint(family, **changes), "ctranslate2")
+        engine = CTranslate2Engine(self.folder / "out" / "ctranslate2", one_at_a_time)
+        return load_model(str(self.folder / "out")).eval(), engine
 
     def test_families_that_it_lacks_are_refused_before_a_weight_is_read(self):
         zoo.write_checkpoint(self.folder / "longt5_local", "longt5_local")
