@@ -44,7 +44,7 @@ from foundry.arguments.training import FineTuningArguments, T5TrainingArguments,
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
-from foundry.common.flags import option, refuse
+from foundry.common.flags import AUTO, option, refuse
 from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import (
     check_alike,
@@ -187,6 +187,10 @@ def parse_flags(
         raise UserError(
             f"--model_name_or_path {evaluation.model_name_or_path}: {what} a task, such as --task glue/sst2, or pairs "
             "of your own"
+        )
+    if task_args.max_target_length == AUTO:
+        raise UserError(
+            f"--max_target_length {AUTO}: is for training, whose {TASK_RECORD} has the number: leave it out"
         )
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]

@@ -37,6 +37,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments, settle_training
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
+from foundry.common.flags import AUTO
 from foundry.common.processes import prepare_process, print_once, run_script
 from foundry.corpora.sources import tokenizer_for_pairs
 from foundry.corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
@@ -97,6 +98,8 @@ def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
     model, data, args, tasks = parse_flags(argv)
     packed = "--packing true" if args.packing else None
     tokenizer = named_tokenizer(model)
+    if data.max_target_length == AUTO:
+        tasks.fit_targets(tokenizer)
     batches = Batches(*tasks.most_tokens(tokenizer), 0, packed, packable=tasks.packable)
     title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
     return settle(title, model, data, args, tokenizer, batches), tasks

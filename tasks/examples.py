@@ -199,6 +199,14 @@ def max_lengths(task: dict, split: str) -> tuple[int, int | None]:
     return task["max_source_length"], task["max_target_length"] if cuts_targets else None
 
 
+def target_lengths(name: str, task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> list[int]:
+    """The tokens of each row's target, uncut, EOS included."""
+    if "tokenize" in task:
+        return [len(task["tokenize"](tokenizer, row)["labels"]) for row in rows]
+    rows = without_end_tokens(task, tokenizer, rows)
+    return list(map(len, encode_targets(tokenizer, [target_text(name, task, row) for row in rows])))
+
+
 def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor | None:
     """[C, T] token ids of the class labels, EOS included, padded with -100; None for tasks without classes.
 

@@ -24,7 +24,7 @@ from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
 from foundry.common.errors import UserError
-from foundry.common.flags import refuse
+from foundry.common.flags import AUTO, check_limits, refuse
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.chunks import row_lengths
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 COUNTED_AT_ONCE = 2**16  # rows
+WHOLE = 0.999  # share of the training targets that --max_target_length auto leaves uncut
 MEASURED = 1_000  # rows of a split in which the columns that a cut takes away are looked for
 SHOWN_ROWS = 4  # rows of a split that are kept for the preview
 SIDES = {"input_ids": "sources", "labels": "targets"}  # {column of token ids: what a plan calls them}
@@ -106,6 +107,10 @@ class Task:
     def rows_of(self, split: str, left_out: Counter) -> list[dict]:
         """The rows of a split; left_out and `files` get what `load_rows` adds to them."""
         return load_rows(self.name, self.entry, self.args, split, left_out, self.files)
+
+    def training_rows(self) -> list[dict]:
+        """Those by which the length of targets is chosen: all."""
+        return self.read(["train"])["train"][: self.args.max_train_samples]
 
     def label(self, split: str) -> str:
         """What the names of a split's metrics begin with after "eval_": "", "cola", "validation_matched" or
@@ -312,6 +317,7 @@ class Tasks:
     """
 
     answers: int | None = None
+    fitted: str | None = None  # how --max_target_length auto chose the number, for the plan
 
     def __init__(self, tasks: list[Task]):
         self.tasks, self.args = tasks, tasks[0].args
@@ -397,6 +403,30 @@ class Tasks:
     def packable(self) -> bool:
         """Whether several examples may be put into a row."""
         return self.answers is None
+
+    def fit_targets(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """--max_target_length auto: the smallest number of tokens that leaves WHOLE of each task's training targets
+        uncut, in the flags and in the entries. UserError where the targets are labels, whose length is known, or the
+        tokenizer is still to be trained."""
+        flag = f"--max_target_length {AUTO}:"
+        if tokenizer is None:
+            raise UserError(f"{flag} the tokenizer is still to be trained; give a number, or --tokenizer_name")
+        tasks = [task for task in self if task.entry["target_type"] != "class"]
+        if not tasks:
+            raise UserError(f"{flag} the targets are class labels, which are never cut: leave it out")
+        longest, told = [], []
+        for task in tasks:
+            lengths = np.array(examples.target_lengths(task.name, task.entry, tokenizer, task.training_rows()))
+            longest.append(max(2, int(np.quantile(lengths, WHOLE, method="inverted_cdf"))))
+            told.append(
+                f"{task.name} {longest[-1]:,}: the longest of {len(lengths):,} that were read has {lengths.max():,}"
+            )
+        self.args.max_target_length = most = max(longest)
+        check_limits(self.args)
+        for task in self:
+            task.args.max_target_length = most
+            task.entry = task.entry | {"max_target_length": most}
+        self.fitted = f"{most:,} tokens, in which {100 * WHOLE:g} % of the training targets fit ({'; '.join(told)})"
 
     @staticmethod
     def job(has_checkpoint: bool) -> str:
@@ -683,6 +713,7 @@ class TaskData(TaskRows):
         """The rows of the plan: what is read, mixed and measured."""
         mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
         return self.described() | {
+            "target length": self.named.fitted,
             "mixture": mixture,
             "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
             "metrics": self._metrics(),

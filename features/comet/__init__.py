@@ -22,6 +22,7 @@ class Comet(Comparison):
     """Scores an evaluation by comet-score, with a checkpoint of this machine."""
 
     _argument_group_name = "evaluation"
+    _usual = ""
     rules: ClassVar[Rules] = (
         ("comet_model", lambda flags: flags.comet_model and flags.do_predict, "not with --do_predict: needs targets"),
         ("comet_command", lambda flags: not flags.comet_model, "nothing runs it without --comet_model: give both"),

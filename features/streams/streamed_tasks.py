@@ -43,6 +43,11 @@ class StreamedTask(Task):
         self.corpus = open_corpus(self.name, self.entry, self.args, self.stream.skip_broken_rows)
         return self.corpus
 
+    def training_rows(self) -> list[dict]:
+        """A sample of them."""
+        args = self.name, self.entry, self.args
+        return first_rows(row_splitter(*args, corpus=(corpus := open_corpus(*args))), corpus)
+
     def rows_of(self, split: str, left_out: Counter) -> list[dict]:
         if is_text_corpus(self.entry) and not self.args.validation_file and split in registry.eval_splits(self.entry):
             return held_out_rows(self.name, self.entry, self.args, self.corpus or self.open_stream())
@@ -149,7 +154,13 @@ def training_stream(task: LoadedTask, corpus: Corpus, args: T5TrainingArguments,
 def sampled_rows(task: LoadedTask, corpus: Corpus) -> list[dict]:
     """About SAMPLED training rows, from the first and the middle block on. A broken row ends the sample of its half:
     training says what is wrong with it."""
-    split, rows, parts = row_splitter(task.name, task.entry, task.args, corpus=corpus), [], halves(corpus)
+    rows = first_rows(row_splitter(task.name, task.entry, task.args, corpus=corpus), corpus)
+    return examples.without_end_tokens(task.entry, task.tokenizer, rows)
+
+
+def first_rows(split: Callable[[dict], list[dict]], corpus: Corpus) -> list[dict]:
+    """`sampled_rows` as they are read. split: of `row_splitter`."""
+    rows, parts = [], halves(corpus)
     for half in parts:
         made = (row for number in half for _, record in corpus.rows(Piece(number)) for row in split(record))
         try:
@@ -157,7 +168,7 @@ def sampled_rows(task: LoadedTask, corpus: Corpus) -> list[dict]:
         except UserError:
             if not rows:
                 raise
-    return examples.without_end_tokens(task.entry, task.tokenizer, rows)
+    return rows
 
 
 def tokenised_rows(task: LoadedTask, rows: list[dict]) -> Any:

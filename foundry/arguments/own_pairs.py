@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foundry.common.errors import UserError
+from foundry.common.flags import AUTO
 from foundry.common.paths import home_path
 from foundry.common.words import comma_words
 from foundry.corpora.files import TEXT_SUFFIXES, expand_files
@@ -147,7 +148,8 @@ def own_entry(args: Any) -> dict:
     entry |= dict(hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None, files=_files(args))
     entry |= dict(held_out=args.validation_split_percentage, **_fields_of_features(args))
     entry |= dict(max_source_length=args.max_source_length or source_length)
-    entry |= dict(max_target_length=args.max_target_length or target_length)
+    given = args.max_target_length
+    entry |= dict(max_target_length=target_length if given in (None, AUTO) else given)
     return {field: value for field, value in entry.items() if value not in (None, {}, [])}
 
 

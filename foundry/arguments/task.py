@@ -8,7 +8,7 @@ from constants import DATASET_VALS
 from foundry.arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
 from foundry.arguments.text import LONGEST, MOST_PROCESSES
 from foundry.common.errors import UserError
-from foundry.common.flags import option, refuse
+from foundry.common.flags import AUTO, option, refuse
 from foundry.common.paths import check_folder
 from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.common.words import comma_words, did_you_mean
@@ -92,7 +92,11 @@ class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
         None, "Tasks on running text: most characters of a piece. Not set: the task's.", at_least=1, unit="character"
     )
     max_source_length: int | None = option(None, "Source tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
-    max_target_length: int | None = option(None, "Target tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
+    max_target_length: int | str | None = option(
+        None,
+        "Target tokens; longer ones are cut. Not set: the task's; auto: whole in 999 of 1000 rows.",
+        **_LENGTH,
+    )
     preprocessing_num_workers: int = option(cores_here(), "Threads that tokenise.", at_least=1, at_most=MOST_PROCESSES)
     data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached data, keyed by the contents of the rows.")
     overwrite_cache: bool = option(False, "Prepare the data again even if the cache holds it.")
@@ -103,6 +107,8 @@ class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
                 raise UserError(f"--task {self.task}: stands for --benchmark and --dataset_name, which are given too")
             self.benchmark, self.dataset_name = split_task(self.task)
             self.task = None
+        if isinstance(self.max_target_length, str) and self.max_target_length != AUTO:
+            raise UserError(f"--max_target_length {self.max_target_length}: must be a number of tokens, or {AUTO}")
         for name in ("train_file", "validation_file"):
             if isinstance(getattr(self, name), str):
                 setattr(self, name, [getattr(self, name)])
@@ -200,7 +206,7 @@ def _named_entry(args: TaskArguments) -> dict:
 def fields_of_flags(flags: dict) -> dict:
     """The fields of a named task's entry that flags, or their record in task.json, replace: its lengths, and with
     --source_prefix '' its prefix."""
-    lengths = {name: flags[name] for name in LENGTHS if flags.get(name)}
+    lengths = {name: flags[name] for name in LENGTHS if flags.get(name) not in (None, AUTO)}
     return lengths | ({"prefix": None} if flags.get("source_prefix") == "" else {})
 
 

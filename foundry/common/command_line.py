@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, get_type_hints
 
 from foundry.common.errors import UserError
-from foundry.common.flags import check_limits, check_value, limits_of
+from foundry.common.flags import AUTO, check_limits, check_value, limits_of
 from foundry.common.help import ALL, HelpFormatter, chosen, described
 from foundry.common.paths import NOT_RESUMED, RESUME_NEWEST, check_paths, home_path
 from foundry.common.processes import (
@@ -118,7 +118,7 @@ def _as_for_argparse(field: dataclasses.Field, kind: Any) -> dict:
         "name": field.name,
         "options": flag["options"],
         "switch": [option for switch in switches for option in switch["options"]],
-        "type": boolean if is_bool else flag["type"],
+        "type": boolean if is_bool else number_or_auto if kind == int | str | None else flag["type"],
         "nargs": "?" if const else flag.get("nargs"),
         "const": const,
         "choices": list(flag["choices"]) if "choices" in flag else None,
@@ -134,6 +134,13 @@ def boolean(text: str) -> bool:
     if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
     return values[text.lower()]
+
+
+def number_or_auto(text: str) -> int | str:
+    """The value of a flag of the type int | str | None: "12" -> 12, "auto" -> "auto"."""
+    if text != AUTO and not re.fullmatch(r"-?\d+", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number or {AUTO}, not {text!r}")
+    return text if text == AUTO else int(text)
 
 
 class T5ArgumentParser(argparse.ArgumentParser):
@@ -290,7 +297,8 @@ def answer_early(about: str) -> None:
         table = read_json(file)
     if table.pop("key", None) == key and table.pop("digest", None) == _digest(table):
         for flag in table["flags"]:
-            flag["type"] = {"int": int, "float": float, "boolean": boolean}.get(flag["type"], str)
+            readers = (int, float, boolean, number_or_auto)
+            flag["type"] = {_name_of(reader): reader for reader in readers}.get(flag["type"], str)
         with exit_on_user_error():
             values, given, _ = read_flags(table, sys.argv[1:], about)
             if world_size() == 1:  # another node may have what this one lacks, and would wait

@@ -12,6 +12,7 @@ from typing import Any
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean
 
+AUTO = "auto"  # value of a flag of the type int | str | None: what it stands for is found, and recorded as a number
 MOST = 10**9  # upper bound of every number that has none of its own: more than any run can use
 # {bound of a number: (its sign in --help, function that says whether a value keeps it)}
 BOUNDS = {

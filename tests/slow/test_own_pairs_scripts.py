@@ -133,6 +133,60 @@ class ScriptsTest(TestCase):
             alone = self.evaluate("--dataset_name", "pairs")["eval_accuracy"]
             self.assertAlmostEqual(alone, wanted["eval_pairs_accuracy"], places=5)
 
+    @parameterized.parameters(
+        ("", 41, "pairs 41: the longest of 2,000 that were read has 89"),  # the two longest of 2,000 are cut
+        ("--streaming", 41, "pairs 41: the longest of 500 that were read has 41"),
+        ("--max_train_samples 1999", 41, "pairs 41: the longest of 1,999 that were read has 61"),
+        ("--max_train_samples 999", 41, "pairs 41: the longest of 999 that were read has 41"),
+        (
+            f"--benchmark glue --dataset_name cola --data_dir {workspace()}/glue",
+            41,
+            "pairs 41: the longest of 2,000 that were read has 89",
+        ),
+    )
+    def test_the_target_length_in_which_nearly_all_targets_fit(self, flags, wanted, told):
+        word = "red"
+        tokenizer = AutoTokenizer.from_pretrained("base")
+        of_a_word, lengths = len(tokenizer(word).input_ids) - 1, [40] * 1998 + [60, 88]
+        pairs = [
+            json.dumps(dict(text=f"the tree {n}", answer=" ".join([word] * (length // of_a_word)))) + "\n"
+            for n, length in enumerate(lengths)
+        ]
+        for name in ("long.jsonl", "dev.jsonl"):
+            (self.folder / name).write_text("".join(pairs[: None if name == "long.jsonl" else 4]))
+        given = f"--train_file {self.folder}/long.jsonl --validation_file {self.folder}/dev.jsonl --source_column text "
+        given += f"--target_column answer --max_target_length auto --max_eval_samples 4 {flags}"
+        _, printed = self.fine_tune(given.split())
+        share = r"99\.9 % of the training targets fit"
+        self.assertRegex(printed, rf"target length +{wanted} tokens, in which {share} \({told}\)\n")
+        for file in ("task.json", "run.json"):
+            self.assertRegex((self.folder / "out" / file).read_text(), f'"max_target_length": {wanted},?\n')
+        if not flags:
+            found = evaluate_t5.parse_flags(["--model_name_or_path", str(self.folder / "out"), *self.cache])
+            self.assertEqual(found[-1][0].task.entry["max_target_length"], wanted)
+
+    @parameterized.parameters(
+        (
+            "--model_name_or_path base --target_type class",
+            "the targets are class labels, which are never cut: leave it",
+        ),
+        ("--config_name tiny", "the tokenizer is still to be trained; give a number, or --tokenizer_name"),
+    )
+    def test_no_target_length_can_be_found(self, flags, message):
+        argv = f"--train_file rows.jsonl --source_column text --target_column kind --max_target_length auto {flags}"
+        common = ["--max_steps", "1", "--output_dir", self.folder / "out", *self.cache]
+        _, _, error = run_main(fine_tune_t5.main, *argv.split(), *common, code=2)
+        self.assertRegex(error, f"--max_target_length auto: {message}")
+
+    @parameterized.parameters(
+        ("auto", "--max_target_length auto: is for training, whose task.json has the number: leave it out"),
+        ("many", "--max_target_length/--max-target-length: must be a whole number or auto, not 'many'"),
+    )
+    def test_no_target_length_of_an_evaluation(self, value, message):
+        argv = "--validation_file rows.jsonl --source_column text --target_column kind --model_name_or_path base"
+        _, _, error = run_main(evaluate_t5.main, *argv.split(), "--max_target_length", value, code=2)
+        self.assertIn(message, error)
+
     def test_the_sacrebleu_command_repeats_scores_and_signatures_from_the_files_alone(self):
         """Of all_results.json and predictions.jsonl of a training and of an evaluation, with two references."""
         flags = "--train_file rows.jsonl --validation_file dev.jsonl --source_column text --target_column color,again "
