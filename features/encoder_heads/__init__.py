@@ -1,12 +1,17 @@
-"""Heads on the encoder: a label for each word or letter, or classes, labels or a number for each text.
+"""Heads on the encoder: a label for each word or letter, or classes, labels, a number or an embedding for each text.
 
     python fine_tune_t5.py --head tokens --train_file train.conll --validation_file dev.conll \
         --model_name_or_path out/pre_train_t5
     python fine_tune_t5.py --head class --task glue/sst2 --model_name_or_path google/t5-v1_1-base
+    python fine_tune_t5.py --head embedding --train_file pairs.jsonl --source_column question --target_column answer \
+        --model_name_or_path out/pre_train_t5
 
 tagged_texts.py reads words with tags, head_kinds.py has what differs between the heads, head_models.py makes and loads
 the models, which are transformers' own; head_tasks.py has the rows, head_trainer.py loss and evaluation, and
 head_answers.py evaluates and answers for evaluate_t5.py and predict_t5.py.
+
+Embeddings have no head. pair_rows.py has their rows, encoders.py the models, embedder.py loss and evaluators
+(sentence-transformers' own), sentence_folder.py the folder, embedding_answers.py what the two scripts do with it.
 """
 
 from collections.abc import Callable
@@ -19,15 +24,19 @@ from foundry.modeling.learning import Learning
 from foundry.modeling.weights import Part, Weights
 from tasks.row_source import RowSource
 
-KINDS = ("tokens", "class", "labels", "number")
+EMBEDDING = "embedding"
+KINDS = ("tokens", "class", "labels", "number", EMBEDDING)
 POOLINGS = ("mean", "first")
 # Flags that a head on the encoder cannot follow, and why.
 _OF_TEXTS = "a head writes no text: leave it out"
 _NOT_WITH = {
-    "predict_with_generate generation_num_beams generation_max_length max_target_length": _OF_TEXTS,
+    "predict_with_generate generation_num_beams generation_max_length": _OF_TEXTS,
     "z_loss loss_chunk_size span_corruption_file": "is for target texts, of which a head writes none: leave it out",
     "packing torch_compile": "not with --head, whose rows are padded: leave it out",
 }
+
+
+_OF_EMBEDDINGS = "embedding_temperature normalize_embeddings negative_column score_column"
 
 
 @dataclass
@@ -35,25 +44,36 @@ class Heads(RowSource, Learning, Part):
     """A head on the encoder, in place of the decoder."""
 
     _argument_group_name = "head on the encoder"
-    decisive: ClassVar = ("head", "pooling", "freeze_encoder", "characters")
+    decisive: ClassVar = ("head", "pooling", "freeze_encoder", "characters", *_OF_EMBEDDINGS.split())
     rules: ClassVar[Rules] = (
         ("freeze_encoder", lambda flags: not flags.head, "needs --head"),
+        ("freeze_encoder", lambda flags: flags.head == EMBEDDING, "--head embedding trains the encoder: leave it out"),
+        (_OF_EMBEDDINGS, lambda flags: flags.head != EMBEDDING, "is for embeddings: needs --head embedding"),
+        ("negative_column", lambda flags: flags.score_column, "scored pairs have none: leave out one of the columns"),
+        (
+            "metrics target_type labels",
+            lambda flags: flags.head == EMBEDDING,
+            "not with --head embedding: leave it out",
+        ),
+        ("max_target_length", lambda flags: flags.head not in (None, EMBEDDING), _OF_TEXTS),
         ("characters", lambda flags: flags.head != "tokens", "needs --head tokens"),
         (
             "pooling",
             lambda flags: flags.head in (None, "tokens"),
-            "is for whole texts: needs --head class, labels or number",
+            "is for whole texts: needs --head class, labels, number or embedding",
         ),
         ("target_type", lambda flags: flags.head and flags.target_type == "text", _OF_TEXTS),
         *((names, lambda flags: flags.head, reason) for names, reason in _NOT_WITH.items()),
     )
 
-    head: str | None = option(
-        None, "Train a head on the encoder: tokens labels words, the others whole texts.", choices=KINDS
-    )
-    pooling: str = option("mean", "What the head reads of a text: the tokens' mean, or the first.", choices=POOLINGS)
+    head: str | None = option(None, "Train the encoder: tokens labels words, the others whole texts.", choices=KINDS)
+    pooling: str = option("mean", "What stands for a text: the mean of its tokens, or the first.", choices=POOLINGS)
     freeze_encoder: bool = option(False, "Train the head alone (linear probe).")
     characters: bool = option(False, "A label for each letter, as of residues, in place of words.")
+    embedding_temperature: float = option(0.05, "Temperature of similarities in the loss.", above=0, at_most=100)
+    normalize_embeddings: bool = option(False, "Embeddings have the length 1.")
+    negative_column: str | None = option(None, "Embeddings: column of a text that is unlike the source.")
+    score_column: str | None = option(None, "Embeddings: column that says how alike source and target are.")
 
     def is_on(self) -> bool:
         return self.head is not None
@@ -67,7 +87,25 @@ class Heads(RowSource, Learning, Part):
     def task(self, *of_task: Any) -> Any:
         raise UserError("--head: evaluate_t5.py knows the head by the task.json of the model's folder: leave it out")
 
+    def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
+        if self.head == EMBEDDING and args.per_device_train_batch_size < 2 and not self.negative_column:
+            raise UserError(
+                f"--per_device_train_batch_size {args.per_device_train_batch_size}: --head embedding compares the "
+                "pairs of a micro-batch, and there must be at least 2"
+            )
+
+    def embedder(self, rows: int = 0) -> Any:
+        """The Embedder of the flags. rows: of a micro-batch."""
+        from features.encoder_heads.embedder import Embedder
+
+        how = self.embedding_temperature, self.pooling, self.normalize_embeddings
+        return Embedder(*how, self.negative_column, self.score_column, rows)
+
     def tasks(self, args: Any) -> Any:
+        if self.head == EMBEDDING:
+            from features.encoder_heads.pair_rows import PairTasks
+
+            return PairTasks.of_flags_and(args, self.embedder())
         from features.encoder_heads.head_tasks import HeadTasks
 
         self.found = HeadTasks(self, args)
@@ -77,7 +115,8 @@ class Heads(RowSource, Learning, Part):
         if not self.is_on():
             return None
         for each in args.features:
-            if each is not self and isinstance(each, Learning | RowSource | Weights):
+            has_loss = isinstance(each, Learning) and type(each).loss is not Learning.loss
+            if each is not self and (has_loss or isinstance(each, RowSource | Weights)):
                 folder = type(each).__module__.split(".")[-1]
                 raise UserError(f"--head {self.head}: not with {folder}: leave the flags of one of them out")
         return 1  # rows are not packed
@@ -86,6 +125,10 @@ class Heads(RowSource, Learning, Part):
     def created(self, config: Any, attention: str | None) -> Any:
         if not self.is_on():
             return None
+        if self.head == EMBEDDING:
+            from features.encoder_heads.encoders import create_encoder
+
+            return create_encoder(config, attention)
         from features.encoder_heads.head_models import create_head_model
 
         return create_head_model(config, attention, self.found.kind, self.freeze_encoder)
@@ -93,18 +136,33 @@ class Heads(RowSource, Learning, Part):
     def loaded(self, name_or_path: str, attention: str | None) -> Any:
         if not self.is_on():
             return None
+        if self.head == EMBEDDING:
+            from features.encoder_heads.encoders import load_encoder
+
+            return load_encoder(name_or_path, attention)
         from features.encoder_heads.head_models import load_head_model
 
         return load_head_model(name_or_path, attention, self.found.kind, self.freeze_encoder)
 
     def loss(self, model: Any, args: Any) -> Callable:
+        if self.head == EMBEDDING:
+            return self.embedder().loss_in_forward
         from features.encoder_heads.head_trainer import head_loss
 
         return head_loss(self.found.kind, args.label_smoothing_factor)
 
+    def callbacks(self, trainer: Any) -> list:
+        if self.head != EMBEDDING:
+            return []
+        from features.encoder_heads.embedder import RowsCallback
+
+        return [RowsCallback(trainer)]
+
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
+        if self.head == EMBEDDING:
+            return {"embedding": self.embedder(args.per_device_train_batch_size).described()}
         return {"head": self.found.kind.described() + ("; the encoder is frozen" if self.freeze_encoder else "")}
 
 
 FEATURE = {"fine_tune_t5": Heads}
-ANSWERING = {"head": "head_answers:HeadAnswers"}
+ANSWERING = {"head": "head_answers:HeadAnswers", "embedding": "embedding_answers:EmbeddingAnswers"}

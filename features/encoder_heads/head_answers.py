@@ -83,7 +83,7 @@ class HeadAnswers:
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """The metrics of the task's evaluation rows, or of others that the flags name; writes all_results.json and
         predictions.jsonl."""
-        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=_fill_in, about=about)
+        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=about)
         args = args.replaced(features=Features(features))
         for names, reason in _NOT_EVALUATED.items():
             for flags in (evaluation, task_args, args):
@@ -167,7 +167,7 @@ class HeadAnswers:
         return {"inputs": sizes, "answered": done - answered_before}
 
 
-def _fill_in(values: dict, names: set[str]) -> dict:
+def fill_in(values: dict, names: set[str]) -> dict:
     """{flag: value} of task.json for flags that are not given, which a printed line names."""
     model = values["model_name_or_path"]
     flags = recorded_flags(model, values, names)
@@ -191,8 +191,9 @@ def write_predictions(folder: Path, data: HeadData, split: str, chosen: Any) -> 
             file.write(json.dumps(plain_json(record), ensure_ascii=False) + "\n")
 
 
-def check_prediction(args: Any, search: Any, features: Features) -> None:
-    """Completes --output_file. UserError for flags that a head does not follow, and for files that cannot be used."""
+def check_prediction(args: Any, search: Any, features: Features, suffix: str = ".answers.jsonl") -> None:
+    """Completes --output_file, by the name of the input file and the suffix. UserError for flags that a head does not
+    follow, and for files that cannot be used."""
     refuse(search, " ".join(vars(search)), _NO_SEARCH)
     refuse(args, "dataset_name attn_implementation", "not for a head: leave it out")
     if args.backend != "transformers":
@@ -204,7 +205,7 @@ def check_prediction(args: Any, search: Any, features: Features) -> None:
     if args.input_file is None:
         raise UserError("--input_file: name the file whose lines or rows are to be answered")
     check_file("--input_file", Path(args.input_file))
-    args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
+    args.output_file = args.output_file or f"{args.input_file}{suffix}"
     if Path(args.output_file).absolute() == Path(args.input_file).absolute():
         raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
     check_folder("--output_file", str(Path(args.output_file).parent))

@@ -61,11 +61,7 @@ def load_head_model(name_or_path: str, attention: str | None, kind: Kind, freeze
     check_options(config, attention)
     do_not_wait_for_the_hub(name_or_path)
     of_head, options = head_class(config), {"attn_implementation": attention} if attention else {}
-    if any(adapter.root_of(name_or_path) != name_or_path for adapter in adapters()):
-        raise UserError(
-            f"--model_name_or_path {name_or_path}: holds what was trained beside a checkpoint. Merge them first: "
-            "export_checkpoint.py --formats huggingface"
-        )
+    refuse_adapters(name_or_path)
     reading = dict(config=config, dtype=torch.float32) | options
     is_head = of_head.__name__ in (config.architectures or [])
     if is_head and list(config.id2label.values()) == kind.labels:
@@ -76,6 +72,15 @@ def load_head_model(name_or_path: str, attention: str | None, kind: Kind, freeze
         model = AutoModelForTokenClassification.from_config(with_labels(config, kind), **options)
     model.transformer, model.classifier = encoder, torch.nn.Linear(config.d_model, kind.outputs)
     return prepared(model, freeze, is_new=True)
+
+
+def refuse_adapters(name_or_path: str) -> None:
+    """UserError for a folder of what was trained beside a checkpoint."""
+    if any(adapter.root_of(name_or_path) != name_or_path for adapter in adapters()):
+        raise UserError(
+            f"--model_name_or_path {name_or_path}: holds what was trained beside a checkpoint. Merge them first: "
+            "export_checkpoint.py --formats huggingface"
+        )
 
 
 def load_saved(name_or_path: str, device: torch.device, flag: str = "--model_name_or_path") -> PreTrainedModel:

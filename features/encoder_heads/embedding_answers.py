@@ -4,7 +4,6 @@
 folder by the field "embedding" of its task.json.
 """
 
-import dataclasses
 import functools
 import itertools
 from pathlib import Path
@@ -19,31 +18,28 @@ from pyarrow import parquet
 from tqdm.auto import tqdm
 
 from constants import TASK_RECORD
-from features.embeddings.embedder import Embedder
-from features.embeddings.encoders import load_encoder
-from features.embeddings.pair_rows import LoadedPairs, PairTasks, cutting_collator, trainer_of
+from features.encoder_heads.embedder import Embedder
+from features.encoder_heads.encoders import load_encoder
+from features.encoder_heads.head_answers import check_prediction, fill_in
+from features.encoder_heads.pair_rows import LoadedPairs, PairTasks, cutting_collator, trainer_of
 from foundry.arguments.own_pairs import prefix_of
 from foundry.arguments.training import decide_features
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
-from foundry.common.paths import check_folder, check_output_dir, refuse_links
-from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
+from foundry.common.paths import check_output_dir, refuse_links
+from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process
 from foundry.common.reports import end_summary, record_json, start_summary
 from foundry.common.whole_folders import patiently, told_if_full
-from foundry.corpora.files import check_file
 from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
-from foundry.modeling.weights import Weights
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.tracker import finish_trackers, start_trackers
-from tasks.front import Front
 from tasks.predictions import InputReader, recorded_task
-from tasks.registry import as_list, eval_splits
-from tasks.task_records import recorded_flags
+from tasks.registry import eval_splits
 from tasks.tasks import TaskRows
 
 SUFFIXES = (".npy", ".parquet")
@@ -72,7 +68,7 @@ class EmbeddingAnswers:
 
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """The evaluator's metrics of the pairs that task.json or the flags name; writes all_results.json."""
-        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=_fill_in, about=about)
+        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=about)
         args, folder = args.replaced(features=Features(features)), evaluation.model_name_or_path
         for names, reason in _NOT_EVALUATED.items():
             for flags in (evaluation, task_args, args):
@@ -120,7 +116,8 @@ class EmbeddingAnswers:
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """{"inputs", "answered"}: how many texts there are; their embeddings are written to --output_file."""
         args, search, *features = parse_arguments(groups, argv, about=about)
-        output = check_prediction(args, search, Features(features))
+        check_prediction(args, search, Features(features), SUFFIXES[0])
+        output = check_output(args)
         folder = args.model_name_or_path
         embedder, (entry, record) = embedder_of(folder), recorded_task(folder, None)
         most = args.max_source_length or entry["max_source_length"]
@@ -140,7 +137,7 @@ class EmbeddingAnswers:
             rows |= {"inputs": f"{len(texts):,} of {args.input_file}", "written to": args.output_file}
             start_summary(rows, title="prediction")
         print_preview(tokenizer, [[Sample("first input", ids[0], len(whole[0]))]])
-        model = load_encoder(folder, args.attn_implementation).to(state.device).eval()
+        model = load_encoder(folder).to(state.device).eval()
         fit_vocabulary(model, len(tokenizer))
         found = embedded(model, embedder, ids, args.batch_size, args.bf16, state)
         if not np.isfinite(found).all():
@@ -157,43 +154,16 @@ class EmbeddingAnswers:
         return {"inputs": len(texts), "answered": len(texts)}
 
 
-def _fill_in(values: dict, names: set[str]) -> dict:
-    """{flag: value} of task.json for flags that are not given, which a printed line names."""
-    model = values["model_name_or_path"]
-    flags = recorded_flags(model, values, names)
-    shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
-    print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
-    return flags
-
-
-def check_prediction(args: Any, search: Any, features: Features) -> Path:
-    """--output_file, completed. UserError for flags that an encoder does not follow, and for files that cannot be
-    used."""
-    refuse(search, " ".join(field.name for field in dataclasses.fields(search)), _NO_TEXT)
-    refuse(args, "dataset_name", "task.json has one task: leave it out")
-    if args.backend != "transformers":
-        raise UserError(f"--backend {args.backend}: texts are embedded by transformers: leave it out")
-    for front in features.of(Front):
-        raise UserError(f"--{front.instead}: not for an encoder that embeds texts: give --input_file")
-    if features.one(Weights).form() is not None:
-        raise UserError(
-            "an encoder that embeds texts is held in float32: leave out the flag that asks for another form"
-        )
-    if args.input_file is None:
-        raise UserError("--input_file: name the file whose lines or rows are to be embedded")
-    check_file("--input_file", Path(args.input_file))
-    args.output_file = args.output_file or f"{args.input_file}.npy"
+def check_output(args: Any) -> Path:
+    """--output_file. UserError unless embeddings can be written there."""
     output = Path(args.output_file)
     if output.suffix not in SUFFIXES:
         raise UserError(
             f"--output_file {output}: embeddings are written as .npy (an array) or .parquet (with the rows' columns). "
             "Name such a file"
         )
-    if output.absolute() == Path(args.input_file).absolute():
-        raise UserError(f"--output_file {output}: is the input file. Name another one")
     if output.is_dir() or output.exists() and not args.overwrite_output_file:
         raise UserError(f"--output_file {output}: is there. Name another one, or give --overwrite_output_file")
-    check_folder("--output_file", str(output.parent))
     return output
 
 

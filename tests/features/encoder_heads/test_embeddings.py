@@ -3,7 +3,9 @@
 import csv
 import importlib.util
 import json
+import os
 import random
+import signal
 import subprocess
 import tempfile
 import time
@@ -39,7 +41,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def embedder(*args, **kwargs):
-    from features.embeddings.embedder import Embedder
+    from features.encoder_heads.embedder import Embedder
 
     return Embedder(*args, **kwargs)
 
@@ -53,7 +55,7 @@ class FormulasTest(parameterized.TestCase):
         unit = F.normalize(embeddings, dim=-1)
         candidates = torch.cat(list(unit[:, 1:].unbind(1)))
         wanted = F.cross_entropy(unit[:, 0] @ candidates.T / temperature, torch.arange(5))
-        found = embedder("in_batch", temperature).loss_of(embeddings, None)
+        found = embedder(temperature).loss_of(embeddings, None)
         torch.testing.assert_close(found, wanted)
 
     def test_cosent(self):
@@ -62,12 +64,12 @@ class FormulasTest(parameterized.TestCase):
         cosines = F.cosine_similarity(embeddings[:, 0], embeddings[:, 1]).double() / 0.1
         terms = [cosines[j] - cosines[i] for i in range(6) for j in range(6) if scores[i] > scores[j]]
         wanted = torch.log1p(torch.stack(terms).exp().sum()).float()
-        found = embedder("cosent", 0.1, score="score").loss_of(embeddings, scores)
+        found = embedder(0.1, score="score").loss_of(embeddings, scores)
         torch.testing.assert_close(found, wanted)
 
     def test_micro_batches_count_by_their_rows(self):
         """A row without labels fills a batch up, and counts nowhere."""
-        how = embedder("in_batch")
+        how = embedder()
         embeddings = drawn(6, 2, 8)
         how_embeds = torch.cat([embeddings, torch.full((1, 2, 8), 7.0)])
         object.__setattr__(how, "embed", lambda _model, inputs, _labels: how_embeds[inputs["rows"]])
@@ -82,7 +84,7 @@ class FormulasTest(parameterized.TestCase):
 
     def test_places_of_targets(self):
         """Equal sources have the targets of all their rows, and a target stands once among those that are found."""
-        from features.embeddings.embedder import ranked
+        from features.encoder_heads.embedder import ranked
 
         sources = [f"s{n % 30}" for n in range(40)]
         targets = [f"t{n % 35}" for n in range(40)]
@@ -99,7 +101,7 @@ class FormulasTest(parameterized.TestCase):
         self.assertAlmostEqual(got["recall_at_10"], np.mean(found), delta=1e-9)
 
     def test_correlations(self):
-        from features.embeddings.embedder import correlated
+        from features.encoder_heads.embedder import correlated
 
         sources, targets, scores = [*"abcdef"], [*"uvwxyz"], [0.0, 0.2, 0.2, 0.5, 0.7, 1.0]
         known = {text: drawn(8, seed=n) for n, text in enumerate(sources + targets)}
@@ -116,8 +118,8 @@ class EncodersTest(parameterized.TestCase):
         """The encoder gives what it gives within its model, and what is written embeds in sentence-transformers."""
         from sentence_transformers import SentenceTransformer
 
-        from features.embeddings.encoders import load_encoder
-        from features.embeddings.sentence_folder import write_modules
+        from features.encoder_heads.encoders import load_encoder
+        from features.encoder_heads.sentence_folder import write_modules
 
         write_checkpoint(self.folder / "whole", family)
         encoder, whole = load_encoder(str(self.folder / "whole")).eval(), load_model(str(self.folder / "whole")).eval()
@@ -128,7 +130,7 @@ class EncodersTest(parameterized.TestCase):
             encoder.save_pretrained(self.folder / "encoder")
             tokenizer = load_tokenizer(str(self.folder / "whole"))
             save_tokenizer(tokenizer, self.folder / "encoder")
-            how = embedder("in_batch", pooling="first")
+            how = embedder(pooling="first")
             write_modules(self.folder / "encoder", 16, SimpleNamespace(embedder=how, longest=64, prefix=""))
             again = load_encoder(str(self.folder / "encoder")).eval()
             batch = tokenizer(["the old tree", "moon"], return_tensors="pt", padding=True)
@@ -137,10 +139,10 @@ class EncodersTest(parameterized.TestCase):
             torch.testing.assert_close(torch.from_numpy(found), wanted)
 
     def test_a_family_without(self):
-        from features.embeddings.encoders import load_encoder
+        from features.encoder_heads.encoders import load_encoder
 
         write_checkpoint(self.folder / "gemma", "t5gemma")
-        with self.assertRaisesRegex(UserError, "--embedding: not with the family t5gemma yet: take T5"):
+        with self.assertRaisesRegex(UserError, "--head embedding: not with the family t5gemma yet: take T5"):
             load_encoder(str(self.folder / "gemma"))
 
 
@@ -168,10 +170,10 @@ class ScriptsTest(parameterized.TestCase):
                 writer.writerows(scored[part])
         write_tiny_model(cls.folder / "base", lines, 300)
 
-    def argv(self, output: str, kind: str = "in_batch", **changes) -> list[str]:
-        source, target, suffix = ("q", "a", "jsonl") if kind == "in_batch" else ("one", "other", "csv")
-        flags = dict(embedding=kind, source_column=source, target_column=target, use_cpu=True, report_to="none")
-        flags |= {"score_column": "score"} if kind == "cosent" else {}
+    def argv(self, output: str, kind: str = "pairs", **changes) -> list[str]:
+        source, target, suffix = ("q", "a", "jsonl") if kind == "pairs" else ("one", "other", "csv")
+        flags = dict(head="embedding", source_column=source, target_column=target, use_cpu=True, report_to="none")
+        flags |= {"score_column": "score"} if kind == "scored" else {}
         flags |= dict(train_file=self.folder / f"pairs.{suffix}", validation_file=self.folder / f"dev.{suffix}")
         flags |= dict(model_name_or_path=self.folder / "base", output_dir=self.folder / output, max_steps=4)
         flags |= dict(per_device_train_batch_size=16, data_cache_dir=self.folder / "cache", logging_steps=1)
@@ -217,9 +219,7 @@ class ScriptsTest(parameterized.TestCase):
         np.testing.assert_allclose(np.linalg.norm(given, axis=1), 1, atol=1e-6)
 
         self.fine_tune("pairs", overwrite_output_dir=True, max_steps=2, **changes)  # folders of modules are replaced
-        plain = dict(
-            embedding=None, max_steps=1, eval_strategy="no", load_best_model_at_end=False, max_train_samples=20
-        )
+        plain = dict(head=None, max_steps=1, eval_strategy="no", load_best_model_at_end=False, max_train_samples=20)
         self.fine_tune("pairs", overwrite_output_dir=True, **plain)
         self.assertFalse((folder / "modules.json").exists())
 
@@ -227,7 +227,7 @@ class ScriptsTest(parameterized.TestCase):
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-        results, printed = self.fine_tune("scored", "cosent", embedding_pooling="first", max_eval_samples=15)
+        results, printed = self.fine_tune("scored", "scored", pooling="first", max_eval_samples=15)
         self.assertIn("(CoSENT); temperature 0.05; a text is its first token", printed)
         with (self.folder / "dev.csv").open() as file:
             rows = list(csv.DictReader(file))[:15]
@@ -261,7 +261,7 @@ class ScriptsTest(parameterized.TestCase):
         while not (output / "checkpoint-5").exists():
             self.assertIsNone(process.poll())
             time.sleep(0.01)
-        process.kill()
+        os.kill(json.loads((output / ".lock").read_text())["pid"], signal.SIGKILL)
         process.wait()
         self.assertFalse((output / "all_results.json").exists())
         self.fine_tune("killed", **changes, resume_from_checkpoint=True)
@@ -271,22 +271,17 @@ class ScriptsTest(parameterized.TestCase):
             self.assertTrue(torch.equal(ours[name], tensor), name)
 
     @parameterized.parameters(
-        (dict(kind="cosent", score_column=None), "--embedding cosent: name the column that says how alike"),
-        (dict(score_column="n"), "--score_column n: scored pairs need --embedding cosent"),
-        (dict(kind="cosent", negative_column="n"), "--negative_column n: is for --embedding in_batch"),
+        (dict(negative_column="n", score_column="id"), "--negative_column n: scored pairs have none: leave out one of"),
         (dict(negative_column="nn"), "no column nn (did you mean n?), which task pairs needs; available: id, q, a, n"),
         (dict(negative_column="q"), "--negative_column q: is a column of sources or targets already"),
-        (dict(embedding=None, negative_column="n"), "--negative_column n: is for embeddings: give --embedding"),
-        (
-            dict(per_device_train_batch_size=1),
-            "--per_device_train_batch_size 1: --embedding in_batch compares the pairs",
-        ),
-        (dict(packing=True), "--packing True: not with --embedding, whose rows are padded"),
-        (dict(metrics="bleu"), "--metrics bleu: with --embedding no text is written"),
-        (dict(lora_rank=4), "--embedding in_batch: not with lora: leave the flags of one of them out"),
-        (dict(preference="dpo", rejected_column="n"), "--embedding in_batch: other flags ask for rejected"),
+        (dict(head=None, negative_column="n"), "--negative_column n: is for embeddings: needs --head embedding"),
+        (dict(per_device_train_batch_size=1), "--per_device_train_batch_size 1: --head embedding compares the pairs"),
+        (dict(packing=True), "--packing True: not with --head, whose rows are padded"),
+        (dict(metrics="bleu"), "--metrics bleu: not with --head embedding"),
+        (dict(freeze_encoder=True), "--freeze_encoder True: --head embedding trains the encoder"),
+        (dict(lora_rank=4), "--head embedding: not with lora: leave the flags of one of them out"),
+        (dict(preference="dpo", rejected_column="n"), "--head embedding: other flags ask for rejected"),
         (dict(embedding_temperature=0), "--embedding_temperature 0.0: must be above 0"),
-        (dict(embedding="triplets"), "--embedding triplets: must be one of in_batch, cosent"),
     )
     def test_wrong_flags(self, changes, message):
         _, printed = self.fine_tune("refused", code=2, **changes)
@@ -297,7 +292,7 @@ class ScriptsTest(parameterized.TestCase):
         for name, value, message in (("same", 0.5, "has the same value in all train rows"), ("text", "high", "'high'")):
             file = self.folder / f"{name}.csv"
             file.write_text("one,other,score\n" + "".join(f"a b {n},a c {n},{value}\n" for n in range(20)))
-            _, printed = self.fine_tune("refused", "cosent", code=2, train_file=file)
+            _, printed = self.fine_tune("refused", "scored", code=2, train_file=file)
             self.assertIn(message, printed)
 
     def test_predictions_that_are_refused(self):
@@ -311,8 +306,8 @@ class ScriptsTest(parameterized.TestCase):
                 "x.jsonl: embeddings are written as .npy (an array) or .parquet",
             ),
             (("--output_file", there), "there.npy: is there. Name another one, or give --overwrite_output_file"),
-            (("--num_beams", "2"), "--num_beams 2: an encoder writes no text"),
-            (("--interactive",), "--interactive: not for an encoder that embeds texts"),
+            (("--num_beams", "2"), "--num_beams 2: a head writes no text"),
+            (("--interactive",), "--interactive: not for a head on the encoder"),
         ):
             flags = ("--model_name_or_path", self.folder / "refusing", "--use_cpu", "--input_file", file, *words)
             _, printed, errors = run_main(predict_t5.main, *flags, code=2)

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalPrediction
 
-from features.embeddings.embedder import Embedder, EmbeddingTrainer
+from features.encoder_heads.embedder import Embedder, EmbeddingTrainer
 from foundry.arguments.own_pairs import OWN, column_names, names_own_pairs
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
@@ -41,8 +41,8 @@ class PairTasks(Tasks):
         """UserError for flags that name no pairs of one's own."""
         if not names_own_pairs(args) or args.dataset_name not in (None, OWN):
             raise UserError(
-                f"--embedding {embedder.kind}: reads pairs of your own: name them with --train_file, --source_column "
-                "and --target_column"
+                "--head embedding: reads pairs of your own: name them with --train_file, --source_column and "
+                "--target_column"
             )
         args.max_source_length = args.max_source_length or LONGEST
         args.max_target_length = args.max_target_length or args.max_source_length
@@ -68,7 +68,7 @@ def add_columns(task: Task, embedder: Embedder) -> None:
     """Gives the task's entry the metrics of the embedder and its further columns. UserError for a column that cannot be
     told from another."""
     if others := registry.further_columns(task.entry):
-        raise UserError(f"--embedding {embedder.kind}: other flags ask for {listed(others)}: leave them out")
+        raise UserError(f"--head embedding: other flags ask for {listed(others)}: leave them out")
     further = {name: kind for name, kind in ((embedder.negative, "answer"), (embedder.score, "number")) if name}
     named = [*column_names(task.args.source_column), *column_names(task.args.target_column)]
     for name in further:

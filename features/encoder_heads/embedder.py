@@ -1,6 +1,6 @@
 """Embeddings of pairs within T5Trainer: sentence-transformers' losses to train on, and its evaluators.
 
-    embedder = Embedder("in_batch", temperature=0.05)
+    embedder = Embedder(temperature=0.05)
     embedder.embed(model, batch)                # [B, 2, D], of rows {"input_ids", "labels"}; with negatives [B, 3, D]
     embedder.measured(embeddings, rows)         # {"loss", "mrr_at_10", "recall_at_10"}
 
@@ -11,12 +11,19 @@ micro-batch (van den Oord et al. 2018, arXiv 1807.03748). CoSENT: each pair of p
 Legend of shapes: N rows, B batch, S tokens, K texts of a row, D d_model.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
+
+from foundry.common.errors import UserError
+
+if importlib.util.find_spec("sentence_transformers") is None:
+    raise UserError("embeddings need sentence-transformers: pip install -r requirements/embeddings.txt")
+
 from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
@@ -38,10 +45,10 @@ _POOLING = {"mean": "mean", "first": "cls"}  # in sentence-transformers' words
 
 @dataclass(frozen=True)
 class Embedder:
-    """How texts become embeddings, and how these are learnt and scored. kind: in_batch or cosent. negative, score:
-    columns. rows: of a block of pairs whose loss an evaluation reports."""
+    """How texts become embeddings, and how these are learnt and scored: with `score`, the column of scores, by CoSENT,
+    otherwise by in-batch negatives. negative: column of one more. rows: of a micro-batch in training, and of a block
+    whose loss an evaluation reports."""
 
-    kind: str
     temperature: float = 0.05
     pooling: str = "mean"
     normalize: bool = False
@@ -49,18 +56,16 @@ class Embedder:
     score: str | None = None
     rows: int = 0
 
-    METRICS: ClassVar = {"in_batch": ["mrr_at_10", "recall_at_10"], "cosent": ["spearman", "pearson"]}
-
     @property
     def metrics(self) -> list[str]:
         """Names of what an evaluation measures, beside the loss; the first chooses the best checkpoint."""
-        return self.METRICS[self.kind]
+        return ["spearman", "pearson"] if self.score else ["mrr_at_10", "recall_at_10"]
 
     def described(self) -> str:
         """For the plan."""
         of_text = "the mean of its tokens" if self.pooling == "mean" else "its first token"
         of_text += ", of length 1" if self.normalize else ""
-        if self.kind == "cosent":
+        if self.score:
             compared = f"pairs are ranked as {self.score} says, within the {self.rows} rows of a micro-batch (CoSENT)"
         else:
             hard = f", and their {self.negative}" if self.negative else ""
@@ -90,7 +95,7 @@ class Embedder:
 
     def loss_of(self, embeddings: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
         """The loss of rows [B, K, D] that are compared with each other. scores: [B]."""
-        kind = CoSENTLoss if self.kind == "cosent" else MultipleNegativesRankingLoss
+        kind = CoSENTLoss if self.score else MultipleNegativesRankingLoss
         return kind(None, scale=1 / self.temperature).compute_loss_from_embeddings(list(embeddings.unbind(1)), scores)
 
     def loss_in_forward(
@@ -206,7 +211,7 @@ class EmbeddingTrainer(T5Trainer):
 
     def _save(self, output_dir=None, state_dict=None):
         """Overrides T5Trainer to write the files of sentence-transformers too."""
-        from features.embeddings.sentence_folder import write_modules
+        from features.encoder_heads.sentence_folder import write_modules
 
         super()._save(output_dir, state_dict)
         if self.args.should_save:

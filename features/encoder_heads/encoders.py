@@ -4,7 +4,6 @@ import copy
 
 import torch
 from transformers import (
-    GenerationConfig,
     LongT5EncoderModel,
     MT5EncoderModel,
     PreTrainedConfig,
@@ -13,13 +12,11 @@ from transformers import (
     UMT5EncoderModel,
 )
 
+from features.encoder_heads.head_models import prepared, refuse_adapters
 from foundry.common.errors import UserError
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.model_t5 import check_options, named_config
-from foundry.modeling.families import family_of
-from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import load_whole
-from foundry.modeling.weights import adapters
 
 # {model_type: transformers' class}, those that sentence-transformers loads as encoders too.
 ENCODERS = {"t5": T5EncoderModel, "mt5": MT5EncoderModel, "umt5": UMT5EncoderModel, "longt5": LongT5EncoderModel}
@@ -30,7 +27,8 @@ def encoder_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """transformers' class for the encoder of this family. UserError for another one."""
     if config.model_type not in ENCODERS:
         raise UserError(
-            f"--embedding: not with the family {config.model_type} yet: take T5, Flan-T5, ByT5, mT5, umT5 or LongT5"
+            f"--head embedding: not with the family {config.model_type} yet: take T5, Flan-T5, ByT5, mT5, umT5 or "
+            "LongT5"
         )
     return ENCODERS[config.model_type]
 
@@ -41,7 +39,7 @@ def create_encoder(config: PreTrainedConfig, attention: str | None) -> PreTraine
     model = encoder_class(config)(copy.deepcopy(config))
     if attention:
         model.set_attn_implementation(attention)
-    return _prepared(model)
+    return prepared(model, freeze=False)
 
 
 def load_encoder(name_or_path: str, attention: str | None = None) -> PreTrainedModel:
@@ -50,22 +48,8 @@ def load_encoder(name_or_path: str, attention: str | None = None) -> PreTrainedM
     check_options(config, attention)
     do_not_wait_for_the_hub(name_or_path)
     of_encoder, options = encoder_class(config), {"attn_implementation": attention} if attention else {}
-    if any(adapter.root_of(name_or_path) != name_or_path for adapter in adapters()):
-        raise UserError(
-            f"--model_name_or_path {name_or_path}: holds what was trained beside a checkpoint. Merge them first: "
-            "export_checkpoint.py --formats huggingface"
-        )
+    refuse_adapters(name_or_path)
     reading = dict(config=config, dtype=torch.float32) | options
-    return _prepared(load_whole(of_encoder, name_or_path, "--model_name_or_path", ignored=NOT_OF_ENCODER, **reading))
-
-
-def _prepared(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, with what the core asks of every model: both stacks, and settings of `generate`, which this one does
-    not follow and does not save."""
-    fuse_activation(model)
-    config = model.config
-    config.decoder_start_token_id = family_of(config).start_token(config)
-    model.get_decoder = model.get_encoder
-    tokens = {name: getattr(config, name) for name in ("pad_token_id", "eos_token_id")}
-    model.generation_config = GenerationConfig(**tokens)
-    return model
+    return prepared(
+        load_whole(of_encoder, name_or_path, "--model_name_or_path", ignored=NOT_OF_ENCODER, **reading), False
+    )
