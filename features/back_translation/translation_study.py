@@ -11,8 +11,8 @@ checkpoints; and the search of answers: greedy, beams, the answer most like the 
 recipes/translation_pre_train.yaml and translation_fine_tune.yaml have the flags of all trainings.
 
 A step that is finished is not repeated, one that was stopped goes on, so the same command resumes. Writes table.md,
-study.json (scores, signatures, seconds of each step) and, for each row, the answers as text, from which the command
-sacrebleu computes the same scores.
+study.json (scores, signatures, seconds of each step, of a stopped one since it went on) and, for each row, the answers
+as text, from which the command sacrebleu computes the same scores.
 """
 
 import json
@@ -154,11 +154,19 @@ def shape() -> list[str]:
 
 
 class System:
-    """The steps of one seed. `rows` has {name of a row of the table: its file of answers}."""
+    """The steps of one seed. `rows` has {name of a row of the table: (its file of answers, the steps before them that
+    no row above has)}."""
 
     def __init__(self, args: StudyArguments, steps: Steps, seed: str):
-        self.args, self.steps, self.seed, self.rows = args, steps, seed, {}
+        self.args, self.steps, self.seed = args, steps, seed
+        self.rows: dict[str, tuple[Path, list[str]]] = {}
+        self.added: list[str] = []
         self.data, self.folder = steps.folder / "data", steps.folder / f"seed_{seed}"
+
+    def name_of(self, step: str) -> str:
+        """The name of a step of this seed, which the next row of the table counts."""
+        self.added.append(f"{step} {self.seed}")
+        return self.added[-1]
 
     def trained(self, name: str, start: Path | None, pairs: Path, back: bool = False) -> Path:
         """The folder of a fine-tuning: from `start`, or from scratch; `back`: from target to source."""
@@ -169,7 +177,7 @@ class System:
         words += ["--validation_file", self.data / "dev.jsonl", "--source_column", columns[0]]
         words += ["--target_column", columns[1], "--save_total_limit", self.args.average_last, "--seed", self.seed]
         words += self.args.fine_tune_flags.split()
-        self.steps.train(f"{name} {self.seed}", "fine_tune_t5.py", folder, *words)
+        self.steps.train(self.name_of(name), "fine_tune_t5.py", folder, *words)
         return folder
 
     def answered(self, row: str, name: str, model: Path, *search: object) -> None:
@@ -178,7 +186,7 @@ class System:
         words = ["--model_name_or_path", model, "--input_file", self.args.test_source, "--output_file", answers]
         words += ["--seed", self.seed, *search, *self.args.predict_flags.split()]
         self.steps.run(f"{name} {self.seed}", "predict_t5.py", *words)
-        self.rows[row] = answers
+        self.rows[row], self.added = (answers, self.added), []
 
     def run(self, has_one_side: bool) -> None:
         """All steps. Those of a feature whose folder is not there are left out, which a line says."""
@@ -188,7 +196,7 @@ class System:
         words = [RECIPES / "translation_pre_train.yaml", "--train_file", self.data / "text.txt"]
         words += [*(args.text_file or []), "--tokenizer_name", self.steps.folder / "tokenizer"]
         words += ["--seed", self.seed, *args.pre_train_flags.split()]
-        self.steps.train(f"pre_trained {self.seed}", "pre_train_t5.py", start, *words)
+        self.steps.train(self.name_of("pre_trained"), "pre_train_t5.py", start, *words)
         model = self.trained("tuned", start, pairs)
         self.answered("after pre-training on both languages", "tuned_greedy", model, *greedy)
         back = self.trained("back", start, pairs, back=True)
@@ -197,13 +205,13 @@ class System:
             words = ["--text_file", self.data / "one_side.txt", "--model_name_or_path", back, "--output_file", mixed]
             words += ["--real_file", pairs, "--tag", TAG, "--", "--num_beams", args.num_beams]
             words += args.predict_flags.split()
-            self.steps.run(f"mixed {self.seed}", "features/back_translation/back_translate.py", *words)
+            self.steps.run(self.name_of("mixed"), "features/back_translation/back_translate.py", *words)
             model = self.trained("back_translated", start, mixed)
             self.answered("and back-translation", "back_translated_greedy", model, *greedy)
         if self.has("averages"):
             mean, run = self.folder / "averaged", model
             words = ["--average_last", args.average_last, "--model_name_or_path", run, "--output_dir", mean]
-            self.steps.run(f"averaged {self.seed}", "export_checkpoint.py", *words)
+            self.steps.run(self.name_of("averaged"), "export_checkpoint.py", *words)
             model = mean
             self.answered(f"and the mean of {args.average_last} checkpoints", "averaged_greedy", model, *greedy)
         beams = ["--num_beams", args.num_beams]
@@ -239,14 +247,17 @@ def written_table(systems: list[System], reference: Path, steps: Steps) -> str:
     """The table of all rows, with means and deviations over the seeds; study.json and table.md hold it too."""
     record: dict = {"steps": steps.done, "rows": {}}
     for row in systems[0].rows:
-        record["rows"][row] = [{"seed": one.seed} | scores_of(one.rows[row], reference) for one in systems]
+        record["rows"][row] = [{"seed": one.seed} | scores_of(one.rows[row][0], reference) for one in systems]
     cells = []
     for row, values in record["rows"].items():
-        names = [f"{one.rows[row].stem} {one.seed}" for one in systems]
-        seconds = [steps.done[name]["seconds"] for name in names]
+        answering = [[f"{one.rows[row][0].stem} {one.seed}"] for one in systems]
+        training = [one.rows[row][1] for one in systems]
         scores = [mean_and_deviation([value[metric] for value in values], "{:.1f}") for metric in METRICS]
-        cells.append([row, *scores, mean_and_deviation(seconds, "{:.0f}")])
-    table = markdown_table(["", *METRICS, "seconds for the answers"], cells)
+        seconds = [
+            [sum(steps.done[name]["seconds"] for name in names) for names in kind] for kind in (training, answering)
+        ]
+        cells.append([row, *scores, *(mean_and_deviation(kind, "{:.0f}") for kind in seconds)])
+    table = markdown_table(["", *METRICS, "seconds of training", "seconds of answering"], cells)
     write_json(steps.folder / "study.json", record)
     write_text(steps.folder / "table.md", f"{table}\n")
     return table

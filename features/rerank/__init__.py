@@ -19,11 +19,11 @@ METRICS = ("chrf", "chrf++", "bleu", "ter", "rouge1", "rouge2", "rougeL", "exact
 METRICS += ("squad_exact_match", "squad_f1", "final_number_accuracy")
 # Of any script that chooses.
 RULES: Rules = (
-    ("rerank_metric", lambda flags: flags.rerank != "mbr", "is what --rerank mbr compares answers by"),
+    ("rerank_metric", lambda flags: flags.rerank != "mbr", "is what --rerank mbr compares answers by: give that too"),
     (
         "rerank_model rerank_task rerank_prefix rerank_weight",
         lambda flags: flags.rerank != "score",
-        "says how --rerank score asks a second model",
+        "says how --rerank score asks a second model: give that too",
     ),
     (
         "rerank",
