@@ -14,44 +14,64 @@ from transformers import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoModelForTokenClassification,
     GenerationConfig,
+    LongT5Config,
+    LongT5EncoderModel,
+    LongT5PreTrainedModel,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import TokenClassifierOutput
 
 from features.encoder_heads.head_kinds import Kind
 from foundry.common.errors import UserError
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.model_t5 import check_options, named_config
-from foundry.modeling.families import family_of
+from foundry.modeling.families import families, family_of, shape_of
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import load_whole
 from foundry.modeling.weights import adapters
 
-NOT_OF_ENCODER = r"(decoder|lm_head|classifier|transformer\.classifier)\."  # weights of a checkpoint that are not read
+# Weights of a checkpoint that are not read: of its decoder, and of another head.
+NOT_OF_ENCODER = r"((model|transformer)\.)?(decoder|lm_head|classifier|score)\."
 
 
-def head_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class for this family. UserError for a family that has none."""
-    known = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
-    if type(config) not in known or type(config) not in MODEL_FOR_TEXT_ENCODING_MAPPING or not _is_plain(config):
-        raise UserError(
-            f"--head: transformers has no encoder with a head of the family {config.model_type}: take T5, Flan-T5, "
-            "ByT5, mT5 or umT5"
-        )
-    return known[type(config)]
+class LongT5ForTokenClassification(LongT5PreTrainedModel):
+    """LongT5's encoder with a head for each token, which transformers lacks; as its T5ForTokenClassification.
+
+    Without this class, LongT5EncoderModel.from_pretrained(folder) loads the encoder, and `classifier.weight` and
+    `classifier.bias` of model.safetensors are the head of its last_hidden_state.
+    """
+
+    def __init__(self, config: LongT5Config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.transformer = LongT5EncoderModel(config)
+        self.dropout = torch.nn.Dropout(config.dropout_rate)
+        self.classifier = torch.nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> TokenClassifierOutput:
+        states = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return TokenClassifierOutput(logits=self.classifier(self.dropout(states)))
 
 
-def _is_plain(config: PreTrainedConfig) -> bool:
-    return config.model_type in ("t5", "mt5", "umt5")
+def classes_of(config: PreTrainedConfig) -> tuple[type[PreTrainedModel], type[PreTrainedModel]]:
+    """(the encoder, the encoder with a head) of a family. UserError for a family that has none."""
+    if isinstance(config, LongT5Config):
+        return LongT5EncoderModel, LongT5ForTokenClassification
+    if type(config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING and type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:
+        return MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)], MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[type(config)]
+    names = [family.names for kind, family in families().items() if kind != config.model_type]
+    raise UserError(
+        f"--head: transformers has no encoder with a head for {family_of(config).names}: take a model of "
+        f"{', '.join(names)}"
+    )
 
 
 def create_head_model(config: PreTrainedConfig, attention: str | None, kind: Kind, freeze: bool) -> PreTrainedModel:
     """A model with fresh weights."""
     check_options(config, attention)
-    options = {"attn_implementation": attention} if attention else {}
-    head_class(config)
-    model = AutoModelForTokenClassification.from_config(with_labels(config, kind), **options)
-    return prepared(model, freeze, is_new=True)
+    return prepared(_built(config, attention, kind), freeze, is_new=True)
 
 
 def load_head_model(name_or_path: str, attention: str | None, kind: Kind, freeze: bool) -> PreTrainedModel:
@@ -60,17 +80,19 @@ def load_head_model(name_or_path: str, attention: str | None, kind: Kind, freeze
     config = named_config(name_or_path)
     check_options(config, attention)
     do_not_wait_for_the_hub(name_or_path)
-    of_head, options = head_class(config), {"attn_implementation": attention} if attention else {}
+    of_encoder, of_head = classes_of(config)
     refuse_adapters(name_or_path)
-    reading = dict(config=config, dtype=torch.float32) | options
-    is_head = of_head.__name__ in (config.architectures or [])
-    if is_head and list(config.id2label.values()) == kind.labels:
-        return prepared(load_whole(of_head, name_or_path, "--model_name_or_path", **reading), freeze)
-    of_encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)]
-    encoder = load_whole(of_encoder, name_or_path, "--model_name_or_path", ignored=NOT_OF_ENCODER, **reading)
+    labelled, flag = with_labels(config, kind), "--model_name_or_path"
+    reading = dict(config=labelled, dtype=torch.float32) | _attention(config, attention)
+    if of_head.__name__ in (config.architectures or []) and list(config.id2label.values()) == kind.labels:
+        return prepared(load_whole(of_head, name_or_path, flag, **reading), freeze)
+    encoder = load_whole(of_encoder, name_or_path, flag, ignored=NOT_OF_ENCODER, **reading)
     with torch.device("meta"):
-        model = AutoModelForTokenClassification.from_config(with_labels(config, kind), **options)
-    model.transformer, model.classifier = encoder, torch.nn.Linear(config.d_model, kind.outputs)
+        model = _built(config, attention, kind)
+    setattr(model, model.base_model_prefix, encoder)
+    for module in model.children():
+        if module is not encoder:
+            module.to_empty(device="cpu")
     return prepared(model, freeze, is_new=True)
 
 
@@ -86,7 +108,8 @@ def refuse_adapters(name_or_path: str) -> None:
 def load_saved(name_or_path: str, device: torch.device, flag: str = "--model_name_or_path") -> PreTrainedModel:
     """A folder that a training of a head wrote, to answer. UserError for weights that are not finite."""
     config = named_config(name_or_path, flag)
-    model = load_whole(head_class(config), name_or_path, flag, config=config, dtype=torch.float32)
+    reading = dict(config=config, dtype=torch.float32) | _attention(config, None)
+    model = load_whole(classes_of(config)[1], name_or_path, flag, **reading)
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise UserError(f"{flag} {name_or_path}: {name} has NaN or infinite numbers. Take an earlier checkpoint")
@@ -94,27 +117,44 @@ def load_saved(name_or_path: str, device: torch.device, flag: str = "--model_nam
 
 
 def with_labels(config: PreTrainedConfig, kind: Kind) -> PreTrainedConfig:
-    """A copy of the configuration that names the labels, in their order."""
+    """A copy of the configuration that names the labels, in their order. That of a T5Gemma also says that there is no
+    decoder, by which its class knows what it is."""
     config = copy.deepcopy(config)
     config.id2label = dict(enumerate(kind.labels))
     config.label2id = {label: number for number, label in enumerate(kind.labels)}
+    if hasattr(config, "encoder"):
+        config.is_encoder_decoder = False
     return config
 
 
+def _attention(config: PreTrainedConfig, asked: str | None) -> dict[str, str]:
+    attention = family_of(config).attention(asked)
+    return {"attn_implementation": attention} if attention else {}
+
+
+def _built(config: PreTrainedConfig, attention: str | None, kind: Kind) -> PreTrainedModel:
+    config, (_, of_head) = with_labels(config, kind), classes_of(config)
+    if of_head is LongT5ForTokenClassification:  # which has one attention, and transformers does not know
+        return of_head(config)
+    return AutoModelForTokenClassification.from_config(config, **_attention(config, attention))
+
+
 def prepared(model: PreTrainedModel, freeze: bool, is_new: bool = False) -> PreTrainedModel:
-    """Corrects what transformers leaves wrong. A new head is drawn from N(0, 1 / d_model), where transformers draws
-    T5's from N(0, 1): its first outputs would be in the tens."""
+    """Corrects what transformers leaves wrong. A new head is drawn from N(0, 1 / width), where transformers draws T5's
+    from N(0, 1): its first outputs would be in the tens."""
     fuse_activation(model)
-    config = model.config
+    config, of_encoder = model.config, f"{model.base_model_prefix}."
     config.decoder_start_token_id = family_of(config).start_token(config)
     model.accepts_loss_kwargs = False
     model.get_decoder = model.get_encoder  # the core asks for both stacks, and for settings of `generate`
-    tokens = {name: getattr(config, name) for name in ("pad_token_id", "eos_token_id")}
+    tokens = {name: getattr(config, name, None) for name in ("pad_token_id", "eos_token_id")}
     model.generation_config = GenerationConfig(**tokens)  # which no head follows, and is not saved
-    if is_new and not model.classifier.weight.is_meta:
-        torch.nn.init.normal_(model.classifier.weight, std=config.d_model**-0.5)
-        torch.nn.init.zeros_(model.classifier.bias)
-    if freeze:
-        for name, weight in model.named_parameters():
-            weight.requires_grad_(name.startswith("classifier."))
+    head = {name: weight for name, weight in model.named_parameters() if not name.startswith(of_encoder)}
+    for weight in head.values() if is_new else ():
+        if weight.dim() == 2:
+            torch.nn.init.normal_(weight, std=shape_of(config).encoder.width ** -0.5)
+        else:
+            torch.nn.init.zeros_(weight)
+    for name, weight in model.named_parameters() if freeze else ():
+        weight.requires_grad_(name in head)
     return model

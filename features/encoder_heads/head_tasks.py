@@ -223,6 +223,8 @@ class HeadTasks(Tasks):
             raise UserError(f"--train_file: {error}") from None
         if scheme != "plain":
             check_seqeval()
+            entities = sorted({tag[2:] for tag in found} - {""})  # of each both tags, as other rows may have the other
+            found = ["O", *(f"{part}-{entity}" for part in "BI" for entity in entities)]
         assert isinstance(task, HeadTask)
         return Tokens(named or found, task.entry, None, scheme, task.form)
 

@@ -266,5 +266,9 @@ def first_tokens(offsets: list[Place], words: list[Place]) -> list[int | None]:
 
 
 def cut_ids(ids: list[int], offsets: list[Place], most: int) -> tuple[list[int], list[Place]]:
-    """At most `most` tokens, the last of them still EOS."""
-    return (ids, offsets) if len(ids) <= most else ([*ids[: most - 1], ids[-1]], [*offsets[: most - 1], offsets[-1]])
+    """At most `most` tokens, the last of them still EOS where there is one."""
+    if len(ids) <= most:
+        return ids, offsets
+    ends = tuple(offsets[-1]) == (0, 0)
+    kept, last = most - ends, len(ids) - ends
+    return [*ids[:kept], *ids[last:]], [*offsets[:kept], *offsets[last:]]
