@@ -61,7 +61,7 @@ from foundry.publishing.exports import export_of
 from tasks.answering import TRANSFORMERS, Backend, Engine, Plan, answer_window, summary, tokenised
 from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
-from tasks.front import Front
+from tasks.front import Front, check_front, fronts
 from tasks.model_folders import answers_of
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, recorded_task
 
@@ -136,13 +136,14 @@ def parse_flags(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args, *found = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(found)
-    features.decide(Flags(args, search_args, *features.all))
-    fronts = features.of(Front)
-    if not fronts:
-        check_files(args, features)
+    flags = Flags(args, search_args, *features.all)
+    check_front(flags)
+    features.decide(flags)
+    if not features.of(Front):
+        check_files(args)
     folder = export_of(Path(args.model_name_or_path))
     entry, record = PLAIN, {}
-    if not any(front.as_typed for front in fronts):
+    if not any(front.as_typed for front in features.of(Front)):
         entry, record = recorded_task(str(folder), args.dataset_name)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
@@ -161,10 +162,10 @@ def parse_flags(argv: list[str] | None) -> Plan:
     return plan
 
 
-def check_files(args: PredictionArguments, features: Features) -> None:
+def check_files(args: PredictionArguments) -> None:
     """Completes --output_file. UserError if it or --input_file cannot be used."""
     if args.input_file is None:
-        others = "".join(f", or give --{feature.instead}" for feature in features.all if isinstance(feature, Front))
+        others = "".join(f", or give --{kind.instead}" for kind in fronts())
         raise UserError(f"--input_file: name the file whose lines or rows are to be answered{others}")
     check_file("--input_file", Path(args.input_file))
     args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"

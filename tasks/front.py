@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
+from foundry.common.errors import UserError
+from foundry.common.flags import Flags, refuse
+from foundry.common.processes import world_size
 from foundry.features import Feature, features_of
 
 if TYPE_CHECKING:
@@ -19,8 +22,24 @@ class Front(Feature):
         raise NotImplementedError
 
 
+def fronts() -> list[type[Front]]:
+    """All that there are."""
+    return [kind for kind in features_of("predict_t5") if issubclass(kind, Front)]
+
+
+def check_front(flags: Flags) -> None:
+    """UserError for two fronts, and for one with flags of a file's inputs or with several processes."""
+    front, *others = [kind.instead for kind in fronts() if flags.get(kind.instead)] or [None]
+    if others:
+        raise UserError(f"--{front}: excludes --{others[0]}: leave one of them out")
+    if front:
+        of_files = "input_file output_file overwrite_output_file max_samples"
+        refuse(flags, of_files, f"is for the inputs of a file, which --{front} replaces: leave one of them out")
+    if front and world_size() > 1:
+        raise UserError(f"--{front}: one process answers: start it with python, without a launcher")
+
+
 def prompt_command() -> str:
     """The words that start a prompt for any model, also one that was only pre-trained; without such a feature those
     that answer a file."""
-    flags = (f"--{kind.instead}" for kind in features_of("predict_t5") if issubclass(kind, Front) and kind.as_typed)
-    return " ".join(["predict_t5.py", *flags])
+    return " ".join(["predict_t5.py", *(f"--{kind.instead}" for kind in fronts() if kind.as_typed)])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, option
-from foundry.common.processes import world_size
 from tasks.front import Front
 
 
@@ -23,11 +22,6 @@ class Prompt(Front):
     as_typed: ClassVar = True
     rules: ClassVar[Rules] = (
         (
-            "input_file output_file overwrite_output_file max_samples",
-            lambda flags: flags.interactive,
-            "is for the inputs of a file, and --interactive reads lines of standard input: leave one of them out",
-        ),
-        (
             "source_column source_prefix dataset_name",
             lambda flags: flags.interactive,
             "has no effect with --interactive, which reads each line as it is typed",
@@ -36,16 +30,6 @@ class Prompt(Front):
             "num_return_sequences",
             lambda flags: flags.interactive,
             "has no effect with --interactive, which shows one answer to a line",
-        ),
-        (
-            "interactive",
-            lambda flags: flags.interactive and flags.get("web"),
-            "excludes --web: leave one of them out",
-        ),
-        (
-            "interactive",
-            lambda _: world_size() > 1,
-            "one process answers a prompt: start it with python, without a launcher",
         ),
     )
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
 from tasks.choice import Choice
+from tasks.front import fronts
 
 METRICS = ("chrf", "chrf++", "bleu", "ter", "rouge1", "rouge2", "rougeL", "exact_match")
 METRICS += ("squad_exact_match", "squad_f1", "final_number_accuracy")
@@ -49,7 +50,7 @@ class Rerank(Choice):
         ),
         (
             "rerank",
-            lambda flags: flags.rerank and any(flags.get(front) for front in ("serve", "web", "interactive")),
+            lambda flags: flags.rerank and any(flags.get(kind.instead) for kind in fronts()),
             "is for the inputs of a file: leave it out, or give --input_file",
         ),
     )

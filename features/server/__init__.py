@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, option
-from foundry.common.processes import world_size
 from tasks.front import Front
 
 KEY = "T5_API_KEY"  # the environment variable with the key that clients must send
@@ -27,11 +26,6 @@ class Server(Front):
     instead: ClassVar = "serve"
     rules: ClassVar[Rules] = (
         (
-            "input_file output_file overwrite_output_file max_samples",
-            lambda flags: flags.serve,
-            "is for the inputs of a file, and --serve answers requests: leave one of them out",
-        ),
-        (
             "do_sample temperature top_k top_p num_return_sequences",
             lambda flags: flags.serve,
             "is what each request says (temperature, top_p, n): leave it out with --serve",
@@ -41,16 +35,6 @@ class Server(Front):
             "serve",
             lambda _: any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")),
             "needs fastapi and uvicorn: pip install -r requirements/serve.txt",
-        ),
-        (
-            "serve",
-            lambda flags: flags.serve and (flags.get("web") or flags.get("interactive")),
-            "excludes --web and --interactive: leave one of them out",
-        ),
-        (
-            "serve",
-            lambda _: world_size() > 1,
-            "one process answers requests: start it with python, without a launcher",
         ),
     )
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, option
-from foundry.common.processes import world_size
 from tasks.front import Front
 
 
@@ -22,19 +21,9 @@ class WebPage(Front):
     instead: ClassVar = "web"
     rules: ClassVar[Rules] = (
         (
-            "input_file output_file overwrite_output_file max_samples",
-            lambda flags: flags.web,
-            "is for the inputs of a file, and --web opens a page for yours: leave one of them out",
-        ),
-        (
             "web",
             lambda _: importlib.util.find_spec("gradio") is None,
             "needs gradio: pip install -r requirements/web.txt",
-        ),
-        (
-            "web",
-            lambda _: world_size() > 1,
-            "one process answers a page: start it with python, without a launcher",
         ),
     )
 

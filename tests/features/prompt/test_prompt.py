@@ -119,7 +119,7 @@ class PromptTest(TestCase):
         (["--num_beams", "0"], "--num_beams 0: must be at least 1"),
         (["--max_new_tokens", "0"], "--max_new_tokens 0: must be at least 1"),
         (["--interactiv"], "--interactiv: no such flag; did you mean --interactive"),
-        (["--input_file", "x"], "--input_file x: is for the inputs of a file, and --interactive reads lines"),
+        (["--input_file", "x"], "--input_file x: is for the inputs of a file, which --interactive replaces"),
         (["--source_prefix", "x"], "--source_prefix x: has no effect with --interactive"),
         (["--num_return_sequences", "2"], "--num_return_sequences 2: has no effect with --interactive"),
         (["--web"], "--interactive.*: excludes --web"),

@@ -336,7 +336,7 @@ class ServerTest(TestCase):
             status, answer = it.ask("/v1/completions", {"prompt": TEXTS[2]} | body)
             self.assertEqual(status, 200, answer)
         self.assertGreater(max(sizes), length - 10)  # the whole answer, at its end
-        self.assertLess(sum(sizes), 15 * length)
+        self.assertLess(sum(sizes), length**2 / 2)  # decoded whole for each token, it would be more than that
 
     def test_tokens_are_drawn_as_their_probabilities_say(self):
         """Worked by hand: at temperature 0.5 probabilities are squared; 0.68 + 0.25 reach top_p 0.8. A row that does
@@ -369,7 +369,7 @@ class ServerTest(TestCase):
     @parameterized.parameters(
         (["--serve", "--input_file", "in.txt"], "--input_file in.txt: is for the inputs of a file"),
         (["--serve", "--do_sample"], "--do_sample True: is what each request says"),
-        (["--serve", "--web"], "--serve True: excludes --web and --interactive"),
+        (["--serve", "--web"], "--serve: excludes --web: leave one of them out"),
         (["--port", 8001], "--port 8001: needs --serve"),
     )
     def test_flags_that_do_not_go_together(self, flags, message):

@@ -295,7 +295,7 @@ class WebPageTest(parameterized.TestCase):
         self.assertEmpty(outside)
 
     @parameterized.parameters(
-        (["--input_file", "in.txt"], "--input_file in.txt: is for the inputs of a file, and --web opens a page"),
+        (["--input_file", "in.txt"], "--input_file in.txt: is for the inputs of a file, which --web replaces"),
         (["--max_samples", "3"], "--max_samples 3: is for the inputs of a file"),
     )
     def test_flags_of_a_file_are_refused(self, flags, message):
@@ -305,7 +305,7 @@ class WebPageTest(parameterized.TestCase):
     def test_one_process_answers(self):
         with mock.patch.dict(os.environ, {"WORLD_SIZE": "2", "RANK": "0"}):
             _, _, error = run_main(predict_t5.main, "--web", "--model_name_or_path", self.model(), code=2)
-        self.assertIn("--web True: one process answers a page: start it with python, without a launcher", error)
+        self.assertIn("--web: one process answers: start it with python, without a launcher", error)
 
     def test_gradio_is_needed_by_the_page_alone(self):
         flags = ["--model_name_or_path", self.model(), "--max_new_tokens", 6]
