@@ -51,8 +51,45 @@ DATA = ["unit/test_data_t5.py"]
 OPTIMIZERS = ["unit/test_optimizers.py"]
 EXPORTS = ["unit/test_exports.py"]
 TRAINER = ["slow/test_trainer_t5.py"]
+RERANK = ["features/rerank/test_rerank.py"]
 
 FAULTS = [
+    # ------------------------------------------------------------ answers that are drawn and chosen
+    Fault(
+        "draws_of_one_step",
+        "tasks/draws.py",
+        "self.step += 1",
+        "self.step += 0",
+        ["unit/test_predict_t5.py"],
+    ),
+    Fault(
+        "draws_by_place_in_the_batch",
+        "tasks/answering.py",
+        "return RowDraws(plan.args.seed, texts, plan.count, plan.limit)",
+        "return RowDraws(plan.args.seed, [(n,) for n, _ in enumerate(texts)], plan.count, plan.limit)",
+        ["unit/test_predict_t5.py"],
+    ),
+    Fault(
+        "repeated_answers_count_once",
+        "features/rerank/similarity.py",
+        "totals = pairs @ times - pairs.diagonal()",
+        "totals = pairs.sum(axis=1) - pairs.diagonal()",
+        RERANK,
+    ),
+    Fault(
+        "precision_for_recall",
+        "features/rerank/similarity.py",
+        "weighted = BETA**2 * precision + recall",
+        "weighted = BETA**2 * recall + precision",
+        RERANK,
+    ),
+    Fault(
+        "source_with_the_prefix",
+        "features/rerank/__init__.py",
+        "[text.removeprefix(prefix) for text in texts]",
+        "[text for text in texts]",
+        RERANK,
+    ),
     # ------------------------------------------------------------ the collator
     Fault(
         "mask_begins_masked",
