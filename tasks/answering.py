@@ -219,19 +219,12 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     order = longest_first([*map(len, ids)]).tolist()
     size = plan.args.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
-    found, choice = [], plan.features.one(Choice)
+    found = []
     for number in range(state.process_index, len(batches), state.num_processes):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
         with draws_of([places[text] for text in batches[number]], plan):
             tokens, scores = engine.write([ids[text] for text in batches[number]])
-        texts_written = decode_texts(plan.entry, plan.tokenizer, tokens)
-        has_end = np.isin(tokens, engine.ends).any(axis=1).tolist()
-        written = list(map(Candidate, texts_written, scores or [None] * len(tokens), has_end))
-        candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
-        if plan.count > 1:
-            if plan.search.get("do_sample"):  # beams are sorted already
-                candidates = [sorted(drawn, key=lambda one: -one.log_probability) for drawn in candidates]
-            candidates = choice.chosen([texts[text] for text in batches[number]], candidates, plan) or candidates
+        candidates = candidates_of([texts[text] for text in batches[number]], tokens, scores, engine.ends, plan)
         found += zip(batches[number], candidates, strict=True)
         progress.update(sum(map(len, batches[number : number + state.num_processes])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
@@ -242,6 +235,21 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
         plan.no_value += sum(value_of_text(plan.entry, one.text) is None for one in best)
     in_order = iter(answers)
     return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
+
+
+def candidates_of(
+    texts: list[str], tokens: np.ndarray, scores: list[float] | None, ends: list[int], plan: Plan
+) -> list[list[Candidate]]:
+    """What was written for each of the texts, its answer first. tokens, scores: of `Engine.write`."""
+    has_end = np.isin(tokens, ends).any(axis=1).tolist()
+    in_words = decode_texts(plan.entry, plan.tokenizer, tokens)
+    written = list(map(Candidate, in_words, scores or [None] * len(tokens), has_end))
+    candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
+    if plan.count == 1:
+        return candidates
+    if plan.search.get("do_sample"):  # beams are sorted already
+        candidates = [sorted(drawn, key=lambda one: -one.log_probability) for drawn in candidates]
+    return plan.features.one(Choice).chosen(texts, candidates, plan) or candidates
 
 
 def draws_of(texts: list[tuple[int, int]], plan: Plan) -> contextlib.AbstractContextManager:
