@@ -35,6 +35,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from constants import IGNORE_INDEX
+from foundry.modeling.families import shape_of
 from foundry.modeling.loss import LossOutput
 from foundry.trainer_t5 import T5Trainer
 
@@ -216,4 +217,4 @@ class EmbeddingTrainer(T5Trainer):
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             with self._full_disk_put_off():
-                write_modules(output_dir or self.args.output_dir, self.model.config.d_model, self)
+                write_modules(output_dir or self.args.output_dir, shape_of(self.model.config).encoder.width, self)

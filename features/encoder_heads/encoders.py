@@ -3,41 +3,20 @@
 import copy
 
 import torch
-from transformers import (
-    LongT5EncoderModel,
-    MT5EncoderModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-    T5EncoderModel,
-    UMT5EncoderModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from features.encoder_heads.head_models import prepared, refuse_adapters
-from foundry.common.errors import UserError
+from features.encoder_heads.head_models import NOT_OF_ENCODER, classes_of, prepared, refuse_adapters
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.model_t5 import check_options, named_config
+from foundry.modeling.families import family_of
 from foundry.modeling.loading import load_whole
-
-# {model_type: transformers' class}, those that sentence-transformers loads as encoders too.
-ENCODERS = {"t5": T5EncoderModel, "mt5": MT5EncoderModel, "umt5": UMT5EncoderModel, "longt5": LongT5EncoderModel}
-NOT_OF_ENCODER = r"(decoder|lm_head)\."  # weights of a checkpoint that are not read
-
-
-def encoder_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class for the encoder of this family. UserError for another one."""
-    if config.model_type not in ENCODERS:
-        raise UserError(
-            f"--head embedding: not with the family {config.model_type} yet: take T5, Flan-T5, ByT5, mT5, umT5 or "
-            "LongT5"
-        )
-    return ENCODERS[config.model_type]
 
 
 def create_encoder(config: PreTrainedConfig, attention: str | None) -> PreTrainedModel:
     """An encoder with fresh weights."""
     check_options(config, attention)
-    model = encoder_class(config)(copy.deepcopy(config))
-    if attention:
+    model = classes_of(config)[0](_alone(config))
+    if attention := family_of(config).attention(attention):
         model.set_attn_implementation(attention)
     return prepared(model, freeze=False)
 
@@ -47,9 +26,17 @@ def load_encoder(name_or_path: str, attention: str | None = None) -> PreTrainedM
     config = named_config(name_or_path)
     check_options(config, attention)
     do_not_wait_for_the_hub(name_or_path)
-    of_encoder, options = encoder_class(config), {"attn_implementation": attention} if attention else {}
     refuse_adapters(name_or_path)
-    reading = dict(config=config, dtype=torch.float32) | options
-    return prepared(
-        load_whole(of_encoder, name_or_path, "--model_name_or_path", ignored=NOT_OF_ENCODER, **reading), False
-    )
+    attention = family_of(config).attention(attention)
+    reading = dict(config=_alone(config), dtype=torch.float32)
+    reading |= {"attn_implementation": attention} if attention else {}
+    of_encoder, flag = classes_of(config)[0], "--model_name_or_path"
+    return prepared(load_whole(of_encoder, name_or_path, flag, ignored=NOT_OF_ENCODER, **reading), freeze=False)
+
+
+def _alone(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of the configuration; that of a T5Gemma says that there is no decoder."""
+    config = copy.deepcopy(config)
+    if hasattr(config, "encoder"):
+        config.is_encoder_decoder = False
+    return config

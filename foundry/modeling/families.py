@@ -100,6 +100,11 @@ class Shape:
         widths = dict.fromkeys((self.encoder.width, self.decoder.width))
         return f"d_model {' + '.join(map(str, widths))}, {self.encoder.layers} + {self.decoder.layers} layers"
 
+    @property
+    def described_encoder(self) -> str:
+        """ "d_model 128, 2 layers", of an encoder alone."""
+        return f"d_model {self.encoder.width}, {self.encoder.layers} layers"
+
 
 @dataclass(frozen=True)
 class Family:

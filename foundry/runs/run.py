@@ -323,10 +323,12 @@ def shown_numbers(results: dict) -> dict[str, str]:
 
 
 def described_model(model: PreTrainedModel) -> str:
-    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"; if adapted "..., of which 98.3k are trained"."""
-    shape = f"{model.config.model_type}, {shape_of(model.config).described}"
+    """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"; if adapted "..., of which 98.3k are trained". Of
+    an encoder alone "2 layers"."""
+    shape, has_decoder = shape_of(model.config), model.config.is_encoder_decoder
+    layers = f"{model.config.model_type}, {shape.described if has_decoder else shape.described_encoder}"
     trained = f", of which {human_count(count_parameters(model, True))} are trained" if is_adapted(model) else ""
-    return f"{human_count(count_parameters(model))} parameters ({shape}), dropout {dropout_of(model):g}{trained}"
+    return f"{human_count(count_parameters(model))} parameters ({layers}), dropout {dropout_of(model):g}{trained}"
 
 
 def sharding(trainer: T5Trainer) -> str:

@@ -113,7 +113,7 @@ class FormulasTest(parameterized.TestCase):
 
 @skipUnless(THERE, NOT_THERE)
 class EncodersTest(parameterized.TestCase):
-    @parameterized.parameters("t5_v1_0", "t5_v1_1", "mt5", "umt5", "byt5", "longt5_local", "longt5_tglobal")
+    @parameterized.parameters("t5_v1_0", "t5_v1_1", "mt5", "umt5", "byt5", "longt5_local", "longt5_tglobal", "t5gemma")
     def test_a_family(self, family):
         """The encoder gives what it gives within its model, and what is written embeds in sentence-transformers."""
         from sentence_transformers import SentenceTransformer
@@ -141,8 +141,8 @@ class EncodersTest(parameterized.TestCase):
     def test_a_family_without(self):
         from features.encoder_heads.encoders import load_encoder
 
-        write_checkpoint(self.folder / "gemma", "t5gemma")
-        with self.assertRaisesRegex(UserError, "--head embedding: not with the family t5gemma yet: take T5"):
+        write_checkpoint(self.folder / "gemma", "t5gemma2")
+        with self.assertRaisesRegex(UserError, "--head: transformers has no encoder with a head for T5Gemma 2"):
             load_encoder(str(self.folder / "gemma"))
 
 
@@ -191,6 +191,7 @@ class ScriptsTest(parameterized.TestCase):
 
         changes = dict(negative_column="n", source_prefix="find: ", normalize_embeddings=True)
         results, printed = self.fine_tune("pairs", **changes)
+        self.assertIn("(t5, d_model 32, 1 layers), dropout", printed)
         self.assertIn("the other targets of the 16 rows of a micro-batch are negatives, and their n;", printed)
         self.assertIn("mrr_at_10, recall_at_10 of cosines; largest mrr_at_10 is best", printed)
         folder = self.folder / "pairs"
