@@ -17,7 +17,7 @@ from foundry.modeling.learning import Learning
 class MovingAverage(Learning):
     """Trains as ever, and keeps the average beside the weights."""
 
-    _argument_group_name = "optimization"
+    _argument_group_name = "optimizer and schedule"
     _usual = ""
     decisive: ClassVar = ("ema_decay",)
     size = 0  # bytes of the average, once the model's shape is known

@@ -46,6 +46,7 @@ WHOLE = ["slow/test_checkpoints.py"]
 PREFERENCES = ["features/preferences/test_preferences.py"]
 DISTILLATION = ["features/distillation/test_distillation.py"]
 REWARDS = ["features/rewards/test_rewards.py"]
+AVERAGES = ["features/moving_average/test_moving_average.py"]
 METRICS = ["unit/test_metrics.py"]
 DATA = ["unit/test_data_t5.py"]
 OPTIMIZERS = ["unit/test_optimizers.py"]
@@ -125,6 +126,35 @@ FAULTS = [
         "shifted = torch.full_like(labels, decoder_start_token_id)",
         "shifted = torch.full_like(labels, pad_token_id)",
         COLLATOR,
+    ),
+    # ------------------------------------------------------------ means of weights
+    Fault(
+        "a_checkpoint_has_the_trained_weights_as_its_model",
+        "features/moving_average/averaged_weights.py",
+        "self.show()\n        args = self.trainer.args",
+        "args = self.trainer.args",
+        AVERAGES,
+    ),
+    Fault(
+        "a_resumed_average_begins_with_the_average",
+        "features/moving_average/averaged_weights.py",
+        "self.kept[name].copy_(tensor)",
+        "self.kept[name].copy_(self.kept[name])",
+        AVERAGES,
+    ),
+    Fault(
+        "steps_are_made_with_the_average",
+        "features/moving_average/averaged_weights.py",
+        "if batches and self.is_shown:",
+        "if not batches and self.is_shown:",
+        AVERAGES,
+    ),
+    Fault(
+        "the_mean_leaves_a_checkpoint_out",
+        "features/averages/mean.py",
+        "for folder in folders[:-1]:",
+        "for folder in folders[1:-1]:",
+        ["features/averages/test_averages.py"],
     ),
     # ------------------------------------------------------------ packed rows
     Fault(
