@@ -44,8 +44,11 @@ class Kind:
 
     def described(self) -> str:
         """For the plan."""
-        shown = ", ".join(self.labels[:MOST_SHOWN]) + (" ..." if len(self.labels) > MOST_SHOWN else "")
-        return f"{self.name}: {len(self.labels):,} labels ({shown}){self.of_pooling}"
+        return f"{self.name}: {len(self.labels):,} labels ({self.some_labels}){self.of_pooling}"
+
+    @property
+    def some_labels(self) -> str:
+        return ", ".join(self.labels[:MOST_SHOWN]) + " ..." * (len(self.labels) > MOST_SHOWN)
 
     @property
     def of_pooling(self) -> str:
@@ -116,8 +119,8 @@ class Tokens(Kind):
         known = {label: number for number, label in enumerate(self.labels)}
         if other := next((tag for tag in row.tags if tag not in known), None):
             raise UserError(
-                f"{where}: the tag {other} is in no training row; known: {', '.join(self.labels[:MOST_SHOWN])}"
-                f"{' ...' * (len(self.labels) > MOST_SHOWN)}. Correct it, or name all tags with --labels"
+                f"{row.where or where}: the tag {other} is in no training row; known: {self.some_labels}. Correct it, or "
+                "name all tags with --labels"
             )
         return [known[tag] for tag in row.tags]
 
@@ -237,7 +240,8 @@ class Labels(Kind):
     def targets(self, row: dict, where: str) -> list[float]:
         wanted = row["labels"]
         if other := next((label for label in wanted if label not in self.labels), None):
-            raise UserError(f"{where}: the label {other} is in no training row. Correct it, or name all with --labels")
+            place = row.get("where", where)
+            raise UserError(f"{place}: the label {other} is in no training row. Correct it, or name all with --labels")
         return [int(label in wanted) for label in self.labels]
 
     def nats(self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:

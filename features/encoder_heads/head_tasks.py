@@ -10,7 +10,7 @@ several labels, from files of their own.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,8 +49,9 @@ from foundry.common.flags import refuse
 from foundry.common.words import listed
 from foundry.corpora.chunks import row_lengths
 from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files
+from foundry.corpora.hub import load_dataset_splits
 from foundry.corpora.preview import Sample, described_files, described_spread, evenly, files_read, spread
-from foundry.corpora.reading import read_rows
+from foundry.corpora.reading import open_parquet, python_rows, read_rows
 from foundry.corpora.round_trip import percent
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
@@ -101,16 +102,30 @@ class HeadTask(Task):
 
     def rows_of(self, split: str, left_out: Counter) -> list[Any]:  # noqa: ARG002
         """The rows of a split: `Tagged`, or {"text", "labels"}."""
-        held_out = self.entry["held_out"]
-        files = self.files_of("train" if held_out else split)
-        self.files["train" if held_out else split] = [files]
-        rows = [row for path in files for row in self.rows_of_file(path)]
+        source = "train" if self.entry["held_out"] else split
+        if self.args.hub_dataset:
+            rows = list(self.rows_of_hub(source))
+        else:
+            files = self.files_of(source)
+            self.files[source] = [files]
+            rows = [row for path in files for row in self.rows_of_file(path)]
         if not rows:
-            raise UserError(f"--{'train' if split == 'train' else 'validation'}_file: no rows")
-        if held_out:
+            named = "hub_dataset" if self.args.hub_dataset else f"{source}_file"
+            raise UserError(f"--{named}: no rows in the split {source}")
+        if self.entry["held_out"]:
             shown = [{"text": row.text if isinstance(row, Tagged) else row["text"], "row": row} for row in rows]
             rows = [one["row"] for one in halves(self.name, self.entry, shown)[split != "train"]]
         return rows
+
+    def rows_of_hub(self, split: str) -> Iterator[Any]:
+        """The rows of a split of --hub_dataset. UserError if there is none."""
+        name = self.args.hub_dataset
+        splits = load_dataset_splits(name, self.args.hub_config, "--hub_dataset")
+        if split not in splits:
+            more = "; --validation_split_percentage holds some rows out" if split == "validation" else ""
+            raise UserError(f"--hub_dataset {name}: no split {split}; available: {', '.join(splits)}{more}")
+        rows = splits[split]
+        yield from self.rows_of_records(python_rows(rows.with_format("arrow")[:], name), rows.features, name)
 
     def rows_of_file(self, path: Path) -> Iterator[Any]:
         is_conll = self.head == "tokens" and not self.letters and data_kind(path) in (*CONLL_SUFFIXES, ".tsv")
@@ -119,27 +134,54 @@ class HeadTask(Task):
             self.form = self.form or form
             yield from tagged_rows(conll_rows(path), form, str(path))
             return
+        yield from self.rows_of_records(list(read_rows(path)), features_of_file(path), str(path))
+
+    def rows_of_records(self, records: list[dict], features: Mapping[str, Any], where: str) -> Iterator[Any]:
+        """features: {column: its kind}, as `datasets` knows it, of which lists of classes have names."""
         if self.head == "labels":
-            yield from labelled_rows(path, self.columns)
-            return
-        records = list(read_rows(path))
-        if records:
-            form = form_of(records[0], self.columns, self.letters, self.spaced, f"{path}, row 1")
+            columns = self.columns or ("text", "labels")
+            yield from labelled_rows(with_names(records, features, columns[1]), columns, where)
+        elif records:
+            form = form_of(records[0], self.columns, self.letters, self.spaced, f"{where}, row 1")
             self.form = self.form or form
             if form.reads != self.form.reads:
-                raise UserError(f"{path}: has {form.reads}, and the files before have {self.form.reads}: train on one")
-            yield from tagged_rows(records, form, str(path))
+                raise UserError(f"{where}: has {form.reads}, and the files before have {self.form.reads}: train on one")
+            yield from tagged_rows(with_names(records, features, form.columns[1]), form, where)
+
+
+def features_of_file(path: Path) -> Mapping[str, Any]:
+    """{column: its kind} of a .parquet that `datasets` wrote; {} of any other file."""
+    if data_kind(path) != ".parquet":
+        return {}
+    from datasets import Features
+
+    with open_parquet(path) as file:
+        return Features.from_arrow_schema(file.schema_arrow)
+
+
+def with_names(records: Iterable[dict], features: Mapping[str, Any], column: str) -> Iterable[dict]:
+    """The records with class names in place of class numbers, where the column holds lists of classes."""
+    names = getattr(getattr(features.get(column), "feature", None), "names", None)
+    if not names:
+        return records
+    return (row | {column: [names[n] if n in range(len(names)) else n for n in row[column]]} for row in records)
 
 
 def has_evaluation(args: TaskArguments) -> bool:
     return bool(args.validation_file)
 
 
-def labelled_rows(path: Path, columns: tuple[str, str] | None) -> Iterator[dict]:
-    """{"text", "labels"} of the rows of a file. UserError names the row."""
-    text_column, label_column = columns or ("text", "labels")
-    for number, row in enumerate(read_rows(path, [text_column, label_column]), start=1):
-        place, text, labels = f"{path}, row {number:,}", row[text_column], row[label_column]
+def labelled_rows(records: Iterable[dict], columns: Sequence[str], where: str) -> Iterator[dict]:
+    """{"text", "labels", "where"} of records. UserError names the row."""
+    text_column, label_column = columns
+    for number, row in enumerate(records, start=1):
+        place = f"{where}, row {number:,}"
+        if lacking := next((column for column in columns if column not in row), None):
+            raise UserError(
+                f"{place}: no column {lacking}: name yours with --source_column and --target_column; the row has: "
+                f"{listed(row)}"
+            )
+        text, labels = row[text_column], row[label_column]
         if not isinstance(text, str):
             raise UserError(f"{place}: the column {text_column} holds no text, but a {type(text).__name__}")
         if not isinstance(labels, list):
@@ -147,7 +189,7 @@ def labelled_rows(path: Path, columns: tuple[str, str] | None) -> Iterator[dict]
                 f"{place}: the column {label_column} must be a list of labels, as a row may have several or none, not "
                 f"{labels!r:.60}; one label for each row is --head class"
             )
-        yield {"text": text, "labels": list(map(str, labels))}
+        yield {"text": text, "labels": list(map(str, labels)), "where": place}
 
 
 class HeadTasks(Tasks):
@@ -168,8 +210,8 @@ class HeadTasks(Tasks):
         head = self.heads.head
         refuse(args, " ".join(FLAGS_OF_FEATURES), f"is for texts, of which --head {head} writes none: leave it out")
         if head in ("tokens", "labels"):
-            if not names_own_pairs(args) or args.hub_dataset or args.source_file:
-                raise UserError(f"--head {head}: reads files of your own: name them with --train_file")
+            if not names_own_pairs(args) or args.source_file:
+                raise UserError(f"--head {head}: reads rows of your own: name them with --train_file or --hub_dataset")
             for name in ("target_type", "record_shape", "metrics", "source_prefix"):
                 if getattr(args, name):
                     raise UserError(f"--{name} {getattr(args, name)}: has no effect with --head {head}: leave it out")

@@ -35,13 +35,14 @@ _SPANS = (("text", "spans"), ("text", "entities"))
 @dataclass
 class Tagged:
     """A text, the places [W] of its words, and their tags [W]; None: not known. source: the text in which `places`,
-    of the words too, are counted for people, where the model reads another one."""
+    of the words too, are counted for people, where the model reads another one. where: its file and row."""
 
     text: str
     words: list[Place]
     tags: list[str] | None
     source: str
     places: list[Place]
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ def tagged_rows(records: Iterable[dict], form: Form, where: str, has_tags: bool 
         missing = [name for name in form.columns if name not in record]
         if form.columns[0] in missing or missing and has_tags:
             raise UserError(f"{place}: no column {missing[0]}; the row has: {listed(record)}")
-        yield of_record(record[form.columns[0]], None if missing else record[form.columns[1]], form, place)
+        made = of_record(record[form.columns[0]], None if missing else record[form.columns[1]], form, place)
+        made.where = place
+        yield made
 
 
 def of_record(words: Any, tags: Any, form: Form, place: str) -> Tagged:

@@ -13,6 +13,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import datasets
 import numpy as np
 import torch
 from absl.testing import parameterized
@@ -172,6 +173,27 @@ class HeadsTest(parameterized.TestCase):
         self.assertEqual((answer["id"], answer["prediction"]), (7, ["C", "V", "C", "V"]))
         self.assertLen(answer["probabilities"], 4)
 
+    @parameterized.parameters("parquet", "saved")
+    def test_numbers_of_classes_get_their_names(self, kind):
+        """As `datasets` writes CoNLL 2003: a list of class numbers, whose names are in the file."""
+        features = datasets.Features(
+            tokens=[datasets.Value("string")], ner_tags=[datasets.ClassLabel(names=["C", "V"])]
+        )
+        splits = {}
+        for split, rows in (("train", self.rows[:150]), ("validation", self.held_out)):
+            values = dict(tokens=[row["words"] for row in rows], ner_tags=[row["plain"] for row in rows])
+            splits[split] = datasets.Dataset.from_dict(values, features=features)
+            splits[split].to_parquet(self.folder / f"{split}.parquet")
+        files = {f"{split}_file": self.folder / f"{split}.parquet" for split in splits}
+        if kind == "saved":
+            datasets.DatasetDict(splits).save_to_disk(self.folder / "saved")
+            files = dict(hub_dataset=self.folder / "saved", train_file=None, validation_file=None)
+        results, out = self.train("tokens", self.folder / "out", **files)
+        self.assertIn("tokens: 2 labels (C, V) of words; plain tags", out)
+        known, _ = self.train("tokens", self.folder / "known", **PLAIN)
+        self.assertEqual(quality(results), quality(known))
+        self.assertEqual(quality(self.evaluated(self.folder / "out")[0]), quality(results))
+
     @parameterized.product(pooling=("mean", "first"), head=("class", "labels", "number"))
     def test_whole_texts(self, pooling, head):
         """The outputs are recomputed by transformers' class and the pooling that the documentation gives."""
@@ -263,7 +285,7 @@ class HeadsTest(parameterized.TestCase):
         ("tokens", PLAIN | dict(target_column="size"), "the column size must be a list of tags, not "),
         ("tokens", PLAIN | dict(target_type="class"), "--target_type class: has no effect with --head tokens"),
         ("tokens", PLAIN | dict(labels="C"), "--labels C: the training rows have V too"),
-        ("tokens", dict(task="glue/cola"), "--head tokens: reads files of your own"),
+        ("tokens", dict(task="glue/cola"), "--head tokens: reads rows of your own"),
         ("class", CLASS | dict(target_type="text"), "--target_type text: --head class learns a class"),
         ("number", CLASS, "many"),
         ("labels", CLASS, "the column many must be a list of labels"),
@@ -275,7 +297,7 @@ class HeadsTest(parameterized.TestCase):
     def test_an_unknown_tag_in_validation_is_named(self):
         path = write_lines(self.folder / "dev.jsonl", [dict(words=["a", "b"], plain=["C", "Q"])])
         err = self.refused("tokens", **PLAIN, validation_file=path)
-        self.assertIn("validation, row 1: the tag Q is in no training row; known: C, V", err)
+        self.assertIn("dev.jsonl, row 1: the tag Q is in no training row; known: C, V", err)
 
     def test_a_head_is_not_searched_for_texts(self):
         folder = self.folder / "out"
