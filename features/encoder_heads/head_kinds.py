@@ -119,8 +119,8 @@ class Tokens(Kind):
         known = {label: number for number, label in enumerate(self.labels)}
         if other := next((tag for tag in row.tags if tag not in known), None):
             raise UserError(
-                f"{row.where or where}: the tag {other} is in no training row; known: {self.some_labels}. Correct it, or "
-                "name all tags with --labels"
+                f"{row.where or where}: the tag {other} is in no training row; known: {self.some_labels}. "
+                "Correct it, or name all tags with --labels"
             )
         return [known[tag] for tag in row.tags]
 
