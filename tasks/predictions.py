@@ -29,6 +29,7 @@ from tasks.rows import (
     checked_value,
     is_text_corpus,
     nested_rows,
+    no_column,
     preprocessed,
     read_records,
     renamed_columns,
@@ -186,11 +187,13 @@ class InputReader:
         if taken := {"prediction", "n_best"} & row.keys():
             raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
         advice = "name yours with --source_column"
+        why = f"which the task reads; {advice}"
+        if self.has_columns and (lacking := [name for name in renamed.values() if value_of(row, name) is MISSING]):
+            raise no_column(place, str(lacking[0]), row, why)
         try:
             read = self._prepared(row, renamed, place)
         except UserError as error:
             raise UserError(f"{error}; {advice}") from None
-        why = f"which the task reads; {advice}"
         for one in as_list(read):
             keeps = self.entry.get("json_as_text", False)
             values = {column: checked_value(one, column, renamed, place, why, keeps) for column in self.inputs}

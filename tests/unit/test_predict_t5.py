@@ -737,6 +737,13 @@ class TaskTest(TestCase):
             [],
             "no column text, which the task reads; name yours with --source_column; available: a, b",
         ),
+        (
+            dict(benchmark="own", dataset_name="pairs", source_column=["text"], target_column=["a"]),
+            "in.jsonl",
+            '{"text": "x"}\n',
+            ["--source_column", "body"],
+            "row 1: no column body, which the task reads; name yours with --source_column; available: text",
+        ),
         (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
         (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: the column text is empty"),
         (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: the column text is empty"),
