@@ -44,6 +44,7 @@ class Heads(RowSource, Learning, Part):
     """A head on the encoder, in place of the decoder."""
 
     _argument_group_name = "head on the encoder"
+    _usual = "head"
     decisive: ClassVar = ("head", "pooling", "freeze_encoder", "characters", *_OF_EMBEDDINGS.split())
     rules: ClassVar[Rules] = (
         ("freeze_encoder", lambda flags: not flags.head, "needs --head"),

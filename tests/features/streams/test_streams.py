@@ -38,6 +38,7 @@ from foundry.corpora.chunks import readers_of
 from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.tokenizers import plain_encoder
 from foundry.corpora.word_encoder import flat
+from foundry.training.batching import padding_collator
 from tasks.tasks import LoadedTask
 
 EXAMPLES = 1_500
@@ -784,7 +785,7 @@ class ScriptTest(parameterized.TestCase):
         streamed = StreamedTask(TaskStreams(streaming=True), "restore_diacritics", task, args)
         loaded = LoadedTask(streamed, {}, tokenizer)
         stream = training_stream(loaded, streamed.open_stream(), training_args, 10_000)
-        collator = fine_tune_t5.padding_collator(tokenizer)
+        collator = padding_collator(tokenizer)
         encode, seen = plain_encoder(tokenizer), set()
         texts = {
             "cară bună.": "cara buna.",
