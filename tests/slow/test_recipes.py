@@ -112,6 +112,14 @@ RECIPES = {
         4_648_384,
         (128, 128),
     ),
+    "sentence_embeddings.yaml": Recipe(
+        fine_tune_t5,
+        f"--tokenizer_name {{folder}}/model --train_file {{folder}}/answers.jsonl --source_column prompt "
+        f"--target_column prediction --config_overrides {OVERRIDES}",
+        build_config("tiny", 4001, dict(d_model=128, d_kv=32, d_ff=256, num_layers=2, num_decoder_layers=1)),
+        1_590_656,  # 2 x 4,032 x 128 of the vocabulary, 0.6M of three layers; the encoder alone, 0.8M, is trained
+        (48, 48),
+    ),
     "mt5_base_romanian_diacritics.yaml": Recipe(
         fine_tune_t5,
         "--model_name_or_path {folder}/model --train_file {folder}/books --shuffle_buffer_size 60 "
