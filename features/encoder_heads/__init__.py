@@ -64,6 +64,18 @@ class Heads(RowSource, Learning, Part):
             "is for whole texts: needs --head class, labels, number or embedding",
         ),
         ("target_type", lambda flags: flags.head and flags.target_type == "text", _OF_TEXTS),
+        (
+            "label_smoothing_factor",
+            lambda flags: flags.head == "number",
+            "a number has no classes to smooth: leave it out",
+        ),
+        (
+            "config_overrides",
+            lambda flags: (
+                flags.head and flags.model_name_or_path and "num_decoder_layers" in (flags.config_overrides or "")
+            ),
+            "with --head there is no decoder: leave num_decoder_layers out",
+        ),
         *((names, lambda flags: flags.head, reason) for names, reason in _NOT_WITH.items()),
     )
 

@@ -74,10 +74,10 @@ def change_vocabulary(
         """[rows, d_model] -> [size, d_model]."""
         grown = weight[: len(old)].double().mean(0).to(weight.dtype).repeat(size, 1)
         grown[list(pairs)] = weight[list(pairs.values())]
-        return torch.nn.Parameter(grown)
+        return torch.nn.Parameter(grown, weight.requires_grad)
 
     head = output_head(model)
-    for module in {model.get_input_embeddings(), *(stack.embed_tokens for stack in stacks(model)), head}:
+    for module in {model.get_input_embeddings(), *(stack.embed_tokens for stack in stacks(model)), head} - {None}:
         module.weight = replanted(module.weight)
         setattr(module, "out_features" if module is head else "num_embeddings", size)
         if getattr(module, "padding_idx", None) is not None:

@@ -24,6 +24,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, pipelin
 import evaluate_t5
 import fine_tune_t5
 import predict_t5
+from foundry.corpora.tokenizers import train_tokenizer
 from foundry.model_t5 import load_model
 
 HAS_SEQEVAL = importlib.util.find_spec("seqeval") is not None
@@ -274,6 +275,18 @@ class HeadsTest(parameterized.TestCase):
         heads = [loaded(folder)[0].classifier.weight for folder in (first, second)]
         torch.testing.assert_close(*heads, rtol=1e-3, atol=1e-6)
 
+    def test_the_vocabulary_is_switched(self):
+        """Tokens of both vocabularies keep their embeddings; of the others the first steps learn."""
+        train_tokenizer(sentences(200, seed=5), self.folder / "tokens", 260)
+        out = self.folder / "out"
+        self.train("class", out, **CLASS, tokenizer_name=self.folder / "tokens", freeze_encoder=True)
+        (model, tokenizer), old = loaded(out), AutoTokenizer.from_pretrained(self.shared / "model")
+        before, after = load_model(str(self.shared / "model")).shared.weight, model.get_input_embeddings().weight
+        both = [token for token in tokenizer.get_vocab() if token in old.get_vocab()]
+        self.assertGreater(len(both), 50)
+        ids = [of.convert_tokens_to_ids(both) for of in (old, tokenizer)]
+        torch.testing.assert_close(after[ids[1]], before[ids[0]], rtol=0, atol=0)
+
     # ------------------------------------------------------------ what is refused
     @parameterized.parameters(
         (None, CLASS | dict(freeze_encoder=True), "--freeze_encoder True: needs --head"),
@@ -288,6 +301,12 @@ class HeadsTest(parameterized.TestCase):
         ("tokens", dict(task="glue/cola"), "--head tokens: reads rows of your own"),
         ("class", CLASS | dict(target_type="text"), "--target_type text: --head class learns a class"),
         ("number", CLASS, "many"),
+        ("number", CLASS | dict(target_column="size", label_smoothing_factor=0.1), "a number has no classes to smooth"),
+        (
+            "class",
+            CLASS | dict(config_overrides="num_decoder_layers=1"),
+            "with --head there is no decoder: leave num_d",
+        ),
         ("labels", CLASS, "the column many must be a list of labels"),
         ("number", dict(task="glue/cola"), "each target of the task cola is a class: give --head class"),
     )
