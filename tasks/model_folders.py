@@ -5,6 +5,7 @@ return answers.evaluate(argv, DATACLASSES, __doc__)
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from constants import TASK_RECORD
 from foundry.arguments.training import FineTuningArguments
+from foundry.common.errors import UserError
 from foundry.common.reports import read_json
 from foundry.features import offered
 
@@ -34,6 +36,9 @@ def named_model(argv: Sequence[object] | None) -> str:
 
 
 def answers_of(argv: Sequence[object] | None) -> Any | None:
-    """The Answers of the feature that trained the model of the command line; None: no feature needs to."""
-    record = read_json(Path(named_model(argv)) / TASK_RECORD)
+    """The Answers of the feature that trained the model of the command line; None: no feature needs to, or the own way
+    will say what is wrong with task.json."""
+    record: Any = {}
+    with contextlib.suppress(UserError):
+        record = read_json(Path(named_model(argv)) / TASK_RECORD)
     return next((load()() for field, load in offered("ANSWERING").items() if field in record), None)

@@ -74,6 +74,7 @@ def study(args: argparse.Namespace, words: list[str]) -> dict:
             for name in tested[0]
             if name.startswith("eval_") and not name.endswith(("runtime", "per_second", "preparation_time"))
             for values in [[one[name] for one in tested]]
+            if not isinstance(values[0], str)  # a signature
         }
     return record
 

@@ -34,6 +34,7 @@ from foundry.common.digests import DIGESTS
 from foundry.common.whole_folders import cached
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model
+from foundry.trainer_t5 import T5Trainer
 
 ROOT = Path(pre_train_t5.__file__).resolve().parent
 SHAPE = "d_model=16,d_kv=4,d_ff=24,num_heads=4,num_layers=1,num_decoder_layers=1"
@@ -506,7 +507,7 @@ class TestCase(parameterized.TestCase):
     def assert_refused(self, script, flags: dict, message: str) -> None:
         """Exit code 2, one line on stderr, no training, and every file as it was."""
         before = self.everything()
-        with mock.patch.object(script, "T5Trainer", side_effect=AssertionError("training began")):
+        with mock.patch.object(T5Trainer, "__init__", side_effect=AssertionError("training began")):
             code, _, errors = self.run_script(script, flags)
         self.assertEqual(code, 2, errors)
         self.assertRegex(errors, r"\A[^\n]*: error: [^\n]+\n\Z")
@@ -660,7 +661,7 @@ class OddTextTest(TestCase):
         odd = b"\xef\xbb\xbf" + plain.replace("\n", "\r\n").encode()
         found = []
         for name, content in (("plain.tsv", plain.encode()), ("odd.tsv", odd)):
-            with mock.patch.object(fine_tune_t5, "T5Trainer", side_effect=Began) as trainer, contextlib.suppress(Began):
+            with mock.patch.object(T5Trainer, "__init__", side_effect=Began) as trainer, contextlib.suppress(Began):
                 flags = self.fine_tuning(train_file=str(self.write(name, content)))
                 self.fail(str(self.run_script(fine_tune_t5, flags)))
             found.append(trainer.call_args.kwargs["train_dataset"].to_list())

@@ -24,6 +24,7 @@ from features.distillation.on_policy import OnPolicyCallback, is_on_policy
 from features.distillation.teacher import load_teacher, loss_term
 from foundry.model_t5 import load_model
 from foundry.modeling.loss import compute_loss_in_forward
+from foundry.trainer_t5 import T5Trainer
 from foundry.training.drawn_answers import uniform_numbers, write_answers
 
 NEAR = dict(rtol=1e-4, atol=1e-6)
@@ -324,7 +325,7 @@ class RefusedTest(TestCase):
     )
     def test_in_one_line_before_any_training(self, changes, message):
         changes = {name: value and str(value).format(folder=self.folder) for name, value in changes.items()}
-        with mock.patch.object(fine_tune_t5, "T5Trainer", side_effect=AssertionError("training began")):
+        with mock.patch.object(T5Trainer, "__init__", side_effect=AssertionError("training began")):
             _, _, error = self.run_script(fine_tune_t5, 2, **changes)
         self.assertRegex(error, message)
         self.assertEqual(error.strip().count("\n"), 0)
