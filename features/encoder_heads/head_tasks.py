@@ -253,12 +253,17 @@ class HeadTasks(Tasks):
         found = sorted({tag for of_row in tags for tag in of_row}, key=lambda tag: (tag != "O", tag))
         if named and (other := [tag for tag in found if tag not in named]):
             raise UserError(f"--labels {','.join(named)}: the training rows have {listed(other)} too. Name it")
-        if len(found) < 2 and not named and head == "tokens":
-            raise UserError(f"--train_file: all tags are {listed(found)}, and there is nothing to learn")
-        if len(found) > max(FEW, len(rows) // 2) and not named and head == "labels":
+        if head == "tokens":
+            return self.found_tags(tags, found)
+        if len(found) > max(FEW, len(rows) // 2) and not named:
             raise UserError(f"--train_file: {len(found):,} labels in {len(rows):,} rows; name the labels with --labels")
-        if head == "labels":
-            return Labels(named or found, task.entry, pooling)
+        return Labels(named or found, task.entry, pooling)
+
+    def found_tags(self, tags: list[list[str]], found: list[str]) -> Tokens:
+        """The kind of a head that labels words. tags: of the words of each training row; found: the different ones."""
+        (task,), named = self.tasks, self.args.labels
+        if len(found) < 2 and not named:
+            raise UserError(f"--train_file: all tags are {listed(found)}, and there is nothing to learn")
         try:
             scheme = scheme_of(tags)
         except UserError as error:
