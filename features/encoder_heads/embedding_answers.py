@@ -13,21 +13,24 @@ import numpy as np
 import pyarrow
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
 from pyarrow import parquet
-from tqdm.auto import tqdm
 
 from constants import TASK_RECORD
 from features.encoder_heads.embedder import Embedder
 from features.encoder_heads.encoders import load_encoder
-from features.encoder_heads.head_answers import check_prediction, fill_in
+from features.encoder_heads.head_answers import (
+    by_batches,
+    check_prediction,
+    fill_in,
+    refuse_all,
+    settle_output_dir,
+    splits_to_evaluate,
+)
 from features.encoder_heads.pair_rows import LoadedPairs, PairTasks, cutting_collator, trainer_of
 from foundry.arguments.own_pairs import prefix_of
 from foundry.arguments.training import decide_features
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
-from foundry.common.flags import refuse
-from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process
 from foundry.common.reports import end_summary, record_json, start_summary
 from foundry.common.whole_folders import patiently, told_if_full
@@ -39,7 +42,6 @@ from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.tracker import finish_trackers, start_trackers
 from tasks.predictions import InputReader, recorded_task
-from tasks.registry import eval_splits
 from tasks.tasks import TaskRows
 
 SUFFIXES = (".npy", ".parquet")
@@ -70,21 +72,12 @@ class EmbeddingAnswers:
         """The evaluator's metrics of the pairs that task.json or the flags name; writes all_results.json."""
         evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=about)
         args, folder = args.replaced(features=Features(features)), evaluation.model_name_or_path
-        for names, reason in _NOT_EVALUATED.items():
-            for flags in (evaluation, task_args, args):
-                refuse(flags, names, reason)
+        refuse_all(_NOT_EVALUATED, evaluation, task_args, args)
         decide_features(args, evaluation, task_args)
         embedder, tokenizer = embedder_of(folder), answering_tokenizer(folder, evaluation.tokenizer_name)
         (task,) = PairTasks.of_flags_and(task_args, embedder)
-        splits = ["train", *eval_splits(task.entry)]
-        if evaluation.split not in (None, *splits):
-            raise UserError(f"--split {evaluation.split}: there are {', '.join(splits)}. Name one of them")
-        loaded = LoadedPairs(task, [evaluation.split] if evaluation.split else splits[1:], tokenizer, embedder)
-        if args.output_dir is None:
-            name = "_".join(filter(None, ("eval", task.name, evaluation.split)))
-            refuse_links(Path(folder), [name])
-            args.output_dir = str(Path(folder) / name)
-        check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
+        loaded = LoadedPairs(task, splits_to_evaluate(evaluation, task), tokenizer, embedder)
+        settle_output_dir(args, evaluation, task)
         if args.world_size > 1:
             prints = {split: data._fingerprint for split, data in loaded.data.items()}
             check_alike(prints, "give all nodes the same files")
@@ -173,19 +166,15 @@ def embedded(
 ) -> np.ndarray:
     """The embeddings [N, D] of N texts in their order, in float32. ids: of their tokens. size: texts of a batch. Texts
     of similar length are read together; each process reads its share of the batches."""
-    order = sorted(range(len(ids)), key=lambda number: -len(ids[number]))
-    batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
-    found: dict[int, np.ndarray] = {}
-    for numbers in tqdm(batches[state.process_index :: state.num_processes], disable=not state.is_main_process):
+
+    def answered(numbers: list[int]) -> np.ndarray:
         longest, padding = len(ids[numbers[0]]), model.config.pad_token_id
         rows = torch.tensor([ids[n] + [padding] * (longest - len(ids[n])) for n in numbers], device=state.device)
         mask = torch.tensor([[1] * len(ids[n]) + [0] * (longest - len(ids[n])) for n in numbers], device=state.device)
         with torch.autocast(state.device.type, torch.bfloat16, enabled=bf16):
-            of_batch = embedder.embed_texts(model, rows, mask)
-        found |= zip(numbers, of_batch.cpu().numpy(), strict=True)
-    parts = gather_object([found]) if state.num_processes > 1 else [found]
-    together = functools.reduce(dict.__or__, parts)
-    return np.stack([together[number] for number in range(len(ids))])
+            return embedder.embed_texts(model, rows, mask).cpu().numpy()
+
+    return np.stack(by_batches([*map(len, ids)], size, state, answered, shows=state.is_main_process))
 
 
 def write_embeddings(path: Path, found: np.ndarray, rows: list[dict]) -> None:

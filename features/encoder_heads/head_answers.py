@@ -6,13 +6,14 @@ They know its folder by the field "head" of task.json (`Answers` of tasks/model_
 import functools
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from tqdm.auto import tqdm
 
 from constants import TASK_RECORD
 from features.encoder_heads import Heads
@@ -39,6 +40,7 @@ from foundry.common.paths import check_folder, check_output_dir, refuse_links
 from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
 from foundry.common.reports import end_summary, plain_json, record_json, start_summary
 from foundry.common.whole_folders import told_if_full
+from foundry.corpora.chunks import longest_first
 from foundry.corpora.files import check_file, data_kind, is_plain_text, open_text
 from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.reading import read_rows
@@ -85,23 +87,14 @@ class HeadAnswers:
         predictions.jsonl."""
         evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=about)
         args = args.replaced(features=Features(features))
-        for names, reason in _NOT_EVALUATED.items():
-            for flags in (evaluation, task_args, args):
-                refuse(flags, names, reason)
+        refuse_all(_NOT_EVALUATED, evaluation, task_args, args)
         decide_features(args, evaluation, task_args)
         folder = evaluation.model_name_or_path
         record = head_record(folder)
         tokenizer = answering_tokenizer(folder, evaluation.tokenizer_name)
         tasks = HeadTasks(heads_of(record), task_args, record)
-        known = ["train", *eval_splits(tasks.tasks[0].entry)]
-        if evaluation.split not in (None, *known):
-            raise UserError(f"--split {evaluation.split}: there are {', '.join(known)}. Name one of them")
-        data = HeadData(tasks, tokenizer, args, None, [evaluation.split] if evaluation.split else known[1:])
-        if args.output_dir is None:
-            name = "_".join(filter(None, ("eval", tasks.tasks[0].name, evaluation.split)))
-            refuse_links(Path(folder), [name])
-            args.output_dir = str(Path(folder) / name)
-        check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
+        data = HeadData(tasks, tokenizer, args, None, splits_to_evaluate(evaluation, tasks.tasks[0]))
+        settle_output_dir(args, evaluation, tasks.tasks[0])
         if args.world_size > 1:
             check_alike(data.fingerprints(tokenizer), "give all nodes the same files")
         model = load_saved(folder, args.device)
@@ -165,6 +158,47 @@ class HeadAnswers:
         end_summary(answers)
         finish_process_group()
         return {"inputs": sizes, "answered": done - answered_before}
+
+
+def refuse_all(reasons: dict[str, str], *groups: Any) -> None:
+    """UserError for a flag of the groups that is given. reasons: {names of flags: why they are refused}."""
+    for names, reason in reasons.items():
+        for flags in groups:
+            refuse(flags, names, reason)
+
+
+def splits_to_evaluate(evaluation: Any, task: Any) -> list[str]:
+    """--split, or without it all evaluation splits of the task. UserError for a split that there is not."""
+    known = ["train", *eval_splits(task.entry)]
+    if evaluation.split not in (None, *known):
+        raise UserError(f"--split {evaluation.split}: there are {', '.join(known)}. Name one of them")
+    return [evaluation.split] if evaluation.split else known[1:]
+
+
+def settle_output_dir(args: Any, evaluation: Any, task: Any) -> None:
+    """Completes --output_dir. UserError unless results can be written there."""
+    folder = evaluation.model_name_or_path
+    if args.output_dir is None:
+        name = "_".join(filter(None, ("eval", task.name, evaluation.split)))
+        refuse_links(Path(folder), [name])
+        args.output_dir = str(Path(folder) / name)
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
+
+
+def by_batches(
+    lengths: Sequence[int], size: int, state: PartialState, answered: Callable[[list[int]], Iterable], shows: bool
+) -> list:
+    """In every process, what was answered to each input in their order. Inputs of similar length make a batch, of which
+    each process answers its share. answered: function from the numbers of a batch's inputs to their answers. shows: a
+    progress bar."""
+    order = longest_first([*lengths]).tolist()
+    batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
+    found: dict[int, Any] = {}
+    for numbers in tqdm(batches[state.process_index :: state.num_processes], disable=not shows):
+        found |= zip(numbers, answered(numbers), strict=True)
+    parts = gather_object([found]) if state.num_processes > 1 else [found]
+    together = functools.reduce(dict.__or__, parts)
+    return [together[number] for number in range(len(order))]
 
 
 def fill_in(values: dict, names: set[str]) -> dict:
@@ -288,10 +322,8 @@ class Reader:
         """(the records of these inputs, how many of them were cut). Each process answers its share of the batches."""
         whole = [self.encode(text_of(one)) for _, one in some]
         made = [cut_ids(*one, self.most) for one in whole]
-        order = sorted(range(len(some)), key=lambda number: -len(made[number][0]))
-        size, found = self.args.batch_size, {}
-        batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
-        for numbers in batches[state.process_index :: state.num_processes]:
+
+        def answered(numbers: list[int]) -> Iterator[dict]:
             batch = self.collate([{"input_ids": made[number][0]} for number in numbers])
             batch = {name: values.to(state.device) for name, values in batch.items()}
             with torch.autocast(state.device.type, torch.bfloat16, enabled=self.args.bf16):
@@ -299,11 +331,12 @@ class Reader:
             for number, of_row in zip(numbers, outputs, strict=True):
                 row, one = some[number]
                 places = first_tokens(made[number][1], one.words) if isinstance(one, Tagged) else None
-                found[number] = row | self.kind.answer(of_row, places, one)
-        parts = gather_object([found]) if state.num_processes > 1 else [found]
-        together = functools.reduce(dict.__or__, parts)
+                yield row | self.kind.answer(of_row, places, one)
+
+        lengths = [len(ids) for ids, _ in made]
+        records = by_batches(lengths, self.args.batch_size, state, answered, shows=False)
         cut = sum(len(ids) > self.most for ids, _ in whole)
-        return [plain_json(together[number]) for number in range(len(some))], cut
+        return [*map(plain_json, records)], cut
 
     def settings(self) -> dict:
         """Everything that decides the answers, for the file beside them."""

@@ -88,7 +88,7 @@ class HeadTask(Task):
         self.spaced = True
         self.entry = dict(inputs={"": "text"}, target="labels", target_type="class", metrics=metrics)
         self.entry |= dict(max_source_length=args.max_source_length or SOURCE_LENGTH, held_out=None)
-        if not has_evaluation(args):
+        if not args.validation_file:
             self.entry["held_out"] = args.validation_split_percentage
 
     def files_of(self, split: str) -> list[Path]:
@@ -165,10 +165,6 @@ def with_names(records: Iterable[dict], features: Mapping[str, Any], column: str
     if not names:
         return records
     return (row | {column: [names[n] if n in range(len(names)) else n for n in row[column]]} for row in records)
-
-
-def has_evaluation(args: TaskArguments) -> bool:
-    return bool(args.validation_file)
 
 
 def labelled_rows(records: Iterable[dict], columns: Sequence[str], where: str) -> Iterator[dict]:
