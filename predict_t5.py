@@ -39,7 +39,6 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, option
-from foundry.common.paths import check_folder
 from foundry.common.processes import (
     check_alike,
     finish_process_group,
@@ -50,7 +49,6 @@ from foundry.common.processes import (
 )
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
-from foundry.corpora.files import check_file
 from foundry.corpora.preview import UNCUT, Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of, offered
@@ -63,7 +61,7 @@ from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
 from tasks.front import Front, check_front, fronts
 from tasks.model_folders import answers_of
-from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, recorded_task
+from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, check_files, recorded_task
 
 FEATURES = features_of("predict_t5")
 BACKENDS = offered("BACKENDS")  # {--backend: function that imports its Backend}
@@ -140,7 +138,7 @@ def parse_flags(argv: list[str] | None) -> Plan:
     check_front(flags)
     features.decide(flags)
     if not features.of(Front):
-        check_files(args)
+        check_files(args, "".join(f", or give --{kind.instead}" for kind in fronts()))
     folder = export_of(Path(args.model_name_or_path))
     entry, record = PLAIN, {}
     if not any(front.as_typed for front in features.of(Front)):
@@ -160,18 +158,6 @@ def parse_flags(argv: list[str] | None) -> Plan:
     if plan.count > 1 and entry.get("max_piece_length"):
         raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
-
-
-def check_files(args: PredictionArguments) -> None:
-    """Completes --output_file. UserError if it or --input_file cannot be used."""
-    if args.input_file is None:
-        others = "".join(f", or give --{kind.instead}" for kind in fronts())
-        raise UserError(f"--input_file: name the file whose lines or rows are to be answered{others}")
-    check_file("--input_file", Path(args.input_file))
-    args.output_file = args.output_file or f"{args.input_file}.answers.jsonl"
-    if Path(args.output_file).absolute() == Path(args.input_file).absolute():
-        raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
-    check_folder("--output_file", str(Path(args.output_file).parent))
 
 
 def limit_of(given: int | None, record: dict, longest: int, folder: str) -> tuple[int, str]:

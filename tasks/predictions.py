@@ -13,13 +13,15 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from foundry.arguments.own_pairs import OWN, own_entry
 from foundry.arguments.task import fields_of_flags, find_entry, task_arguments, task_names
 from foundry.common.errors import UserError
+from foundry.common.paths import check_folder
 from foundry.common.processes import print_once, visible
 from foundry.common.reports import plain_json, read_json, write_json
-from foundry.corpora.files import ROW_SUFFIXES, data_suffix, is_plain_text, open_text, say_once
+from foundry.corpora.files import ROW_SUFFIXES, check_file, data_suffix, is_plain_text, open_text, say_once
 from foundry.corpora.reading import first_line, with_spaces
 from foundry.corpora.sentences import cut_sentences
 from tasks.own_entry import translated
@@ -218,6 +220,18 @@ class InputReader:
             end = begin + len(piece)
             texts.append(source_text(self.entry, function({"text": piece})))
         return Input(row, texts, [*between, text[end:]])
+
+
+def check_files(args: Any, others: str = "", suffix: str = ".answers.jsonl") -> None:
+    """Completes --output_file, by the name of the input file and the suffix. UserError if it or --input_file cannot be
+    used. others: what may be given in place of --input_file."""
+    if args.input_file is None:
+        raise UserError(f"--input_file: name the file whose lines or rows are to be answered{others}")
+    check_file("--input_file", Path(args.input_file))
+    args.output_file = args.output_file or f"{args.input_file}{suffix}"
+    if Path(args.output_file).absolute() == Path(args.input_file).absolute():
+        raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
+    check_folder("--output_file", str(Path(args.output_file).parent))
 
 
 class AnswerFile:

@@ -36,12 +36,12 @@ from foundry.common.command_line import parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
-from foundry.common.paths import check_folder, check_output_dir, refuse_links
+from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
 from foundry.common.reports import end_summary, plain_json, record_json, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.chunks import longest_first
-from foundry.corpora.files import check_file, data_kind, is_plain_text, open_text
+from foundry.corpora.files import data_kind, is_plain_text, open_text
 from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.reading import read_rows
 from foundry.corpora.tokenizers import answering_tokenizer
@@ -52,7 +52,7 @@ from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.tracker import finish_trackers, start_trackers
 from tasks.front import Front
-from tasks.predictions import AnswerFile, InputReader, recorded_task
+from tasks.predictions import AnswerFile, InputReader, check_files, recorded_task
 from tasks.registry import as_list, eval_splits, reference_texts
 from tasks.task_records import recorded_flags
 
@@ -236,13 +236,7 @@ def check_prediction(args: Any, search: Any, features: Features, suffix: str = "
         raise UserError(f"--{front.instead}: not for a head on the encoder: give --input_file")
     if features.one(Weights).form() is not None:
         raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another form")
-    if args.input_file is None:
-        raise UserError("--input_file: name the file whose lines or rows are to be answered")
-    check_file("--input_file", Path(args.input_file))
-    args.output_file = args.output_file or f"{args.input_file}{suffix}"
-    if Path(args.output_file).absolute() == Path(args.input_file).absolute():
-        raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
-    check_folder("--output_file", str(Path(args.output_file).parent))
+    check_files(args, suffix=suffix)
 
 
 def text_of(one: Tagged | str) -> str:
