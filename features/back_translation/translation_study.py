@@ -58,7 +58,7 @@ class StudyArguments:
     vocab_size: int = option(4000, "Size of the tokenizer, 100 sentinels included.", at_least=300)
     average_last: int = option(5, "Checkpoints whose mean is taken.", at_least=2)
     num_beams: int = option(5, "Beams of answers and of back-translation.", at_least=2)
-    num_drawn: int = option(32, "Answers drawn to each sentence, of which one is chosen.", at_least=2)
+    num_drawn: int = option(16, "Answers drawn to each sentence, of which one is chosen.", at_least=2)
     pre_train_flags: str = option("", "Further flags of the pre-training, as one word behind =.")
     fine_tune_flags: str = option("", "Further flags of all fine-tunings, likewise.")
     predict_flags: str = option("", "Further flags of all answers, likewise.")
@@ -149,8 +149,7 @@ def write_data(args: StudyArguments, folder: Path) -> dict[str, int]:
 # ---------------------------------------------------------------- steps
 def shape() -> list[str]:
     """The flags of the pre-training's recipe that give a model its shape."""
-    recipe = read_yaml(RECIPES / "translation_pre_train.yaml")
-    return [word for name in ("config_name", "config_overrides") for word in (f"--{name}", recipe[name])]
+    return ["--config_name", read_yaml(RECIPES / "translation_pre_train.yaml")["config_name"]]
 
 
 class System:
