@@ -16,10 +16,6 @@ as text, from which the command sacrebleu computes the same scores.
 """
 
 import json
-import os
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +24,13 @@ from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import option
 from foundry.common.processes import run_script, say
-from foundry.common.reports import PROJECT, markdown_table, mean_and_deviation, read_json, write_aside, write_json
-from foundry.common.words import comma_words
+from foundry.common.reports import PROJECT, markdown_table, mean_and_deviation, write_json
 from foundry.common.yaml_files import read_yaml
+from tools.study_steps import RECIPES, Steps, lines_of, seeds_of, write_text
 
 DATA = ("train_source", "train_target", "dev_source", "dev_target", "test_source", "test_target")
-COMMANDS = "commands.json"
 METRICS = {"chrF": "CHRF", "BLEU": "BLEU"}  # {column of the table: class of sacrebleu}
 TAG = "<BT>"  # a token of its own, as in Caswell et al. 2019
-RECIPES = PROJECT / "recipes"
 
 
 @dataclass
@@ -67,56 +61,7 @@ class StudyArguments:
 FLAGS = [StudyArguments]
 
 
-class Steps:
-    """Runs commands one after the other, each once. In COMMANDS of the folder are those that have finished."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.file = folder, folder / COMMANDS
-        self.done = read_json(self.file) if self.file.is_file() else {}
-
-    def finished(self, name: str, words: list[str]) -> bool:
-        """Whether a step of this name has finished. UserError if that was with other words."""
-        if name in self.done and self.done[name]["command"] != words:
-            raise UserError(
-                f"--output_dir {self.folder}: holds a study with other data or flags ({name}). Name another"
-            )
-        return name in self.done
-
-    def finish(self, name: str, words: list[str], seconds: float) -> None:
-        self.done[name] = {"command": words, "seconds": round(seconds, 1)}
-        write_json(self.file, self.done)
-
-    def run(self, name: str, script: str, *words: object) -> None:
-        """Runs a script of this project, unless the step has finished. SystemExit with its exit code if it fails."""
-        self._run(name, script, list(map(str, words)), [])
-
-    def train(self, name: str, script: str, folder: Path, *words: object) -> None:
-        """Runs a training, or goes on from the newest checkpoint of its folder."""
-        how = "--resume_from_checkpoint" if any(folder.glob("checkpoint-*")) else "--overwrite_output_dir"
-        self._run(name, script, [*map(str, words), "--output_dir", str(folder)], [how])
-
-    def _run(self, name: str, script: str, words: list[str], how: list[str]) -> None:
-        command = [script, *words]
-        if self.finished(name, command):
-            return
-        say(f"---- {name}: {' '.join(command)}")
-        begin, environment = time.monotonic(), os.environ | {"PYTHONPATH": str(PROJECT)}
-        if code := subprocess.call([sys.executable, str(PROJECT / script), *words, *how], env=environment):
-            raise SystemExit(code)
-        self.finish(name, command, time.monotonic() - begin)
-
-
 # ---------------------------------------------------------------- data
-def lines_of(path: Path) -> list[str]:
-    """The lines of a text file, as predict_t5.py reads them."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        return [line.rstrip("\r\n") for line in file]
-
-
-def write_text(path: Path, text: str) -> None:
-    write_aside(path, lambda aside: aside.write_text(text, encoding="utf-8"))
-
-
 def write_data(args: StudyArguments, folder: Path) -> dict[str, int]:
     """Writes pairs.jsonl, dev.jsonl, text.txt of both languages, and one_side.txt, the targets whose sources are not
     used; returns how many lines these have. UserError for sides of other lengths."""
@@ -266,9 +211,7 @@ def written_table(systems: list[System], reference: Path, steps: Steps) -> str:
 def main(argv: list[str] | None = None) -> str:
     """Runs the study; returns the table."""
     (args,) = parse_arguments(FLAGS, argv, about=__doc__)
-    seeds, folder = comma_words(args.seeds), Path(args.output_dir)
-    if not all(seed.isdecimal() for seed in seeds) or len({*seeds}) < len(seeds) or not seeds:
-        raise UserError(f"--seeds {args.seeds}: give different whole numbers, such as 0,1,2")
+    seeds, folder = seeds_of(args.seeds), Path(args.output_dir)
     steps = Steps(folder)
     counts = write_data(args, folder / "data")
     digests = [contents_digest([folder / "data" / name]) for name in ("pairs.jsonl", "dev.jsonl", "text.txt")]
