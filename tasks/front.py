@@ -1,6 +1,7 @@
 """The kind of features that answer elsewhere than in a file."""
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, refuse
@@ -9,6 +10,7 @@ from foundry.features import Feature, features_of
 
 if TYPE_CHECKING:
     from tasks.answering import Engine, Plan
+    from tasks.model_folders import Encoder
 
 
 class Front(Feature):
@@ -20,6 +22,11 @@ class Front(Feature):
     def work(self, plan: "Plan", engine: "Engine") -> None:
         """Answers until the user ends it."""
         raise NotImplementedError
+
+    def encode(self, args: Any, load: "Callable[[], Encoder]") -> None:  # noqa: ARG002
+        """As `work`, from a folder whose model writes no text. args: the flags of predict_t5.py. UserError unless the
+        front overrides it."""
+        raise UserError(f"--{self.instead}: the model {args.model_name_or_path} writes no text: give --input_file")
 
 
 def fronts() -> list[type[Front]]:

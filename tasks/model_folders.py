@@ -7,9 +7,9 @@ return answers.evaluate(argv, DATACLASSES, __doc__)
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from constants import TASK_RECORD
 from foundry.arguments.training import FineTuningArguments
@@ -25,6 +25,26 @@ class Answers(Protocol):
 
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict: ...
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict: ...
+
+
+class Encoder(NamedTuple):
+    """A loaded model of such a folder, which writes no text, as functions that a Front asks (`Front.encode`).
+
+    kind: what is answered, "embedding" or the name of a head. columns: of an input. labels: those of the head, if they
+    are classes. prompt: put before an embedded text that is a query. most: tokens of an input. about: rows of the plan.
+    read: (a text, or {column: value}) -> (its token ids, cut; how many there were; what `answer` must know); UserError.
+    answer: a batch of what `read` returned -> what predict_t5.py writes for each input, {"prediction": ...}; an
+    embedding is {"embedding": [D] in float32}.
+    """
+
+    kind: str
+    columns: list[str]
+    labels: list[str] | None
+    prompt: str
+    most: int
+    about: dict[str, str]
+    read: Callable[[Any], tuple[list[int], int, Any]]
+    answer: Callable[[list[tuple[list[int], int, Any]]], list[dict]]
 
 
 def named_model(argv: Sequence[object] | None) -> str:

@@ -41,7 +41,9 @@ from foundry.model_t5 import fit_vocabulary
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.tracker import finish_trackers, start_trackers
+from tasks.model_folders import Encoder
 from tasks.predictions import InputReader, recorded_task
+from tasks.registry import source_prefix
 from tasks.tasks import TaskRows
 
 SUFFIXES = (".npy", ".parquet")
@@ -109,9 +111,11 @@ class EmbeddingAnswers:
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """{"inputs", "answered"}: how many texts there are; their embeddings are written to --output_file."""
         args, search, *features = parse_arguments(groups, argv, about=about)
-        check_prediction(args, search, Features(features), SUFFIXES[0])
-        output = check_output(args)
         folder = args.model_name_or_path
+        for front in check_prediction(args, search, Features(features), SUFFIXES[0]):
+            front.encode(args, functools.partial(encoder_of, args))
+            return {"inputs": 0, "answered": 0}
+        output = check_output(args)
         embedder, (entry, record) = embedder_of(folder), recorded_task(folder, None)
         most = args.max_source_length or entry["max_source_length"]
         if args.source_prefix is not None:
@@ -123,7 +127,7 @@ class EmbeddingAnswers:
             raise UserError(f"--input_file {args.input_file}: has no text")
         texts = ["".join(item.texts) for item in inputs]
         whole = tokenizer(texts)["input_ids"]
-        ids = [one if len(one) <= most else [*one[: most - 1], one[-1]] for one in whole]
+        ids = [cut(one, most) for one in whole]
         state = PartialState(cpu=args.use_cpu or not has_accelerator())
         if is_first_process():
             rows = {"checkpoint": folder, "embedding": embedder.described()}
@@ -133,16 +137,14 @@ class EmbeddingAnswers:
         model = load_encoder(folder).to(state.device).eval()
         fit_vocabulary(model, len(tokenizer))
         found = embedded(model, embedder, ids, args.batch_size, args.bf16, state)
-        if not np.isfinite(found).all():
-            raise UserError(
-                f"--model_name_or_path {folder}: gives embeddings that are not finite. Take an earlier checkpoint"
-            )
+        check_finite(folder, found)
         if state.is_main_process:
             with told_if_full(f"--output_file {args.output_file}", "Free some space, and run the command again."):
                 write_embeddings(output, found, [item.row for item in inputs])
-            cut = sum(len(one) > most for one in whole)
+            longer = sum(len(one) > most for one in whole)
             told = {"embeddings": f"{len(found):,} of {found.shape[1]:,} numbers in {args.output_file}"}
-            end_summary(told | ({"cut": f"{cut:,} texts at {most:,} tokens (--max_source_length)"} if cut else {}))
+            told |= {"cut": f"{longer:,} texts at {most:,} tokens (--max_source_length)"} if longer else {}
+            end_summary(told)
         finish_process_group()
         return {"inputs": len(texts), "answered": len(texts)}
 
@@ -160,7 +162,53 @@ def check_output(args: Any) -> Path:
     return output
 
 
+def encoder_of(args: Any) -> Encoder:
+    """What a Front asks: texts are embedded as sentence-transformers does, with the folder's longest text. args: the
+    flags of predict_t5.py."""
+    folder, state = args.model_name_or_path, PartialState(cpu=args.use_cpu or not has_accelerator())
+    embedder, (entry, _) = embedder_of(folder), recorded_task(folder, None)
+    if args.source_prefix is not None:
+        entry = entry | {"prefix": prefix_of(args.source_prefix)}
+    most = args.max_source_length or max(entry["max_source_length"], entry["max_target_length"])
+    tokenizer, model = answering_tokenizer(folder, args.tokenizer_name), load_encoder(folder).to(state.device).eval()
+    fit_vocabulary(model, len(tokenizer))
+
+    def read(given: str | dict) -> tuple[list[int], int, None]:
+        (text,) = [given] if isinstance(given, str) else given.values()
+        whole = tokenizer(text)["input_ids"]
+        return cut(whole, most), len(whole), None
+
+    def answer(inputs: list[tuple[list[int], int, Any]]) -> list[dict]:
+        return [{"embedding": one} for one in of_batch(model, embedder, [ids for ids, *_ in inputs], args.bf16)]
+
+    check_finite(folder, answer([read("")])[0]["embedding"])
+    about = {"checkpoint": folder, "embedding": embedder.described()}
+    return Encoder("embedding", ["text"], None, source_prefix(entry), most, about, read, answer)
+
+
+def check_finite(folder: str, found: np.ndarray) -> None:
+    """UserError unless the embeddings of a folder's model are numbers."""
+    if not np.isfinite(found).all():
+        raise UserError(
+            f"--model_name_or_path {folder}: gives embeddings that are not finite. Take an earlier checkpoint"
+        )
+
+
+def cut(ids: list[int], most: int) -> list[int]:
+    """At most so many ids, the last of them still EOS."""
+    return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+
+
 @torch.no_grad()
+def of_batch(model: Any, embedder: Embedder, ids: list[list[int]], bf16: bool) -> np.ndarray:
+    """The embeddings [B, D] of a batch's texts, in float32. ids: of their tokens."""
+    longest, padding = max(map(len, ids)), model.config.pad_token_id
+    rows = torch.tensor([one + [padding] * (longest - len(one)) for one in ids], device=model.device)
+    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids], device=model.device)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+        return embedder.embed_texts(model, rows, mask).cpu().numpy()
+
+
 def embedded(
     model: Any, embedder: Embedder, ids: list[list[int]], size: int, bf16: bool, state: PartialState
 ) -> np.ndarray:
@@ -168,11 +216,7 @@ def embedded(
     of similar length are read together; each process reads its share of the batches."""
 
     def answered(numbers: list[int]) -> np.ndarray:
-        longest, padding = len(ids[numbers[0]]), model.config.pad_token_id
-        rows = torch.tensor([ids[n] + [padding] * (longest - len(ids[n])) for n in numbers], device=state.device)
-        mask = torch.tensor([[1] * len(ids[n]) + [0] * (longest - len(ids[n])) for n in numbers], device=state.device)
-        with torch.autocast(state.device.type, torch.bfloat16, enabled=bf16):
-            return embedder.embed_texts(model, rows, mask).cpu().numpy()
+        return of_batch(model, embedder, [ids[number] for number in numbers], bf16)
 
     return np.stack(by_batches([*map(len, ids)], size, state, answered, shows=state.is_main_process))
 

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from constants import TASK_RECORD
 from features.encoder_heads import Heads
-from features.encoder_heads.head_kinds import Kind, Labels, Tokens, kind_of_record
+from features.encoder_heads.head_kinds import Kind, Labels, Number, Tokens, kind_of_record
 from features.encoder_heads.head_models import load_saved
 from features.encoder_heads.head_tasks import SOURCE_LENGTH, HeadData, HeadTasks
 from features.encoder_heads.head_trainer import HeadCollator, outputs_of
@@ -35,7 +35,7 @@ from foundry.arguments.training import decide_features
 from foundry.common.command_line import parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
-from foundry.common.flags import refuse
+from foundry.common.flags import Flags, refuse
 from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
 from foundry.common.reports import end_summary, plain_json, record_json, start_summary
@@ -51,7 +51,8 @@ from foundry.modeling.weights import Weights
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.tracker import finish_trackers, start_trackers
-from tasks.front import Front
+from tasks.front import Front, check_front
+from tasks.model_folders import Encoder
 from tasks.predictions import AnswerFile, InputReader, check_files, recorded_task
 from tasks.registry import as_list, eval_splits, reference_texts
 from tasks.task_records import recorded_flags
@@ -125,9 +126,12 @@ class HeadAnswers:
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """{"inputs", "answered"}: how many there are, and how many this run answered, into --output_file."""
         args, search, *features = parse_arguments(groups, argv, about=about)
-        check_prediction(args, search, Features(features))
+        fronts = check_prediction(args, search, Features(features))
         reader = Reader(args)
         state = PartialState(cpu=args.use_cpu or not has_accelerator())
+        for front in fronts:
+            front.encode(args, functools.partial(reader.encoder, state.device))
+            return {"inputs": 0, "answered": 0}
         sizes = sum(1 for _ in reader.inputs())  # a broken row is found before the long work
         settings = reader.settings()
         check_alike({n: v for n, v in settings.items() if "name" not in n}, "give all nodes the same flags and files")
@@ -225,18 +229,22 @@ def write_predictions(folder: Path, data: HeadData, split: str, chosen: Any) -> 
             file.write(json.dumps(plain_json(record), ensure_ascii=False) + "\n")
 
 
-def check_prediction(args: Any, search: Any, features: Features, suffix: str = ".answers.jsonl") -> None:
-    """Completes --output_file, by the name of the input file and the suffix. UserError for flags that a head does not
-    follow, and for files that cannot be used."""
+def check_prediction(args: Any, search: Any, features: Features, suffix: str = ".answers.jsonl") -> list[Front]:
+    """[the front that answers in place of a file], or [], and then --output_file is completed, by the name of the input
+    file and the suffix. UserError for flags that a head does not follow, and for files that cannot be used."""
     refuse(search, " ".join(vars(search)), _NO_SEARCH)
     refuse(args, "dataset_name attn_implementation", "not for a head: leave it out")
     if args.backend != "transformers":
         raise UserError(f"--backend {args.backend}: a head is answered by transformers: leave it out")
-    for front in features.of(Front):
-        raise UserError(f"--{front.instead}: not for a head on the encoder: give --input_file")
+    flags = Flags(args, search, *features.all)
+    check_front(flags)
+    features.decide(flags)
     if features.one(Weights).form() is not None:
         raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another form")
-    check_files(args, suffix=suffix)
+    fronts = features.of(Front)
+    if not fronts:
+        check_files(args, suffix=suffix)
+    return fronts
 
 
 def text_of(one: Tagged | str) -> str:
@@ -311,26 +319,50 @@ class Reader:
         """(ids, places of the tokens), cut."""
         return cut_ids(*self.encode(text_of(one)), self.most)
 
+    def read(self, one: Tagged | str) -> tuple[list[int], int, Any]:
+        """(ids of its tokens, cut; how many there were; what `of_batch` must know) of what the model reads."""
+        whole, places = self.encode(text_of(one))
+        ids, places = cut_ids(whole, places, self.most)
+        return ids, len(whole), (first_tokens(places, one.words) if isinstance(one, Tagged) else None, one)
+
     @torch.no_grad()
+    def of_batch(self, model: Any, inputs: list[tuple[list[int], int, Any]]) -> list[dict]:
+        """The answers to a batch of what `read` returned."""
+        batch = self.collate([{"input_ids": ids} for ids, *_ in inputs])
+        batch = {name: values.to(model.device) for name, values in batch.items()}
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=self.args.bf16):
+            outputs = outputs_of(model, batch, self.kind).cpu()
+        rows = zip(outputs, inputs, strict=True)
+        return [plain_json(self.kind.answer(of_row, *known)) for of_row, (_, _, known) in rows]
+
     def answers(self, model: Any, some: list, state: PartialState) -> tuple[list[dict], int]:
         """(the records of these inputs, how many of them were cut). Each process answers its share of the batches."""
-        whole = [self.encode(text_of(one)) for _, one in some]
-        made = [cut_ids(*one, self.most) for one in whole]
+        inputs = [self.read(one) for _, one in some]
 
-        def answered(numbers: list[int]) -> Iterator[dict]:
-            batch = self.collate([{"input_ids": made[number][0]} for number in numbers])
-            batch = {name: values.to(state.device) for name, values in batch.items()}
-            with torch.autocast(state.device.type, torch.bfloat16, enabled=self.args.bf16):
-                outputs = outputs_of(model, batch, self.kind).cpu()
-            for number, of_row in zip(numbers, outputs, strict=True):
-                row, one = some[number]
-                places = first_tokens(made[number][1], one.words) if isinstance(one, Tagged) else None
-                yield row | self.kind.answer(of_row, places, one)
+        def answered(numbers: list[int]) -> list[dict]:
+            return self.of_batch(model, [inputs[number] for number in numbers])
 
-        lengths = [len(ids) for ids, _ in made]
-        records = by_batches(lengths, self.args.batch_size, state, answered, shows=False)
-        cut = sum(len(ids) > self.most for ids, _ in whole)
-        return [*map(plain_json, records)], cut
+        found = by_batches([len(ids) for ids, *_ in inputs], self.args.batch_size, state, answered, shows=False)
+        records = [plain_json(row) | answer for (row, _), answer in zip(some, found, strict=True)]
+        return records, sum(whole > self.most for _, whole, _ in inputs)
+
+    def encoder(self, device: torch.device) -> Encoder:
+        """What a Front asks."""
+        kind, model = self.kind, load_saved(self.args.model_name_or_path, device)
+        reader = InputReader(self.entry, self.args.source_column)
+        columns = [kind.form.columns[0]] if isinstance(kind, Tokens) else reader.inputs
+
+        def read(given: str | dict) -> tuple[list[int], int, Any]:
+            values = {columns[0]: given} if isinstance(given, str) else given
+            if not isinstance(kind, Tokens):
+                return self.read("".join(reader.made({}, values).texts))
+            (value,) = values.values()
+            is_text = isinstance(value, str)
+            return self.read(of_source(value, kind.form) if is_text else of_record(value, None, kind.form, "input"))
+
+        labels = None if isinstance(kind, Number) else kind.labels
+        about = {"checkpoint": self.args.model_name_or_path, "head": kind.described()}
+        return Encoder(kind.name, columns, labels, "", self.most, about, read, functools.partial(self.of_batch, model))
 
     def settings(self) -> dict:
         """Everything that decides the answers, for the file beside them."""
