@@ -43,7 +43,7 @@ from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments, PreTrainingArguments, check_training
 from foundry.common.curves import draw_curves, save_figure
-from foundry.common.processes import finish_process_group
+from foundry.common.processes import end_with_parent, finish_process_group
 from foundry.common.reports import read_json, write_json
 from foundry.corpora.chunks import ChunkDataset
 from foundry.model_t5 import build_config, create_model, set_dropout
@@ -170,7 +170,8 @@ def two_ranks() -> dict:
     rank = "import sys; from benchmarks.mistakes import evaluate_rank; evaluate_rank(sys.argv[1])"
     with tempfile.TemporaryDirectory() as folder:
         command = [*launcher, sys.executable, "-c", rank, folder]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        options = dict(capture_output=True, text=True, timeout=600, preexec_fn=end_with_parent)
+        done = subprocess.run(command, cwd=ROOT, **options)
         losses = read_json(Path(folder, "losses.json"))
     if done.returncode or not losses:
         raise RuntimeError(done.stderr.strip().rpartition("\n")[2])

@@ -25,11 +25,11 @@ import itertools
 import json
 import shlex
 import statistics
-import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT
 
 from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from foundry.arguments.model import ModelArguments
@@ -40,7 +40,7 @@ from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
 from foundry.common.flags import option, refuse
 from foundry.common.paths import check_folder, is_free, refuse_links
-from foundry.common.processes import end_with_parent, one_line, run_script, say
+from foundry.common.processes import one_line, run_command, run_script, say
 from foundry.common.reports import (
     end_summary,
     first_line,
@@ -199,14 +199,8 @@ def execute(command: list[str], log: Path) -> int:
     """The exit code of a command, whose output is added to `log`. If the report is killed, the command gets SIGTERM, at
     which a training run saves a checkpoint and ends."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    options = dict(stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, preexec_fn=end_with_parent)
     with log.open("ab") as stream:
-        process = subprocess.Popen(command, stdout=stream, **options)
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # Ctrl-C has reached it too, and it is saving
-        raise
+        return run_command(command, stdin=DEVNULL, stdout=stream, stderr=STDOUT)
 
 
 def last_line(log: Path) -> str:

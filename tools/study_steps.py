@@ -8,13 +8,12 @@ The same calls after a stop leave out the runs that have finished.
 """
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from foundry.common.errors import UserError
-from foundry.common.processes import say
+from foundry.common.processes import run_command, say
 from foundry.common.reports import PROJECT, read_json, write_aside, write_json
 from foundry.common.words import comma_words
 
@@ -74,6 +73,6 @@ class Steps:
             return
         say(f"---- {name}: {' '.join(command)}")
         begin, environment = time.monotonic(), os.environ | {"PYTHONPATH": str(PROJECT)}
-        if code := subprocess.call([sys.executable, str(PROJECT / script), *words, *how], env=environment):
+        if code := run_command([sys.executable, str(PROJECT / script), *words, *how], env=environment):
             raise SystemExit(code)
         self.finish(name, command, time.monotonic() - begin)

@@ -16,7 +16,6 @@ pair says in `made_by` from which model and weights it is.
 
 import json
 import random
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option, refuse
 from foundry.common.paths import check_folder
-from foundry.common.processes import run_script, world_size
+from foundry.common.processes import run_command, run_script, world_size
 from foundry.common.reports import PROJECT, end_summary, plain_json, read_json, write_aside, write_json
 
 MADE_BY = "made_by"  # the column that says which model wrote a side of the pair
@@ -102,7 +101,7 @@ def predict(args: PairArguments, answers: Path, words: list[str]) -> None:
         raise UserError(f"--least_score {args.least_score}: {WITH_SCORES}")
     command = [sys.executable, str(PROJECT / "predict_t5.py"), *words]
     command += [part for name, value in own.items() for part in (f"--{name}", str(value))]
-    if code := subprocess.call(command):
+    if code := run_command(command):
         raise SystemExit(code)
 
 

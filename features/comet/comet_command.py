@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
+from foundry.common.processes import end_with_parent, print_once
 from tasks.registry import as_list, source_prefix
 
 INSTALL = "python -m venv comet_env && comet_env/bin/pip install -r requirements/comet.txt"
@@ -39,7 +39,8 @@ def comet_score(command: str, model: Path, rows: list[tuple[str, str, str]]) -> 
         found = Path(folder) / "scores.json"
         argv = [program, "-s", files[0], "-t", files[1], "-r", files[2], "--model", model.resolve()]
         argv += ["--gpus", int(torch.cuda.is_available()), "--quiet", "--only_system", "--to_json", found]
-        done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, errors="replace")
+        options = dict(capture_output=True, text=True, errors="replace", preexec_fn=end_with_parent)
+        done = subprocess.run(list(map(str, argv)), **options)
         if done.returncode or not found.is_file():
             last = (done.stderr.strip() or "it wrote no scores").splitlines()[-1]
             raise UserError(f"--comet_command {command}: failed with {done.returncode}: {last}")

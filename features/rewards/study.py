@@ -16,11 +16,10 @@ Writes study.json: rates, and for each way and metric the values of all seeds, t
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
-from foundry.common.processes import run_script, say
+from foundry.common.processes import run_command, run_script, say
 from foundry.common.reports import PROJECT, write_json
 from foundry.common.words import comma_words
 
@@ -36,7 +35,7 @@ def run(script: str, out: Path, words: list[str]) -> dict[str, float]:
     if not results.is_file():
         say(f"{out.name}: {script} {' '.join(words)}")
         command = [sys.executable, str(PROJECT / script), *words, "--output_dir", str(out), *_QUIET]
-        if subprocess.call(command):
+        if run_command(command):
             raise SystemExit(f"{out}: failed")
     return json.loads(results.read_text(encoding="utf-8"))
 

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from foundry.common.errors import UserError
+from foundry.common.processes import end_with_parent
 from foundry.common.reports import PROJECT, aligned
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.features import offered
@@ -51,7 +52,8 @@ def model_folder(args: Namespace, texts: list[str], folder: Path) -> Path:
 def started(*words: object) -> Iterator[int]:
     """The port of a server that this command of Python starts; it is ended with the `with` block."""
     command = [sys.executable, *map(str, words)]
-    process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, cwd=PROJECT, preexec_fn=end_with_parent, **streams)
     try:
         lines = []
         for line in process.stdout:

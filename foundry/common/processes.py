@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import sysconfig
 import time
@@ -341,6 +342,17 @@ def end_with_parent() -> None:
     on signals: if one ended it, the training would go on alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def run_command(command: list[str], **options: Any) -> int:
+    """The exit code of a command, such as one of our scripts. It ends with this process (`end_with_parent`): a training
+    then saves a checkpoint. Ctrl-C reaches it too, so it is waited for. options: of subprocess.Popen."""
+    process = subprocess.Popen(command, preexec_fn=end_with_parent, **options)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
 
 
 # What libraries tell their makers where no flag asks for it: Hugging Face's user agent, for which it fetches a list,

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -37,7 +39,7 @@ class BackTranslateTest(TestCase):
         own = ["--text_file", self.text, "--model_name_or_path", self.model, "--output_file", self.out]
         own = [word for pair in zip(own[::2], own[1::2], strict=True) if pair[0] not in flags for word in pair]
         rest = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4", *words]
-        with mock.patch.object(back_translate.subprocess, "call", call):
+        with mock.patch.object(back_translate, "run_command", call):
             result, printed, error = run_main(back_translate.main, *own, *flags, "--", *rest, code=code)
         rows = [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.is_file() else []
         return result, rows, printed + error
@@ -132,6 +134,20 @@ class BackTranslateTest(TestCase):
         error = self.run_command(*flags, code=2, predicts=False)[2]
         self.assertIn(message, error.splitlines()[-1])
         self.assertEqual((self.folder / "mine.txt").read_text(), "mine")
+
+    def test_a_killed_command_ends_the_one_that_answers(self):
+        """It went on, alone."""
+        waiting = "import signal\nprint('answers', flush=True)\nsignal.pause()"
+        self.write("predict_t5.py", waiting)
+        starting = "import pathlib, sys; from features.back_translation import back_translate as b; "
+        starting += f"b.PROJECT = pathlib.Path({str(self.folder)!r}); b.main(sys.argv[1:])"
+        words = ["--text_file", self.text, "--model_name_or_path", self.model, "--output_file", self.out]
+        command = [sys.executable, "-c", starting, *map(str, words)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            self.assertEqual(process.stdout.readline(), "answers\n")
+            process.terminate()
+            said, _ = process.communicate(timeout=60)  # it ends with the last process that may write there
+            self.assertEmpty(said)
 
     def test_mistakes_that_predicting_finds(self):
         error = self.run_command("--model_name_or_path", "nowhere", code=2)[2]

@@ -1,5 +1,6 @@
 """The study runs all steps, its scores are those of sacrebleu's command, and it goes on where it was stopped."""
 
+import contextlib
 import importlib
 import json
 import subprocess
@@ -10,8 +11,9 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 from helpers import OVERRIDES, run_main, sentences
 
-from features.back_translation import translation_study
+from features.back_translation import back_translate, translation_study
 from foundry.common.reports import PROJECT
+from tools import study_steps
 
 TRAINED = "--max_steps 4 --save_steps 2 --eval_steps 4 --report_to none --use_cpu --per_device_train_batch_size 4"
 TRAINED += " --disable_tqdm true --warmup_steps 0 --preprocessing_num_workers 1"
@@ -58,7 +60,13 @@ class StudyTest(parameterized.TestCase):
         words += [[f"--fine_tune_flags={TRAINED} {cache} --max_eval_samples 4"], ["--predict_flags=--max_new_tokens 8"]]
         words = [word for pair in words if pair[0] not in more for word in pair]
         own_shape = mock.Mock(return_value=["--config_name", "tiny", "--config_overrides", OVERRIDES])
-        with mock.patch.object(subprocess, "call", call), mock.patch.object(translation_study, "shape", own_shape):
+        with contextlib.ExitStack() as patched:
+            for module, name, other in (
+                (study_steps, "run_command", call),
+                (back_translate, "run_command", call),
+                (translation_study, "shape", own_shape),
+            ):
+                patched.enter_context(mock.patch.object(module, name, other))
             return run_main(translation_study.main, *words, *more, code=code)
 
     def test_all_steps(self):

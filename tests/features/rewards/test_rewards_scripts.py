@@ -194,7 +194,7 @@ class RunTest(parameterized.TestCase):
         words += f"--data_cache_dir {self.folder}/cache --max_target_length 6 --max_train_samples 16".split()
         with (
             contextlib.redirect_stdout(io.StringIO()),
-            mock.patch.object(study.subprocess, "call", side_effect=started) as runs,
+            mock.patch.object(study, "run_command", side_effect=started) as runs,
         ):
             study.main(words)
             made = runs.call_count
