@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import sys
@@ -38,7 +39,7 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
-from foundry.common.flags import Flags, option
+from foundry.common.flags import Flags, check_rules, option
 from foundry.common.processes import (
     check_alike,
     finish_process_group,
@@ -127,6 +128,20 @@ class SearchArguments:
     no_repeat_ngram_size: int | None = option(None, "No sequence of N tokens occurs twice.", at_least=0)
 
 
+_RULES = (
+    ("temperature top_k top_p", lambda flags: not flags.do_sample, "is for drawn answers: add --do_sample"),
+    ("length_penalty early_stopping", lambda flags: flags.num_beams < 2, "is for beams: add --num_beams 4"),
+    (
+        "num_return_sequences",
+        lambda flags: flags.num_beams < 2 <= (flags.num_return_sequences or 1) and not flags.do_sample,
+        "a greedy search has one answer: add --num_beams {num_return_sequences}, or --do_sample",
+    ),
+    (
+        "num_return_sequences",
+        lambda flags: 1 < flags.num_beams < (flags.num_return_sequences or 1),
+        "must be at most {num_beams}, the number of beams (--num_beams)",
+    ),
+)
 DATACLASSES = [PredictionArguments, SearchArguments, *FEATURES]
 
 
@@ -181,14 +196,11 @@ def search_of(flags: SearchArguments, record: dict, limit: int, folder: str) -> 
     search["max_new_tokens"] = limit
     if (least := search.get("min_new_tokens", 0)) > search["max_new_tokens"]:
         raise UserError(f"--min_new_tokens {least}: must be at most {search['max_new_tokens']}, --max_new_tokens")
-    beams = {}
-    if "num_beams" not in search and {"length_penalty", "early_stopping"} & search.keys():
+    beams = search.get("num_beams")
+    if beams is None and {"length_penalty", "early_stopping", "num_return_sequences"} & search.keys():
         with contextlib.suppress(OSError):  # it has no generation_config.json
-            beams["num_beams"] = GenerationConfig.from_pretrained(folder).num_beams
-    try:
-        GenerationConfig(**beams | search).validate(strict=True)
-    except ValueError as error:
-        raise UserError(" ".join(str(error).split())) from None
+            beams = GenerationConfig.from_pretrained(folder).num_beams
+    check_rules(dataclasses.replace(flags, num_beams=beams or 1), _RULES)
     return search
 
 

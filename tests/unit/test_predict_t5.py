@@ -34,6 +34,7 @@ from tasks.predictions import InputReader
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
 NATURAL = {"Definition": "A", "Instances": [{"input": "Which?"}]}
 BACKENDS = [name for name in predict_t5.BACKENDS if name != "gguf"]  # which has no beams: test_gguf.py
+FOUR = ["--num_return_sequences", "4"]
 FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
 
 
@@ -359,7 +360,10 @@ class PredictTest(TestCase):
         _, _, error = self.predict(path, "--length_penalty", "2.0", code=2)
         self.assertIn("length_penalty", error)
         export = self.with_settings(num_beams=3)
-        _, rows, printed = self.predict(path, "--length_penalty", "2.0", "--model_name_or_path", export)
+        _, rows, _ = self.predict(path, "--num_return_sequences", "3", "--model_name_or_path", export)
+        self.assertLen(rows[0]["n_best"], 3)
+        flags = ["--overwrite_output_file", "true", "--model_name_or_path", export]
+        _, rows, printed = self.predict(path, "--length_penalty", "2.0", *flags)
         wanted = plain_answers(LINES, num_beams=3, length_penalty=2.0)
         self.assertEqual([row["prediction"] for row in rows], wanted)
         self.assertRegex(printed, "search +num_beams 3, length_penalty 2.0")
@@ -756,7 +760,10 @@ class TaskTest(TestCase):
         (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),
         (dict(), "in.jsonl", '{"text": "x", "n_best": 1}\n', [], "row 1: has a column n_best"),
         (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: must be at most 6"),
-        (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "length_penalty"),
+        (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "--length_penalty 3.0: is for beams: add --num_beams 4"),
+        (dict(), "in.txt", "x\n", ["--top_k", "3"], "--top_k 3: is for drawn answers: add --do_sample"),
+        (dict(), "in.txt", "x\n", [*FOUR], "sequences 4: a greedy search has one .* --num_beams 4, or --do_sample"),
+        (dict(), "in.txt", "x\n", [*FOUR, "--num_beams", "2"], "sequences 4: must be at most 2, the number of beams"),
         (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),
     )
     def test_mistakes(self, record, name, text, flags, message):
