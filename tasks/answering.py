@@ -1,6 +1,5 @@
 """Answers inputs with a model: a Plan says how, an Engine generates, and `answer_window` makes the records."""
 
-import contextlib
 import copy
 import itertools
 from collections import Counter
@@ -27,8 +26,8 @@ from foundry.modeling.generation_settings import deciding_settings, described_se
 from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from foundry.modeling.weights import Weights
+from foundry.training.drawn_answers import drawing, uniform_numbers
 from tasks.choice import Candidate, Choice
-from tasks.draws import RowDraws
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import as_list, source_text, value_of_text
@@ -222,8 +221,8 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     found = []
     for number in range(state.process_index, len(batches), state.num_processes):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
-        with draws_of([places[text] for text in batches[number]], plan):
-            tokens, scores = engine.write([ids[text] for text in batches[number]])
+        draws = draws_of([places[text] for text in batches[number]], engine, plan)
+        tokens, scores = engine.write([ids[text] for text in batches[number]], **draws)
         candidates = candidates_of([texts[text] for text in batches[number]], tokens, scores, engine.ends, plan)
         found += zip(batches[number], candidates, strict=True)
         progress.update(sum(map(len, batches[number : number + state.num_processes])))
@@ -252,12 +251,13 @@ def candidates_of(
     return plan.features.one(Choice).chosen(texts, candidates, plan) or candidates
 
 
-def draws_of(texts: list[tuple[int, int]], plan: Plan) -> contextlib.AbstractContextManager:
-    """While it is entered, each answer is drawn by random numbers of its own, if answers are drawn one by one. texts:
-    (number of the input, part of it) of each text of a batch."""
-    if not plan.search.get("do_sample") or plan.search.get("num_beams", 1) > 1:
-        return contextlib.nullcontext()
-    return RowDraws(plan.args.seed, texts, plan.count, plan.limit)
+def draws_of(texts: list[tuple[int, int]], engine: Engine, plan: Plan) -> dict[str, Callable]:
+    """Settings of `generate` by which each answer is drawn by random numbers of its own, if answers are drawn one by
+    one. texts: (number of the input, part of it) of each text of a batch."""
+    if not plan.search.get("do_sample") or engine.settings.get("num_beams", 1) > 1:
+        return {}
+    draws = uniform_numbers(plan.args.seed, texts, plan.count, plan.limit)
+    return {"custom_generate": drawing(draws.flatten(0, 1))}
 
 
 def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:

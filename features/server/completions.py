@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +21,7 @@ from features.server import Server
 from features.server.waiting_texts import Answer, Row
 from foundry.corpora.preview import UNCUT
 from foundry.corpora.tokenizers import decoded
+from foundry.training.drawn_answers import uniform_numbers
 from tasks.answering import Engine, Plan, tokenised
 from tasks.examples import class_label_ids, decode_texts
 from tasks.predictions import Input
@@ -205,8 +205,8 @@ class Reader:
                     prompt.rows.append(Row(source, beams=beams, count=body.n, **shared))
                     continue
                 for number in range(body.n):
-                    random = torch.Generator().manual_seed(hash((seed, place, number, len(prompt.rows))) % 2**63)
-                    prompt.rows.append(Row(source, random=random, temperature=temperature, top_p=top_p, **shared))
+                    (draws,) = uniform_numbers(seed % 2**64, [(place, number, len(prompt.rows))], 1, limit)[0]
+                    prompt.rows.append(Row(source, draws=draws, temperature=temperature, top_p=top_p, **shared))
             if body.stop and beams == 1 and self.writes_text:
                 for row in prompt.rows:
                     row.ends_text = self._ends_text(body.stop)

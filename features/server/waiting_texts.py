@@ -1,7 +1,7 @@
 """Answers texts that wait together: `Batches`, a thread that asks the Engine.
 
 A text has the same answer alone and in any batch. A drawn answer repeats with its seed in any batch too: each row has
-random numbers of its own (`Draws`).
+random numbers of its own, as in predict_t5.py.
 """
 
 import threading
@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 import torch
 from starlette.exceptions import HTTPException
+from torch.nn.utils.rnn import pad_sequence
 from transformers import TopPLogitsWarper
 
 from constants import IGNORE_INDEX
 from features.server.counters import Counters
+from foundry.training.drawn_answers import Drawn
 from tasks.answering import Engine
 
 ENDS = "the server ends: ask another one, or this one later"
@@ -36,9 +38,9 @@ class Row:
     """A text to be answered, once or, by beams, `count` times.
 
     source: its token ids. limit: most tokens of an answer. beams: 1 for none. ends_text: whether the tokens of an
-    answer so far hold a text at which it is to stop. random: draws the answer, with `temperature` and `top_p`; None for
-    the likeliest. labels [C, T]: classes whose probabilities are wanted. told: called, in the thread of the batches,
-    after each token of a search without beams, and when the row is done.
+    answer so far hold a text at which it is to stop. draws: [limit] numbers in [0, 1) that draw the answer, with
+    `temperature` and `top_p`; none for the likeliest. labels [C, T]: classes whose probabilities are wanted. told:
+    called, in the thread of the batches, after each token of a search without beams, and when the row is done.
     """
 
     source: list[int]
@@ -47,7 +49,7 @@ class Row:
     beams: int = 1
     count: int = 1
     ends_text: Callable[[list[int]], bool] | None = None
-    random: torch.Generator | None = None
+    draws: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
     temperature: float = 1.0
     top_p: float = 1.0
     wants_log_probs: bool = False
@@ -78,23 +80,19 @@ class Row:
         self.told()
 
 
-class Draws:
-    """A processor of logits for a search that takes the likeliest token: adds Gumbel noise to the rows that draw, so
-    that the likeliest token of the sum is one drawn from softmax(logits / temperature), within top_p.
-
-    The noise of a row is of its own generator: it is the same in any batch.
-    """
+class Draws(Drawn):
+    """Draws the tokens of the rows that draw from softmax(logits / temperature), within top_p."""
 
     def __init__(self, rows: Sequence[Row]):
+        super().__init__(pad_sequence([row.draws for row in rows], batch_first=True, padding_value=torch.nan))
         self.rows = rows
 
-    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()
         for row, part in zip(self.rows, scores.split(1), strict=True):
-            if row.random and not row.answers[0].reason:
-                noise = torch.empty(part.shape).exponential_(generator=row.random).log().to(scores.device)
-                part.copy_(TopPLogitsWarper(row.top_p)(None, part / row.temperature) - noise)
-        return scores
+            if len(row.draws) and not row.answers[0].reason:
+                part.copy_(TopPLogitsWarper(row.top_p)(None, part / row.temperature))
+        return super().__call__(ids, scores)
 
 
 class Batches(threading.Thread):
@@ -182,7 +180,7 @@ class Batches(threading.Thread):
         sources, first = [row.source for row in batch], batch[0]
         settings = dict(num_return_sequences=first.count, max_new_tokens=max(row.limit for row in batch))
         if first.beams == 1:
-            more = {"logits_processor": [Draws(batch)]} if any(row.random for row in batch) else {}
+            more = {"logits_processor": [Draws(batch)]} if any(len(row.draws) for row in batch) else {}
             self.engine.write(sources, watch=self._watch(batch), num_beams=1, **settings, **more)
         else:
             tokens, _ = self.engine.write(sources, **settings)

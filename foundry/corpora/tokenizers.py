@@ -111,7 +111,7 @@ def train_tokenizer(
         return document.split("\n")
 
     lines = (line for document in shown for line in lines_of(document) if line.strip())
-    sample = _sample((part for line in lines for part in _parts_of(line)), max_sentences, max_characters)
+    sample = _sampled((part for line in lines for part in _parts_of(line)), max_sentences, max_characters)
     _announce_learning(sample, vocab_size)
     letters = Counter(itertools.chain.from_iterable(sample)) + breaks
     is_lost = str.isspace if normalization.startswith("nmt_") else " ".__eq__  # into the mark of a word's beginning
@@ -188,7 +188,7 @@ def letters_and_bytes(
     return byte_fallback, max(LEAST_COVERAGE, frequent / letters.total()) if byte_fallback else COVERAGE
 
 
-def _sample(lines: Iterable[str], most: int, most_characters: int) -> list[str]:
+def _sampled(lines: Iterable[str], most: int, most_characters: int) -> list[str]:
     """At most this many lines, each with the same chance; the same ones each time."""
     chooser, sample = random.Random(0), []
     for number, line in enumerate(lines):

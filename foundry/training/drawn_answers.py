@@ -1,21 +1,22 @@
-"""Answers drawn from the model: the same for any number of processes and micro-batches, and in a resumed run.
+"""Answers drawn from the model: the same for any number of processes and any batches, and in a run that goes on.
 
     answers = draw_answers(trainer, batches, longest, samples=4)     # [b, K, T] token ids of each micro-batch
-    draws = uniform_numbers(seed, step, rows, samples, longest)      # [B, K, T], of these rows of the data
+    draws = uniform_numbers(seed, [(3, 7), (3, 0)], samples, longest)  # [B, K, T], of rows 7 and 0 in step 3
     answers = write_answers(model, sources, draws)                   # [B, K, T] token ids
+    model.generate(**sources, do_sample=True, num_return_sequences=4, custom_generate=drawing(draws.flatten(0, 1)))
 
 Each token follows from one number between 0 and 1: it is the first whose cumulated probability is larger.
 
 Legend of shapes: B sources, K answers to each, T tokens of the longest answer, N = B * K, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from constants import IGNORE_INDEX
@@ -50,8 +51,8 @@ def draw_answers(
         name: torch.cat([F.pad(batch[name], (0, source - batch[name].shape[1]), value=fill) for batch in batches])
         for name, fill in padding.items()
     }
-    rows = [number for batch in batches for number in batch[ROW].tolist()]
-    draws = uniform_numbers(args.seed, trainer.state.global_step, rows, samples, longest)
+    rows = [(trainer.state.global_step, number) for batch in batches for number in batch[ROW].tolist()]
+    draws = uniform_numbers(args.seed, rows, samples, longest)
     if adds_greedy:
         draws = torch.cat([draws, torch.full_like(draws[:, :1], torch.nan)], dim=1)
     with trainer.accelerator.autocast():  # accelerate wraps the model's forward; generate() calls its parts
@@ -64,9 +65,10 @@ def _trimmed(answers: torch.Tensor) -> torch.Tensor:
     return answers[..., : max(1, int(answers.ne(IGNORE_INDEX).sum(-1).max()))]
 
 
-def uniform_numbers(seed: int, step: int, rows: Sequence[int], samples: int, longest: int) -> torch.Tensor:
-    """[B, K, T] float64 in [0, 1): those of a row depend on seed, step and the row's number alone."""
-    drawn = [np.random.default_rng([seed, step, row]).random((samples, longest)) for row in rows]
+def uniform_numbers(seed: int, rows: Sequence[tuple[int, ...]], samples: int, longest: int) -> torch.Tensor:
+    """[B, K, T] float64 in [0, 1): those of a row depend on the seed and on the numbers that tell it from all others
+    alone, such as step and place in the data."""
+    drawn = [np.random.default_rng([seed, *row]).random((samples, longest)) for row in rows]
     return torch.from_numpy(np.stack(drawn))
 
 
@@ -77,11 +79,25 @@ class Drawn(LogitsProcessor):
         self.draws, self.temperature = draws, temperature
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        place = self.draws[:, input_ids.shape[1] - 1, None]  # the start token is read first
+        place = self.draws[:, input_ids.shape[1] - 1, None].to(scores.device)  # the start token is read first
         up_to = (scores.float() / self.temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
-        chosen = up_to.le(place * up_to[:, -1:]).sum(-1, keepdim=True).clamp(max=scores.shape[1] - 1)
+        # Behind the last token that may be drawn the sum grows no more.
+        last = up_to.lt(up_to[:, -1:]).sum(-1, keepdim=True)
+        chosen = torch.minimum(up_to.le(place * up_to[:, -1:]).sum(-1, keepdim=True), last)
         chosen = torch.where(place.isnan(), scores.argmax(-1, keepdim=True), chosen)
         return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
+
+
+def drawing(draws: torch.Tensor) -> Callable:
+    """The `custom_generate` of a search with do_sample and without beams: of the tokens that its other settings leave,
+    the one that is drawn. draws: as in `Drawn`."""
+
+    def search(model: Any, ids: torch.Tensor, logits_processor: list, generation_config: Any, **more: Any) -> Any:
+        generation_config.do_sample = False  # a copy of `generate`; its processors are made already
+        processors = LogitsProcessorList([*logits_processor, Drawn(draws)])
+        return model._sample(ids, processors, generation_config=generation_config, **more)
+
+    return search
 
 
 @torch.no_grad()

@@ -58,16 +58,16 @@ FAULTS = [
     # ------------------------------------------------------------ answers that are drawn and chosen
     Fault(
         "draws_of_one_step",
-        "tasks/draws.py",
-        "self.step += 1",
-        "self.step += 0",
+        "foundry/training/drawn_answers.py",
+        "place = self.draws[:, input_ids.shape[1] - 1, None]",
+        "place = self.draws[:, 0, None]",
         ["unit/test_predict_t5.py"],
     ),
     Fault(
         "draws_by_place_in_the_batch",
         "tasks/answering.py",
-        "return RowDraws(plan.args.seed, texts, plan.count, plan.limit)",
-        "return RowDraws(plan.args.seed, [(n,) for n, _ in enumerate(texts)], plan.count, plan.limit)",
+        "uniform_numbers(plan.args.seed, texts, plan.count, plan.limit)",
+        "uniform_numbers(plan.args.seed, [(n,) for n, _ in enumerate(texts)], plan.count, plan.limit)",
         ["unit/test_predict_t5.py"],
     ),
     Fault(

@@ -27,8 +27,8 @@ from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import offered
 from foundry.model_t5 import load_model
 from foundry.publishing.exports import COMPARISON, Answers, Original
+from foundry.training.drawn_answers import Drawn, uniform_numbers
 from tasks.answering import log_probabilities
-from tasks.draws import RowDraws
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
@@ -299,11 +299,10 @@ class PredictTest(TestCase):
     def test_samples_have_the_models_distribution(self):
         """The frequencies of the first token of 4,000 answers to one text, beside the model's probabilities."""
         chances = torch.tensor([[0.5, 0.0, 0.3, 0.2, 0.0]]).repeat(4000, 1)
-        with RowDraws(0, [(n, 0) for n in range(2000)], 2, 3):
-            drawn = [torch.multinomial(chances, num_samples=1) for _ in range(3)]
+        draw = Drawn(uniform_numbers(0, [(n, 0) for n in range(2000)], 2, 3).flatten(0, 1))
+        drawn = [draw(torch.zeros(4000, step), chances.log()).argmax(1) for step in (1, 2, 3)]
         for tokens in drawn:
-            self.assertEqual(tokens.shape, (4000, 1))
-            found = torch.bincount(tokens[:, 0], minlength=5) / 4000
+            found = torch.bincount(tokens, minlength=5) / 4000
             torch.testing.assert_close(found, chances[0], atol=0.03, rtol=0)
             self.assertEqual(found[[1, 4]].tolist(), [0, 0])
         self.assertLess(drawn[0].eq(drawn[1]).float().mean(), 0.45)  # 0.38 where they are independent

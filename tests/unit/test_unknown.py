@@ -109,12 +109,12 @@ class TrainedTest(TestCase):
 
     def test_the_sample_is_even_bounded_and_the_same_each_time(self):
         lines = [f"line {number}" for number in range(10_000)]
-        sample = tokenizers._sample(iter(lines), 500, 10**9)
+        sample = tokenizers._sampled(iter(lines), 500, 10**9)
         self.assertLen(set(sample), 500)
-        self.assertEqual(tokenizers._sample(iter(lines), 500, 10**9), sample)
+        self.assertEqual(tokenizers._sampled(iter(lines), 500, 10**9), sample)
         self.assertBetween(np.mean([int(line.split()[1]) for line in sample]), 4_500, 5_500)
-        self.assertEqual(tokenizers._sample(iter(lines[:500]), 500, 10**9), lines[:500])
-        self.assertLessEqual(sum(map(len, tokenizers._sample(iter(lines), 500, 999))), 999)
+        self.assertEqual(tokenizers._sampled(iter(lines[:500]), 500, 10**9), lines[:500])
+        self.assertLessEqual(sum(map(len, tokenizers._sampled(iter(lines), 500, 999))), 999)
 
     def test_a_terminal_shows_how_much_is_read_and_a_line_how_much_is_learnt_from(self):
         lines, out, err = sentences(700), io.StringIO(), io.StringIO()

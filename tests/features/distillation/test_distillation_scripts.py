@@ -89,7 +89,7 @@ class OnPolicyTest(TestCase):
         batch = dict(input_ids=sources, attention_mask=sources.ne(0).long(), labels=labels, row=torch.tensor([3, 5, 3]))
         batch["decoder_input_ids"] = labels.clamp(min=0)
         tokens = OnPolicyCallback(trainer, how, own_loss).begin_step([batch])
-        draws = uniform_numbers(4, 2, [3, 5], 1, 5)
+        draws = uniform_numbers(4, [(2, 3), (2, 5)], 1, 5)
         names = ("input_ids", "attention_mask")
         drawn = write_answers(student, {name: batch[name][:2] for name in names}, draws)[:, 0]
         torch.testing.assert_close(batch["labels"][:2], drawn)

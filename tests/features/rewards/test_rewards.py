@@ -92,7 +92,7 @@ def batch_of(rows: int) -> dict[str, torch.Tensor]:
 def drawn_batch(model, method: Method, step: int, rows: int, reference=None) -> dict[str, torch.Tensor]:
     """A batch with answers and rewards, made by the functions that a step calls."""
     batch, greedy = batch_of(rows), method.kind == "scst"
-    draws = uniform_numbers(3, step, range(rows), method.samples, method.longest)
+    draws = uniform_numbers(3, [(step, row) for row in range(rows)], method.samples, method.longest)
     draws = torch.cat([draws, torch.full_like(draws[:, :1], torch.nan)], dim=1) if greedy else draws
     sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
     answers = write_answers(model, sources, draws, method.temperature)
@@ -254,7 +254,7 @@ class AnswersTest(parameterized.TestCase):
         model = load_model(str(self.folder / name)).train()
         model.generation_config.update(num_beams=3, repetition_penalty=2.0, length_penalty=0.5)
         sources, longest, temperature = [[5, 6, 7, 8, 9, 1], [10, 1], [11, 12, 13, 1]], 6, 1.3
-        draws = uniform_numbers(7, 2, [4, 0, 9], 3, longest)
+        draws = uniform_numbers(7, [(2, 4), (2, 0), (2, 9)], 3, longest)
         draws[:, 2] = torch.nan
         batch = padded_sources(sources, model.config.pad_token_id)
         answers = write_answers(model, batch, draws, temperature)
@@ -280,16 +280,16 @@ class AnswersTest(parameterized.TestCase):
         self.assertEqual(rows_of(apart), rows_of(answers))
 
     def test_numbers_of_a_row_depend_on_seed_step_and_row_alone(self):
-        draws = uniform_numbers(1, 2, [3, 8], 2, 4)
-        torch.testing.assert_close(uniform_numbers(1, 2, [8], 2, 4)[0], draws[1], rtol=0, atol=0)
-        for other in ((0, 2, [3]), (1, 3, [3]), (1, 2, [4])):
+        draws = uniform_numbers(1, [(2, 3), (2, 8)], 2, 4)
+        torch.testing.assert_close(uniform_numbers(1, [(2, 8)], 2, 4)[0], draws[1], rtol=0, atol=0)
+        for other in ((0, [(2, 3)]), (1, [(3, 3)]), (1, [(2, 4)])):
             self.assertFalse(torch.equal(uniform_numbers(*other, 2, 4)[0], draws[0]))
 
     def test_frequencies_are_the_model_s_probabilities(self):
         """20,000 answers: each of the 40 likeliest is within four standard errors."""
         model = tiny()
         compute_loss_in_forward(model)
-        draws = uniform_numbers(0, 0, range(100), 200, LONGEST)
+        draws = uniform_numbers(0, [(0, row) for row in range(100)], 200, LONGEST)
         batch = {name: values for name, values in batch_of(100).items() if name != "labels"}
         found = [answer for row in rows_of(write_answers(model, batch, draws)) for answer in row]
         chances = log_probabilities_of_all(model).exp().tolist()

@@ -342,9 +342,9 @@ class ServerTest(TestCase):
         """Worked by hand: at temperature 0.5 probabilities are squared; 0.68 + 0.25 reach top_p 0.8. A row that does
         not draw takes the likeliest."""
         drawn = dict(limit=1, told=mock.Mock(), temperature=0.5, top_p=0.8)
-        rows = [Row([0], random=torch.Generator().manual_seed(seed), **drawn) for seed in range(4000)]
+        rows = [Row([0], draws=torch.rand(1, dtype=torch.float64), **drawn) for _ in range(4000)]
         logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-        found = Draws([*rows, Row([0], 1, told=mock.Mock())])(None, logits.repeat(4001, 1)).argmax(1)
+        found = Draws([*rows, Row([0], 1, told=mock.Mock())])(torch.zeros(4001, 1), logits.repeat(4001, 1)).argmax(1)
         wanted = [0.25 / 0.34, 0.09 / 0.34, 0, 0]
         for share, count in zip(wanted, found[:-1].bincount(minlength=4).tolist(), strict=True):
             self.assertAlmostEqual(share, count / 4000, delta=0.025)
