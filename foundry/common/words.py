@@ -23,6 +23,8 @@ def listed(names: Iterable) -> str:
 
 
 def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
-    """("mrcp", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
+    """("mrcp", ["cola", "mrpc"]), ("MRPC", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
+    known = list(known)
     near = difflib.get_close_matches(value, known, n=most)
+    near = near or [name for name in known if name.lower() == value.lower()][:most]
     return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -6,6 +6,7 @@ Classes that teacher forcing scores arrive as texts too: as their labels (answer
 need no network; any other name goes to `evaluate.load`. N: examples, T: tokens, padded.
 """
 
+import dataclasses
 import functools
 import logging
 import math
@@ -18,7 +19,9 @@ from typing import Any
 from constants import GREATER_IS_BETTER, PERCENT_METRICS, SMALLER_IS_BETTER
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean
+from foundry.features import features_of
 from tasks.metrics import answers, general
+from tasks.metrics.comparison import Comparison
 from tasks.registry import INVALID, as_list, number_text, positive_label, value_of_text
 
 logger = logging.getLogger(__name__)
@@ -90,8 +93,11 @@ def check_metrics(task_name: str, task: dict) -> None:
             try:
                 module = _load_evaluate(name)
             except Exception as error:  # whatever a user's module or `evaluate` raises
+                kinds = [kind for kind in features_of("evaluate_t5") if issubclass(kind, Comparison)]
+                flags = [flag.name for kind in kinds for flag in dataclasses.fields(kind)]
+                flag = next((f", but evaluate_t5.py has --{flag}" for flag in flags if flag.startswith(f"{name}_")), "")
                 raise UserError(
-                    f"{where} unknown{did_you_mean(name, METRICS)}. Known are {', '.join(METRICS)}, and "
+                    f"{where} unknown{did_you_mean(name, METRICS) or flag}. Known are {', '.join(METRICS)}, and "
                     "what `evaluate.load` takes (a folder, a Hub name), which failed with "
                     f"{type(error).__name__}: {error}"
                 ) from error

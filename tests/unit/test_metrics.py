@@ -556,6 +556,7 @@ class CheckMetricsTest(parameterized.TestCase):
         ("number_metric", class_task(["a", "b"], "pearson"), "not for target_type 'class'. Possible are accuracy, f1"),
         ("f1_of_three", class_task(["a", "b", "c"], "f1"), r"needs two labels, not \['a', 'b', 'c'\]. 'f1_macro'"),
         ("unknown", text_task("zzzz"), r"'zzzz': unknown\. Known"),  # nothing is near
+        ("capitals", text_task("BLEU"), r"'BLEU': unknown \(did you mean bleu\?\)\. Known"),
         ("questions_of_texts", text_task("question_exact_match"), "'question_exact_match': not for target_type 'text'"),
         (
             "columns",

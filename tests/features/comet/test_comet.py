@@ -13,6 +13,7 @@ from helpers import run_main, sentences, write_tiny_model
 import evaluate_t5
 from features.comet.comet_command import comet_score, triples
 from foundry.common.errors import UserError
+from tasks.metrics.scoring import check_metrics
 
 # A row's score: the length of its answer, halved if it is not the reference. It keeps what it read in rows.jsonl.
 PROGRAM = f"""#!{sys.executable}
@@ -106,6 +107,11 @@ class CometTest(parameterized.TestCase):
         _, _, error = run_main(evaluate_t5.main, *argv, code=2)
         self.assertRegex(error, message)
         self.assertLen(error.splitlines(), 1)
+
+    def test_the_metric_of_this_name_is_a_flag(self):
+        task = dict(inputs={"": "text"}, target_type="text", metrics=["comet"])
+        with self.assertRaisesRegex(UserError, "'comet': unknown, but evaluate_t5.py has --comet_model. Known"):
+            check_metrics("pairs", task)
 
     def test_the_last_line_of_a_program_that_fails(self):
         self.write_program("#!/bin/sh\necho Loading >&2\necho 'RuntimeError: no memory' >&2\nexit 3\n")
