@@ -358,7 +358,7 @@ class Reader:
                 return self.read("".join(reader.made({}, values).texts))
             (value,) = values.values()
             is_text = isinstance(value, str)
-            return self.read(of_source(value, kind.form) if is_text else of_record(value, None, kind.form, "input"))
+            return self.read(of_source(value, kind.form) if is_text else of_record(value, None, kind.form, columns[0]))
 
         labels = None if isinstance(kind, Number) else kind.labels
         about = {"checkpoint": self.args.model_name_or_path, "head": kind.described()}

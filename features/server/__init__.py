@@ -1,10 +1,11 @@
-"""A server that answers many people at once, in the shape of OpenAI's completions.
+"""A server that answers many people at once, in the shape of OpenAI's completions and embeddings.
 
     python predict_t5.py --serve --model_name_or_path out/messages --port 8000     # on 127.0.0.1
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "how are you"}'
 
 app.py has the addresses, completions.py reads a request and makes its response, waiting_texts.py answers what waits,
-counters.py counts for /metrics. load.py measures it: `python -m benchmarks serve`. docs/use.md describes it.
+encoded_texts.py does these three for encoders, counters.py counts for /metrics. load.py measures it: `python -m
+benchmarks serve`. docs/use.md describes it.
 """
 
 import importlib.util
@@ -38,11 +39,11 @@ class Server(Front):
         ),
     )
 
-    serve: bool = option(False, "Answer requests like OpenAI's completions, instead of --input_file.")
+    serve: bool = option(False, "Answer requests in the shape of OpenAI's API, instead of --input_file.")
     host: str = option("127.0.0.1", "Of --serve: the address to listen on; 0.0.0.0 for other machines too.")
     port: int = option(8000, "Of --serve; 0 for any that is free.", at_least=0, at_most=65535)
     max_wait_ms: float = option(5.0, "Of --serve: how long a text waits for others to be answered with.", at_least=0)
-    max_queue: int = option(1024, "Of --serve: texts that may wait; further requests get 429.", at_least=1)
+    max_queue: int = option(2048, "Of --serve: texts that may wait; further requests get 429.", at_least=1)
     cut_sources: bool = option(False, "Of --serve: cut sources that are too long, which are otherwise refused.")
 
     def is_on(self) -> bool:
@@ -52,6 +53,11 @@ class Server(Front):
         from features.server.app import serve
 
         serve(plan, engine, self)
+
+    def encode(self, args: Any, load: Any) -> None:
+        from features.server.encoded_texts import serve_encoder
+
+        serve_encoder(args, load(), self)
 
 
 FEATURE = {"predict_t5": Server}

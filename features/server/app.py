@@ -1,7 +1,8 @@
 """The addresses of the server, and its process: `serve` returns when the process was told to end.
 
-POST /v1/completions, GET /v1/models, /health, /metrics. SIGTERM or Ctrl-C: what was taken is answered, new requests get
-503, and the process ends when nothing is left; the second signal ends it at once.
+POST /v1/completions, or the addresses of encoded_texts.py; GET /v1/models, /health, /metrics. SIGTERM or Ctrl-C: what
+was taken is answered, new requests get 503, and the process ends when nothing is left; the second signal ends it at
+once.
 """
 
 import asyncio
@@ -12,7 +13,9 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
@@ -25,7 +28,7 @@ from starlette.exceptions import HTTPException
 from features.server import KEY, Server
 from features.server.completions import Completion, Growing, Prompt, Reader, bad, envelope, numbered
 from features.server.counters import Counters
-from features.server.waiting_texts import ENDS, Batches
+from features.server.waiting_texts import ENDS, Batches, Row
 from foundry.common.errors import UserError
 from foundry.common.processes import say
 from foundry.common.reports import end_summary, start_summary
@@ -40,47 +43,48 @@ FAILED = "the model could not answer; the server's log says why"
 
 
 class Service:
-    """What the addresses share. name: of the model. key: what clients must send; None for nothing."""
+    """What the addresses share. posts: {address: the method that answers requests to it}, of a subclass. name: of the
+    model. about: what /v1/models says of it. key: what clients must send; None for nothing."""
 
-    def __init__(self, plan: Plan, engine: Engine, feature: Server, key: str | None = None):
-        self.plan, self.feature, self.key, self.ends = plan, feature, key, False
-        path = Path(plan.args.model_name_or_path)
-        self.name = path.resolve().name if path.exists() else plan.args.model_name_or_path
-        self.counters, self.reader, self.began = Counters(), Reader(plan, engine, feature), int(time.time())
-        config, device = load_config(str(plan.folder), "--model_name_or_path"), torch.device(PartialState().device)
-        rows = min(plan.args.batch_size, rows_to_score(config, plan.entry["max_source_length"], 1))
-        tokens = rows_to_generate(config, 1, 0, 1, device, plan.args.bf16)  # that the memory has room for
-        self.batches = Batches(
-            engine, self.counters, rows, tokens, feature.max_queue, seconds=feature.max_wait_ms / 1000
-        )
+    posts: dict[str, Callable]
+
+    def __init__(self, model: str, feature: Server, batches: Batches, about: dict):
+        self.feature, self.key, self.ends = feature, os.environ.get(KEY) or None, False
+        path = Path(model)
+        self.name = path.resolve().name if path.exists() else model
+        self.batches, self.counters, self.about, self.began = batches, batches.counters, about, int(time.time())
+        self.thread = ThreadPoolExecutor(1, "texts")  # as a tokenizer serves one thread
         self.open = 0  # requests that are being answered
         self.watchers: set[asyncio.Task] = set()
 
-    # ------------------------------------------------------------ completions
-    async def complete(self, request: Request, body: Completion) -> Response:
-        """The response to a request whose fields have the right types."""
-        if body.model is not None:
-            self.model(body.model)
+    async def call(self, function: Callable, *args: object) -> Any:
+        """function(*args), computed in the thread of texts."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *args)
+
+    def bell(self) -> tuple[asyncio.Event, Callable[[], None]]:
+        """(an event, the function by which the thread of the batches sets it)."""
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def told() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(changed.set)
 
-        prompts = await self.reader.call(self.reader.prompts, body)
-        self.reader.add_rows(body, prompts, told)
-        rows = [row for prompt in prompts for row in prompt.rows]
+        return changed, told
+
+    def put(self, request: Request, rows: list[Row], field: str) -> None:
+        """Lets the texts of a request's field wait, while its client does. HTTPException if they cannot."""
         if len(rows) > self.feature.max_queue:
-            raise bad(f"prompt: makes {len(rows):,} texts, and at most {self.feature.max_queue:,} can wait")
+            raise bad(f"{field}: makes {len(rows):,} texts, and at most {self.feature.max_queue:,} can wait")
         self.batches.put(rows)
         self.watch(request, lambda: self.batches.leave(rows))
-        if body.stream:
-            parts = self.stream(body, prompts, changed)
-            return StreamingResponse(parts, media_type="text/event-stream")
+
+    async def finished(self, rows: list[Row], changed: asyncio.Event) -> None:
+        """Waits for the answers to the rows. HTTPException if one failed."""
         while not all(row.done for row in rows):
             await changed.wait()
             changed.clear()
-        return await self.whole(body, prompts)
+        if {answer.reason for row in rows for answer in row.answers} & {"failed", "gone"}:
+            raise HTTPException(500, FAILED)  # a client that is gone reads no response
 
     def watch(self, request: Request, leave: Callable[[], None]) -> None:
         """Calls `leave` when the client goes away, or has its response."""
@@ -94,11 +98,40 @@ class Service:
         self.watchers.add(task)
         task.add_done_callback(self.watchers.discard)
 
-    async def whole(self, body: Completion, prompts: list[Prompt]) -> Response:
-        reasons = {answer.reason for prompt in prompts for row in prompt.rows for answer in row.answers}
-        if reasons & {"failed", "gone"}:  # a client that is gone reads no response
-            raise HTTPException(500, FAILED)
-        choices = [await self.reader.call(self.reader.choice, *one, body.stop) for one in numbered(prompts, body.n)]
+    def model(self, name: str | None) -> dict:
+        """What is told of the model, whose name it must be, if one is given. HTTPException 404 if it is another."""
+        if name not in (None, self.name):
+            raise HTTPException(404, f"model {name}: this server has {self.name}")
+        return dict(id=self.name, object="model", created=self.began, owned_by="t5-foundry") | self.about
+
+
+class Completions(Service):
+    """Answers texts with texts."""
+
+    def __init__(self, plan: Plan, engine: Engine, feature: Server):
+        config, device = load_config(str(plan.folder), "--model_name_or_path"), torch.device(PartialState().device)
+        rows = min(plan.args.batch_size, rows_to_score(config, plan.entry["max_source_length"], 1))
+        tokens = rows_to_generate(config, 1, 0, 1, device, plan.args.bf16)  # that the memory has room for
+        batches = Batches(engine, Counters(), rows, tokens, feature.max_queue, seconds=feature.max_wait_ms / 1000)
+        about = dict(inputs=plan.reader.inputs, labels=plan.entry.get("labels"))
+        about |= dict(max_source_tokens=plan.entry["max_source_length"], max_tokens=plan.limit)
+        super().__init__(plan.args.model_name_or_path, feature, batches, about)
+        self.reader = Reader(plan, engine, feature)
+        self.posts = {"/v1/completions": self.complete}
+
+    async def complete(self, request: Request, body: Completion) -> Response:
+        """The response to a request whose fields have the right types."""
+        self.model(body.model)
+        changed, told = self.bell()
+        prompts = await self.call(self.reader.prompts, body)
+        self.reader.add_rows(body, prompts, told)
+        rows = [row for prompt in prompts for row in prompt.rows]
+        self.put(request, rows, "prompt")
+        if body.stream:
+            parts = self.stream(body, prompts, changed)
+            return StreamingResponse(parts, media_type="text/event-stream")
+        await self.finished(rows, changed)
+        choices = [await self.call(self.reader.choice, *one, body.stop) for one in numbered(prompts, body.n)]
         return JSONResponse(envelope(self.name) | {"choices": choices, "usage": self.counted(prompts)})
 
     async def stream(self, body: Completion, prompts: list[Prompt], changed: asyncio.Event) -> AsyncIterator[str]:
@@ -121,10 +154,10 @@ class Service:
                 part = {"index": index, "logprobs": None, "finish_reason": None}
                 if is_over:
                     over.add(index)
-                    part = await reader.call(reader.choice, index, prompt, answers, body.stop)
+                    part = await self.call(reader.choice, index, prompt, answers, body.stop)
                     text = part["text"]
                 else:
-                    text = await reader.call(reader.so_far, growing[index], answers[0], body.stop)
+                    text = await self.call(reader.so_far, growing[index], answers[0], body.stop)
                 if is_over or len(text) > len(sent[index]):
                     yield event(head | {"choices": [part | {"text": text[len(sent[index]) :]}]})
                     sent[index] = text
@@ -140,18 +173,10 @@ class Service:
         self.counters.tokens.update(read=usage["prompt_tokens"], written=usage["completion_tokens"])
         return usage
 
-    def model(self, name: str) -> dict:
-        """What is told of the model, whose name it must be. HTTPException 404 if it is another."""
-        if name != self.name:
-            raise HTTPException(404, f"model {name}: this server has {self.name}")
-        about = dict(id=self.name, object="model", created=self.began, owned_by="t5-foundry")
-        about |= dict(inputs=self.plan.reader.inputs, labels=self.plan.entry.get("labels"))
-        about |= dict(max_source_tokens=self.plan.entry["max_source_length"], max_tokens=self.plan.limit)
-        return about
-
 
 class Guard:
-    """ASGI middleware: refuses requests that are large, lack the key or come from elsewhere, and counts completions.
+    """ASGI middleware: refuses requests that are large, lack the key or come from elsewhere, and counts those that are
+    posted.
 
     Without a key a server for this machine answers only its own names: a page that a browser opens under another name
     that leads here cannot ask it.
@@ -186,9 +211,9 @@ class Guard:
             await (refusal or self.app)(scope, receiving, sending)
         finally:
             service.open -= 1
-            if scope["path"] == "/v1/completions":
+            if scope["path"] in service.posts:
                 service.counters.requests[status] += 1
-            if scope["path"] == "/v1/completions" and status == 200:
+            if scope["path"] in service.posts and status == 200:
                 service.counters.seconds.add(time.perf_counter() - began)
 
     def _refusal(self, request: Request) -> Response | None:
@@ -244,9 +269,8 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="T5 Foundry", openapi_url=None)  # its page of documentation would ask other machines
     app.add_middleware(Guard, service=service)
 
-    @app.post("/v1/completions")
-    async def complete(request: Request, body: Completion) -> Response:
-        return await service.complete(request, body)
+    for path, answer in service.posts.items():
+        app.post(path)(answer)
 
     @app.get("/v1/models")
     async def models() -> dict:
@@ -276,7 +300,9 @@ def make_app(service: Service) -> FastAPI:
         return error(400, f"{where}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
-    async def refused(_: Request, problem: HTTPException) -> Response:
+    async def refused(request: Request, problem: HTTPException) -> Response:
+        if problem.detail == "Not Found":
+            return error(404, f"{request.url.path}: this server answers {', '.join(service.posts)}")
         return error(problem.status_code, problem.detail)
 
     return app
@@ -307,21 +333,26 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def serve(plan: Plan, engine: Engine, feature: Server) -> None:
-    """Answers requests until the process is told to end."""
-    service = Service(plan, engine, feature, os.environ.get(KEY) or None)
-    place = listening(feature.host, feature.port)
+    """Answers requests for completions until the process is told to end."""
     rows = summary(plan, f"those of requests: {', '.join(plan.reader.inputs)}", engine)
-    rows["batches"] = f"at most {service.batches.most_rows:,} texts, {service.batches.most_tokens:,} tokens"
+    run(Completions(plan, engine, feature), rows)
+
+
+def run(service: Service, rows: dict) -> None:
+    """Answers requests until the process is told to end. rows: of the printed plan."""
+    feature, batches, counters = service.feature, service.batches, service.counters
+    place = listening(feature.host, feature.port)
+    rows["batches"] = f"at most {batches.most_rows:,} texts, {batches.most_tokens:,} tokens"
     rows["key"] = f"that of {KEY}" if service.key else f"none ({KEY} is not set)"
     start_summary(rows, title="a server")
-    service.batches.start()
+    batches.start()
     host = f"[{feature.host}]" if ":" in feature.host else feature.host
     say(f"the server answers at http://{host}:{place.getsockname()[1]} until Ctrl-C or SIGTERM")
     # uvicorn's own logs are warnings and errors: a request's texts and headers are in none.
     process = Process(uvicorn.Config(make_app(service), access_log=False, log_config=None, server_header=False))
     process.service = service
     process.run(sockets=[place])
-    service.batches.close()
-    service.batches.join()
-    counters = service.counters
-    end_summary({"requests": f"{counters.requests.total():,}", "written": f"{counters.tokens['written']:,} tokens"})
+    batches.close()
+    batches.join()
+    tokens = {side: f"{count:,} tokens" for side, count in counters.tokens.items()}
+    end_summary({"requests": f"{counters.requests.total():,}"} | tokens)

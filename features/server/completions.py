@@ -3,14 +3,12 @@
 https://platform.openai.com/docs/api-reference/completions
 """
 
-import asyncio
 import copy
 import os
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -34,6 +32,28 @@ LEAST_TEMPERATURE = 0.01  # but for 0, which draws nothing
 def bad(message: str) -> HTTPException:
     """What is wrong with a request, in one line."""
     return HTTPException(400, message)
+
+
+def values_of(given: object, columns: list[str], field: str, of_lists: bool = False) -> dict[str, Any]:
+    """{column: value} of an input: a text, if there is one column, or an object of the columns. of_lists: whether a
+    value may be a list of texts. HTTPException, which names the field, if it is none."""
+    if isinstance(given, str) and len(columns) == 1:
+        given = {columns[0]: given}
+    if not isinstance(given, dict) or given.keys() != {*columns}:
+        text = "a text, " if len(columns) == 1 else ""
+        raise bad(f"{field}: must be {text}an object with the columns {', '.join(columns)}, or a list of these")
+    for name, value in given.items():
+        if not isinstance(value, str | int | float | (list if of_lists else str)) or isinstance(value, bool):
+            raise bad(f"{field}: {name} must be a text or a number")
+        for part in value if isinstance(value, list) else [value]:
+            check_letters(str(part), f"{field}: {name}")
+    return given
+
+
+def check_letters(text: str, what: str) -> None:
+    """HTTPException for a text that no tokenizer reads."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise bad(f"{what} holds half of a character (\\ud800 to \\udfff)")
 
 
 class Growing:
@@ -105,7 +125,7 @@ class Prompt:
 
 
 class Reader:
-    """Makes prompts of texts and texts of answers, in a thread of its own, as a tokenizer serves one thread."""
+    """Makes prompts of texts and texts of answers, in the thread of texts, as a tokenizer serves one thread."""
 
     def __init__(self, plan: Plan, engine: Engine, feature: Server):
         self.plan, self.engine, self.cuts = plan, engine, feature.cut_sources
@@ -116,11 +136,6 @@ class Reader:
         self.beams = (engine.settings | plan.search).get("num_beams") or 1
         self.in_pieces = is_text_corpus(plan.entry)
         self.writes_text = plan.entry["target_type"] == "text"
-        self.thread = ThreadPoolExecutor(1, "texts")
-
-    async def call(self, function: Callable, *args: object) -> Any:
-        """function(*args), computed in its thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *args)
 
     def prompts(self, body: Completion) -> list[Prompt]:
         """The prompts of a request. HTTPException for one that cannot be answered."""
@@ -130,18 +145,7 @@ class Reader:
         return [self._prompt(one, body.n) for one in given]
 
     def _prompt(self, given: object, n: int) -> Prompt:
-        columns = self.plan.reader.inputs
-        if isinstance(given, str) and len(columns) == 1:
-            given = {columns[0]: given}
-        if not isinstance(given, dict) or given.keys() != {*columns}:
-            text = "a text, " if len(columns) == 1 else ""
-            raise bad(f"prompt: must be {text}an object with the columns {', '.join(columns)}, or a list of these")
-        for name, value in given.items():
-            if not isinstance(value, str | int | float) or isinstance(value, bool):
-                raise bad(f"prompt: {name} must be a text or a number")
-            if any("\ud800" <= letter <= "\udfff" for letter in str(value)):
-                raise bad(f"prompt: {name} holds half of a character (\\ud800 to \\udfff)")
-        item = self.plan.reader.made({}, given)
+        item = self.plan.reader.made({}, values_of(given, self.plan.reader.inputs, "prompt"))
         if n > 1 and self.in_pieces:
             raise bad(f"n {n}: the task answers a text in pieces; leave it out")
         sources, most = tokenised(item.texts, self.own, UNCUT), self.plan.entry["max_source_length"]

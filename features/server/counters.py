@@ -30,7 +30,7 @@ class Histogram:
 class Counters:
     """The counts of a server. Each is changed by one thread."""
 
-    requests: Counter = field(default_factory=Counter)  # {status: answered requests for completions}
+    requests: Counter = field(default_factory=Counter)  # {status: answered requests}
     tokens: Counter = field(default_factory=Counter)  # {"read" or "written": tokens}
     batches: Histogram = field(default_factory=lambda: Histogram(SIZES))
     seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
@@ -38,7 +38,7 @@ class Counters:
     def text(self, waiting: int) -> str:
         """The page of /metrics. waiting: texts that wait."""
         shown = {
-            ("requests_total", "counter", "requests for completions by status; 499: the client went away"): [
+            ("requests_total", "counter", "requests by status; 499: the client went away"): [
                 f't5_requests_total{{status="{status}"}} {count}' for status, count in sorted(self.requests.items())
             ],
             ("queue_texts", "gauge", "texts that wait"): [f"t5_queue_texts {waiting}"],

@@ -76,9 +76,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*argv: object, longest: int = 6) -> Iterator[Served]:
-    """What `predict_t5.py --serve` with these flags serves, in a thread, until the `with` block ends."""
+def served(*argv: object, longest: int | None = 6) -> Iterator[Served]:
+    """What `predict_t5.py --serve` with these flags serves, in a thread, until the `with` block ends. longest: most
+    tokens of an answer; None for a model that writes none."""
     found, ready = [], threading.Event()
+    limit = [] if longest is None else ["--max_new_tokens", longest]
 
     class Process(server.Process):
         async def startup(self, sockets=None):
@@ -89,7 +91,7 @@ def served(*argv: object, longest: int = 6) -> Iterator[Served]:
 
     def run():
         try:
-            predict_t5.main([*map(str, ["--serve", "--use_cpu", "--port", 0, "--max_new_tokens", longest, *argv])])
+            predict_t5.main([*map(str, ["--serve", "--use_cpu", "--port", 0, *limit, *argv])])
         finally:
             ready.set()
 

@@ -1,0 +1,165 @@
+"""What an encoder says of texts: embeddings in the shape of OpenAI's API, answers of heads in that of vLLM's /classify.
+
+POST /v1/embeddings    https://platform.openai.com/docs/api-reference/embeddings
+POST /v1/classify      a record of predict_t5.py for each input: tags, a class, classes or a number
+"""
+
+import base64
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict
+
+from features.server import Server
+from features.server.app import Service, run
+from features.server.completions import bad, check_letters, values_of
+from features.server.counters import Counters
+from features.server.waiting_texts import Batches, Row
+from foundry.common.errors import UserError
+from foundry.modeling.loading import load_config
+from foundry.modeling.rows_at_a_time import rows_to_score
+from tasks.model_folders import Encoder
+
+
+class Classify(BaseModel):
+    """The fields of a request to a head."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input: Any  # a text, an object of source columns, or a list of these
+    model: str | None = None
+    user: str | None = None
+
+
+class Embeddings(Classify):
+    """The fields of a request for embeddings, of which `input_type` is ours."""
+
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    input_type: Literal["query", "document"] | None = None
+
+
+@dataclass(eq=False)
+class EncodedRow(Row):
+    """An input of an encoder. whole: how many tokens it had before it was cut. known: what `Encoder.answer` must know.
+    found: its answer."""
+
+    whole: int = 0
+    known: Any = None
+    found: dict = field(default_factory=dict)
+
+
+class EncoderBatches(Batches):
+    """The queue of an encoder's inputs."""
+
+    engine: Any  # Encoder
+
+    def _answer(self, batch: list[Any]) -> None:
+        self.counters.batches.add(len(batch))
+        for row, found in zip(batch, self.engine.answer([(r.source, r.whole, r.known) for r in batch]), strict=True):
+            row.found = found
+            row.end("gone" if row.gone else "stop")
+
+
+class EncoderService(Service):
+    """Answers with what an encoder says of texts."""
+
+    def __init__(self, args: Any, encoder: Encoder, feature: Server):
+        self.encoder = encoder
+        longest = rows_to_score(load_config(args.model_name_or_path, "--model_name_or_path"), encoder.most, 1)
+        rows, seconds = min(args.batch_size, longest), feature.max_wait_ms / 1000
+        batches = EncoderBatches(encoder, Counters(), rows, longest * encoder.most, feature.max_queue, seconds)
+        about = dict(kind=encoder.kind, inputs=encoder.columns, labels=encoder.labels, max_source_tokens=encoder.most)
+        self.posts: dict[str, Callable] = {"/v1/classify": self.classify}
+        if encoder.kind == "embedding":
+            self.posts = {"/v1/embeddings": self.embed}
+            about["dimensions"] = len(encoder.answer([encoder.read("")])[0]["embedding"])
+        super().__init__(args.model_name_or_path, feature, batches, about)
+
+    async def embed(self, request: Request, body: Embeddings) -> Response:
+        """The response to a request for embeddings."""
+        width = self.about["dimensions"]
+        if body.dimensions not in (None, width):
+            raise bad(f"dimensions {body.dimensions:,}: an embedding has {width:,} numbers: leave it out")
+        rows = await self.answered(request, body, self.text)
+        return await self.call(self.response, rows, lambda row: {"object": "embedding"} | shown(row, body))
+
+    async def classify(self, request: Request, body: Classify) -> Response:
+        """The response to a request to a head."""
+        rows = await self.answered(request, body, self.values)
+        head = {"id": f"classify-{uuid.uuid4().hex}", "created": int(time.time())}
+        return await self.call(self.response, rows, lambda row: row.found, head)
+
+    async def answered(
+        self, request: Request, body: Classify, given_as: Callable[[Any, Any, str], Any]
+    ) -> list[EncodedRow]:
+        """The rows of a request's input, answered. given_as: what the encoder reads of (an input, the body, its name in
+        errors). HTTPException for an input that cannot be answered."""
+        self.model(body.model)
+        changed, told = self.bell()
+        rows = await self.call(self.rows, body, given_as, told)
+        self.put(request, rows, "input")
+        await self.finished(rows, changed)
+        return rows
+
+    def rows(self, body: Classify, given_as: Callable, told: Callable[[], object]) -> list[EncodedRow]:
+        inputs, rows = body.input if isinstance(body.input, list) else [body.input], []
+        if not inputs:
+            raise bad("input: is an empty list")
+        for number, given in enumerate(inputs):
+            where = f"input[{number}]" if isinstance(body.input, list) else "input"
+            try:
+                source, whole, known = self.encoder.read(given_as(given, body, where))
+            except UserError as error:
+                raise bad(f"{where}: {error}") from None
+            if whole > self.encoder.most and not self.feature.cut_sources:
+                raise bad(f"{where}: has {whole:,} tokens, and the model reads at most {self.encoder.most:,}")
+            rows.append(EncodedRow(source, 0, told, whole=whole, known=known))
+        return rows
+
+    def text(self, given: Any, body: Embeddings, where: str) -> str:
+        """What is read of a text to embed: as sentence-transformers' encode_query, encode_document or encode does."""
+        if not isinstance(given, str):
+            raise bad(
+                f"{where}: must be a text, and input a text or a list of texts; token ids are refused, since those of "
+                "another tokenizer would be other texts"
+            )
+        if not given.strip():
+            raise bad(f"{where}: is an empty text")
+        check_letters(given, where)
+        return self.encoder.prompt + given if body.input_type == "query" else given
+
+    def values(self, given: Any, _: Classify, where: str) -> dict[str, Any]:
+        """{column: value} of an input of a head."""
+        return values_of(given, self.encoder.columns, where, of_lists=self.encoder.kind == "tokens")
+
+    def response(
+        self, rows: list[EncodedRow], made: Callable[[EncodedRow], dict], head: dict | None = None
+    ) -> Response:
+        """The answers in the order of the inputs, with what was cut and counted."""
+        cuts = ({"cut_from": row.whole} if row.whole > len(row.source) else {} for row in rows)
+        data = [{"index": number} | made(row) | cut for number, (row, cut) in enumerate(zip(rows, cuts, strict=True))]
+        read = sum(len(row.source) for row in rows)
+        self.counters.tokens.update(read=read)
+        usage = {"prompt_tokens": read, "total_tokens": read}
+        return JSONResponse((head or {}) | {"object": "list", "data": data, "model": self.name, "usage": usage})
+
+
+def shown(row: EncodedRow, body: Embeddings) -> dict:
+    """An embedding as the request asks for it; base64: of its numbers in float32, the lowest byte first."""
+    numbers = row.found["embedding"]
+    if body.encoding_format == "base64":
+        return {"embedding": base64.b64encode(np.asarray(numbers, "<f4").tobytes()).decode()}
+    return {"embedding": numbers.tolist()}
+
+
+def serve_encoder(args: Any, encoder: Encoder, feature: Server) -> None:
+    """Answers requests until the process is told to end. args: the flags of predict_t5.py."""
+    service = EncoderService(args, encoder, feature)
+    run(service, encoder.about | {"inputs": f"those of requests to {', '.join(service.posts)}"})

@@ -1,0 +1,225 @@
+"""predict_t5.py --serve of encoders: embeddings are sentence-transformers', answers of heads those of predict_t5.py."""
+
+import base64
+import functools
+import importlib.util
+import json
+import random
+import tempfile
+import threading
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import openai
+from absl.testing import parameterized
+from helpers import argv_of, run_main, sentences, write_tiny_model
+from test_server import served as server_of
+
+import fine_tune_t5
+import predict_t5
+from foundry.features import offered
+
+LINES = sentences(60)
+served = functools.partial(server_of, longest=None)
+QUICK = dict(max_steps=2, per_device_train_batch_size=8, report_to="none", disable_tqdm=True, use_cpu=True)
+QUICK |= dict(eval_strategy="no", save_strategy="no", load_best_model_at_end=False)
+COLUMNS = {
+    "class": ("text", "many"),
+    "labels": ("text", "labels"),
+    "number": ("text", "size"),
+    "tokens": ("words", "tags"),
+    "embedding": ("text", "other"),
+}
+NOT_THERE = "there are no heads, or sentence-transformers is not installed (requirements/embeddings.txt)"
+
+
+def made_up(line: str) -> dict:
+    words = line.rstrip(".").split()
+    row = dict(words=words, text=" ".join(words), size=len(words), many=str(len(words) > 5), other=line)
+    row["tags"] = ["V" if word[1] in "ae" else "C" for word in words]
+    return row | {"labels": sorted({*row["tags"]})}
+
+
+@unittest.skipUnless(
+    "embedding" in offered("ANSWERING") and importlib.util.find_spec("sentence_transformers"), NOT_THERE
+)
+class EncodersTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        write_tiny_model(cls.folder / "base", LINES, 300)
+        chooser = random.Random(0)
+        rows = [made_up(" ".join(line.split()[: chooser.randint(2, 9)])) for line in LINES]
+        (cls.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        cls.texts = [row["text"] for row in rows]
+
+    def model(self, head: str, name: str | None = None, **flags) -> Path:
+        """A folder that a training of the head wrote."""
+        folder = self.folder / (name or head)
+        if not folder.is_dir():
+            source, target = COLUMNS[head]
+            columns = dict(source_column=source, target_column=target, train_file=self.folder / "rows.jsonl")
+            flags = QUICK | columns | dict(head=head, model_name_or_path=self.folder / "base") | flags
+            run_main(fine_tune_t5.main, *argv_of(flags | dict(output_dir=folder)))
+        return folder
+
+    def test_embeddings_are_those_of_sentence_transformers(self):
+        """By OpenAI's client, from several threads, alone and in a list, in both formats; a query with its prompt."""
+        from sentence_transformers import SentenceTransformer
+
+        folder = self.model("embedding", source_prefix="find: ")
+        own = SentenceTransformer(str(folder), device="cpu")
+        wanted = own.encode(self.texts)
+        with served("--model_name_or_path", folder, "--max_wait_ms", 50) as it, ThreadPoolExecutor(8) as clients:
+            client = openai.OpenAI(base_url=f"http://127.0.0.1:{it.port}/v1", api_key="any", max_retries=0)
+            self.addCleanup(client.close)
+            (about,) = client.models.list().data
+            self.assertEqual((about.id, about.kind, about.dimensions), ("embedding", "embedding", wanted.shape[1]))
+
+            def embeddings(given: object, **more: object) -> np.ndarray:
+                found = client.embeddings.create(model=about.id, input=given, **more)
+                self.assertEqual([one.index for one in found.data], list(range(len(found.data))))
+                return np.array([one.embedding for one in found.data])
+
+            alone = list(clients.map(embeddings, self.texts))
+            np.testing.assert_allclose(np.concatenate(alone), wanted, atol=1e-6)
+            self.assertLess(sum(it.service.counters.batches.counts), len(self.texts))
+            np.testing.assert_allclose(embeddings(self.texts), wanted, atol=1e-6)
+            np.testing.assert_allclose(embeddings(self.texts, encoding_format="float"), wanted, atol=1e-6)
+            for kind, encode in (("query", own.encode_query), ("document", own.encode_document)):
+                found = embeddings(self.texts[:9], extra_body={"input_type": kind}, dimensions=wanted.shape[1])
+                np.testing.assert_allclose(found, encode(self.texts[:9]), atol=1e-6)
+            self.assertGreater(np.abs(own.encode_query(self.texts[:9]) - wanted[:9]).max(), 1e-3)
+            self.assertEqual(embeddings(["a"] * 2048).shape, (2048, wanted.shape[1]))
+            status, answer = it.ask("/v1/embeddings", {"input": self.texts[0], "encoding_format": "base64"})
+            self.assertEqual((status, answer["object"]), (200, "list"))
+            (one,) = answer["data"]
+            numbers = np.frombuffer(base64.b64decode(one["embedding"]), "<f4")
+            np.testing.assert_allclose(numbers, wanted[0], atol=1e-6)
+            read = len(own.tokenizer(self.texts[0])["input_ids"])
+            self.assertEqual(answer["usage"], {"prompt_tokens": read, "total_tokens": read})
+
+    def test_wrong_requests_get_one_line(self):
+        folder, ids = self.model("embedding", source_prefix="find: "), r"input\[0\]: must be a text, .*token ids are"
+        with served("--model_name_or_path", folder, "--max_source_length", 8, "--max_queue", 4) as it:
+            for body, status, message in (
+                (b"{", 400, "the request is no JSON object"),
+                ({}, 400, "input: Field required"),
+                ({"input": []}, 400, "input: is an empty list"),
+                ({"input": ""}, 400, "input: is an empty text"),
+                ({"input": ["a", " "]}, 400, r"input\[1\]: is an empty text"),
+                ({"input": [1, 2]}, 400, ids),
+                ({"input": [[1, 2]]}, 400, ids),
+                ({"input": {"text": "a"}}, 400, "input: must be a text"),
+                (b'{"input": "\\ud800"}', 400, "input holds half of a character"),
+                ({"input": "a", "model": "other"}, 404, "model other: this server has embedding"),
+                ({"input": "a", "dimensions": 3}, 400, r"dimensions 3: an embedding has \d+ numbers: leave it out"),
+                ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format: Input should be 'float' or"),
+                ({"input": "a", "input_type": "passage"}, 400, "input_type: Input should be 'query' or 'document'"),
+                ({"input": ["a", "yes no " * 40]}, 400, r"input\[1\]: has \d+ tokens, and the model reads at most 8"),
+                ({"input": ["a"] * 5}, 400, "input: makes 5 texts, and at most 4 can wait"),
+                ({"input": "a", "n": 2}, 400, "n: Extra inputs are not permitted"),
+            ):
+                with self.subTest(message):
+                    found, answer = it.ask("/v1/embeddings", body)
+                    self.assertEqual(found, status, answer)
+                    self.assertRegex(answer["error"]["message"], message)
+                    self.assertNotIn("\n", answer["error"]["message"])
+            for path in ("/v1/completions", "/v1/classify"):
+                status, answer = it.ask(path, {"input": "a"})
+                self.assertEqual(status, 404)
+                self.assertEqual(answer["error"]["message"], f"{path}: this server answers /v1/embeddings")
+            self.assertEqual(it.ask("/v1/embeddings", {"input": "a"})[0], 200)
+            page = it.ask("/metrics")[1]
+            self.assertIn('t5_requests_total{status="404"} 1\n', page)
+            self.assertIn('t5_tokens_total{side="written"} 0\n', page)
+        with served("--model_name_or_path", folder, "--max_source_length", 8, "--cut_sources") as it:
+            (one,) = it.ask("/v1/embeddings", {"input": "yes no " * 40})[1]["data"]
+            self.assertGreater(one["cut_from"], 40)
+
+    @parameterized.parameters("class", "labels", "number", "tokens")
+    def test_a_head_answers_as_predict_t5_does(self, head):
+        folder, answers = self.model(head), self.folder / f"{head}.answers"
+        files = ["--input_file", self.folder / "rows.jsonl", "--output_file", answers]
+        run_main(predict_t5.main, "--use_cpu", "--model_name_or_path", folder, *files)
+        names = ("prediction", "probabilities")
+        wanted = [json.loads(line) for line in answers.read_text().splitlines()]
+        wanted = [{name: row[name] for name in names if name in row} for row in wanted]
+        column = COLUMNS[head][0]
+        with served("--model_name_or_path", folder, "--max_wait_ms", 50) as it, ThreadPoolExecutor(8) as clients:
+
+            def classify(given: object) -> list[dict]:
+                status, answer = it.ask("/v1/classify", {"input": given, "model": head})
+                self.assertEqual(status, 200, answer)
+                self.assertEqual([one.pop("index") for one in answer["data"]], list(range(len(answer["data"]))))
+                self.assertStartsWith(answer["id"], "classify-")
+                return answer["data"]
+
+            def alike(found: list[dict], expected: list[dict]) -> None:
+                for one, other in zip(found, expected, strict=True):
+                    self.assertEqual(one.keys(), other.keys())
+                    if head == "number":
+                        self.assertAlmostEqual(one["prediction"], other["prediction"], delta=1e-4)
+                        continue
+                    self.assertEqual(one["prediction"], other["prediction"])
+                    chances = [
+                        [*row["probabilities"].values()] if head != "tokens" else row["probabilities"]
+                        for row in (one, other)
+                    ]
+                    np.testing.assert_allclose(*chances, atol=1e-5)
+
+            alike([one for of_text in clients.map(classify, self.texts) for one in of_text], wanted)
+            alike(classify(self.texts), wanted)
+            alike(classify({column: self.texts[0]}), wanted[:1])
+            if head == "tokens":
+                alike(classify([{"words": text.split()} for text in self.texts[:5]]), wanted[:5])
+            (about,) = it.ask("/v1/models")[1]["data"]
+            self.assertEqual((about["kind"], about["inputs"]), (head, [column]))
+            self.assertEqual(about["labels"], {"class": ["False", "True"], "number": None}.get(head, ["C", "V"]))
+            for given, message in (
+                ({"other": "a"}, f"input: must be a text, an object with the columns {column}"),
+                ({column: None}, f"input: {column} must be a text or a number"),
+                ([], "input: is an empty list"),
+                ({column: ["a b"]}, "input: words: the word 'a b' .* has a space" if head == "tokens" else "input: "),
+            ):
+                status, answer = it.ask("/v1/classify", {"input": given})
+                self.assertEqual(status, 400)
+                self.assertRegex(answer["error"]["message"], message)
+
+    def test_the_end_and_a_model_that_fails(self):
+        """What was taken is answered; new requests get 503. A failure is told, and ends nothing."""
+        begun, goes_on = threading.Event(), threading.Event()
+        with served("--model_name_or_path", self.model("class"), "--max_wait_ms", 0) as it:
+            batches, encoder = it.service.batches, it.service.encoder
+
+            def held(inputs: list) -> list:
+                begun.set()
+                self.assertTrue(goes_on.wait(60))
+                return encoder.answer(inputs)
+
+            batches.engine = encoder._replace(answer=mock.Mock(side_effect=RuntimeError("no memory")))
+            with mock.patch("traceback.print_exc") as printed:
+                self.assertEqual(it.ask("/v1/classify", {"input": "a"})[0], 500)
+            printed.assert_called_once()
+            batches.engine = encoder._replace(answer=held)
+            with ThreadPoolExecutor(1) as clients:
+                first = clients.submit(it.ask, "/v1/classify", {"input": "a"})
+                self.assertTrue(begun.wait(60))
+                it.service.ends = True
+                self.assertEqual(it.ask("/v1/classify", {"input": "a"})[0], 503)
+                goes_on.set()
+                self.assertEqual(first.result()[0], 200)
+
+    @parameterized.parameters(
+        (["--input_file", "in.txt"], "--input_file in.txt: is for the inputs of a file, which --serve replaces"),
+        (["--num_beams", "2"], "--num_beams 2: a head writes no text"),
+        (["--web"], "--serve: excludes --web"),
+    )
+    def test_flags_that_do_not_go_together(self, flags, message):
+        folder = self.model("class")
+        _, _, error = run_main(predict_t5.main, "--serve", "--model_name_or_path", folder, *flags, code=2)
+        self.assertIn(message, error)
