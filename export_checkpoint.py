@@ -18,10 +18,10 @@ if __name__ == "__main__":
 
 
 import copy
+import dataclasses
 import itertools
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -54,8 +54,7 @@ from foundry.features import Features, features_of, offered
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
-from foundry.modeling.weights import adapters
-from foundry.publishing.exported_weights import ExportedWeights
+from foundry.modeling.weights import ModelSource, adapters
 from foundry.publishing.exports import COMPARISON, Original, compare, described, encode, pytorch_answers
 from foundry.publishing.publication import Publication
 from foundry.publishing.records import first_entry, read_run, task_of
@@ -66,8 +65,7 @@ from tasks.task_records import read_record
 # Files that load_model reads; it merges those of adapters.
 READ_WEIGHTS = WEIGHTS + tuple(adapter.weights for adapter in adapters())
 FEATURES = features_of("export_checkpoint")
-WRITERS = offered("FORMATS")  # {format: function that imports its Writer}
-CHECKS = offered("FORMAT_CHECKS")
+FORMATS = offered("FORMATS")  # {format: function that imports its Format}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (
@@ -82,7 +80,7 @@ TEXTS = (
 )
 
 
-@dataclass
+@dataclasses.dataclass
 class ExportArguments:
     """What is exported, where to, and how."""
 
@@ -95,7 +93,7 @@ class ExportArguments:
     formats: list[str] = option(
         ["huggingface"],
         "Formats to write; the others into folders inside huggingface's.",
-        choices=("huggingface", *WRITERS),
+        choices=("huggingface", *FORMATS),
     )
     dtype: str = option("float32", "Type of the weights in the Hugging Face folder.", choices=tuple(DTYPES))
     samples_file: str | None = option(None, "File of these texts: lines, or rows with `source` (predictions.jsonl).")
@@ -206,9 +204,9 @@ def export(
     found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted), 0.0)}
     lines = {"huggingface": described(found["huggingface"])}
     del again
-    for kind in [kind for kind in WRITERS if kind in args.formats]:
+    for kind in [kind for kind in FORMATS if kind in args.formats]:
         print_once(f"writing and comparing {kind}")
-        found[kind], lines[kind] = WRITERS[kind]()(kind, original, folder / kind)
+        found[kind], lines[kind] = FORMATS[kind]().write(kind, original, folder / kind)
         write_json(folder / kind / COMPARISON, found[kind])
     return found, lines
 
@@ -218,13 +216,9 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     """Runs the script; returns {format: its comparison with PyTorch}."""
     args, *groups = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(groups)
-    flags = Flags(args, *groups)
-    features.check_rules(flags)
     check_flags(args)
-    for feature in features:
-        feature.decide(flags)
-    source = features.one(ExportedWeights)
-    checkpoint = find_checkpoint(source.named(args.model_name_or_path))
+    args = dataclasses.replace(args, **features.decide(Flags(args, *groups)))
+    checkpoint = find_checkpoint(args.model_name_or_path)
     folders = (Path(checkpoint), Path(checkpoint).parent)
     run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
     tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
@@ -232,11 +226,11 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
         record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
     texts, texts_from = texts_to_compare(args, record["run"], tokenizer)
-    config, others = load_config(checkpoint, "--model_name_or_path"), [kind for kind in WRITERS if kind in args.formats]
-    for kind in [kind for kind in others if kind in CHECKS]:
-        CHECKS[kind]()(config, kind)
+    config, others = load_config(checkpoint, "--model_name_or_path"), [kind for kind in FORMATS if kind in args.formats]
+    for kind in others:
+        FORMATS[kind]().check(config, kind)
     check_room(config, f"--model_name_or_path {checkpoint}")
-    model, record = source.model(checkpoint).eval(), source.told(record)
+    model = (features.one(ModelSource).loaded(checkpoint, None) or load_model(checkpoint)).eval()
     fit_vocabulary(model, len(tokenizer))
     record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
     weights = count_parameters(model)
@@ -247,6 +241,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     plan["compared on"] = f"{len(texts)} texts: {texts_from}"
     for feature in features:
         plan |= feature.plan(args, model)
+        record |= feature.record()
     start_summary(plan, title="export")
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
         beams = read_record(checkpoint).get("generation_num_beams")

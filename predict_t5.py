@@ -234,7 +234,7 @@ def backend_of(plan: Plan) -> Backend:
 
 def engine_of(plan: Plan, device: torch.device) -> Engine:
     """The Engine of --backend."""
-    plan.features.one(Choice).ready(plan, device)
+    plan.choose = plan.features.one(Choice).chooser(plan, device)
     return backend_of(plan).engine(plan, device)
 
 

@@ -40,7 +40,8 @@ class Feature:
         raise NotImplementedError
 
     def decide(self, flags: Flags) -> dict[str, Any]:
-        """{training flag: value} that follows from all flags of the run; `flags.given` has the names of those given."""
+        """{flag of the script: value} that follows from all flags; `flags.given` of a training has the names of those
+        given."""
         return {}
 
     def check(
@@ -53,12 +54,12 @@ class Feature:
         """UserError if it does not go with the model, before a weight is read. tokenizer: None where it is still to be
         trained. packed: whether rows hold several examples."""
 
-    def plan(self, args: Any, model: "PreTrainedModel") -> dict[str, str | None]:
-        """Rows of the plan. model: the one that is trained."""
+    def plan(self, args: Any, model: "PreTrainedModel | None") -> dict[str, str | None]:
+        """Rows of the plan. args: flags of the script. model: the one that is trained or exported."""
         return {}
 
     def record(self) -> dict[str, Any]:
-        """What run.json holds of it beside its flags."""
+        """What run.json, or the card of an export, holds of it beside its flags."""
         return {}
 
     def check_resumed(self, checkpoint: str, run: dict) -> None:

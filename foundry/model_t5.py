@@ -51,7 +51,7 @@ from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
-from foundry.modeling.weights import Overrides, Part, Weights, adapters
+from foundry.modeling.weights import ModelSource, Overrides, Weights, adapters
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -151,10 +151,10 @@ def get_model(
     was pre-trained with 0 and is fine-tuned with 0.1). None: the rate of args goes into the configuration, too.
     ValueError if tokenizer and model do not fit.
     """
-    changed, part = None, features.one(Part)
+    changed, source = None, features.one(ModelSource)
     if args.model_name_or_path:
         as_saved = reads_as_saved(features.one(Weights).form())
-        model = part.loaded(args.model_name_or_path, args.attn_implementation)
+        model = source.loaded(args.model_name_or_path, args.attn_implementation)
         model = model or load_model(args.model_name_or_path, args.attn_implementation, as_saved)
         features.one(Overrides).change(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
@@ -165,7 +165,7 @@ def get_model(
         # Trainer would add the tokenizer's EOS to T5's, id 1, which may be another token of this tokenizer.
         for name in ("pad_token_id", "eos_token_id"):
             setattr(config, name, getattr(tokenizer, name))
-        model = part.created(config, args.attn_implementation) or create_model(config, args.attn_implementation)
+        model = source.created(config, args.attn_implementation) or create_model(config, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
     _adjust(model, args, dropout, features, changed)
     return model, changed
@@ -188,7 +188,7 @@ def planned_model(
         overrides = parse_overrides(args.config_overrides)
         config = build_config(args.config_name or "t5-v1_1-small", vocab_size, overrides)
     with torch.device("meta"):
-        model = features.one(Part).created(config, args.attn_implementation)
+        model = features.one(ModelSource).created(config, args.attn_implementation)
         model = model or create_model(config, args.attn_implementation)
     if args.model_name_or_path:
         features.one(Overrides).change(model, parse_overrides(args.config_overrides))

@@ -27,7 +27,7 @@ from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from foundry.modeling.weights import Weights
 from foundry.training.drawn_answers import drawing, uniform_numbers
-from tasks.choice import Candidate, Choice
+from tasks.choice import Candidate, Chooser
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import as_list, source_text, value_of_text
@@ -56,7 +56,8 @@ class Engine(NamedTuple):
 class Plan:
     """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
 
-    folder: has the tokenizer and task.json. limit_from: what says how many tokens an answer may have. lengths: {tokens
+    folder: has the tokenizer and task.json. limit_from: what says how many tokens an answer may have. choose: which of
+    several texts is the answer, once the engine is loaded. lengths: {tokens
     of a text, cut at --max_source_length: how many had as many so far}. endless, no_value: how many answers so far end
     at the limit, and are no label or number, where the task is to write one.
     """
@@ -69,6 +70,7 @@ class Plan:
     search: dict
     limit_from: str
     features: Features = NO_FEATURES
+    choose: Chooser | None = None
     lengths: Counter = field(default_factory=Counter)
     endless: int = 0
     no_value: int = 0
@@ -248,7 +250,7 @@ def candidates_of(
         return candidates
     if plan.search.get("do_sample"):  # beams are sorted already
         candidates = [sorted(drawn, key=lambda one: -one.log_probability) for drawn in candidates]
-    return plan.features.one(Choice).chosen(texts, candidates, plan) or candidates
+    return plan.choose(texts, candidates) if plan.choose else candidates
 
 
 def draws_of(texts: list[tuple[int, int]], engine: Engine, plan: Plan) -> dict[str, Callable]:
@@ -289,6 +291,6 @@ def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
         "inputs": inputs,
         "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
         "search": search,
-        "choice": plan.features.one(Choice).choice(),
+        **{row: text for feature in plan.features for row, text in feature.plan(plan.args, None).items()},
         "limit": f"{plan.limit:,} tokens of an answer ({plan.limit_from})",
     }

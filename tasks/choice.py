@@ -1,5 +1,6 @@
 """The kind of features that choose the answer to an input among several texts."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foundry.features import Feature
@@ -18,16 +19,15 @@ class Candidate(NamedTuple):
     more: dict[str, float] = {}
 
 
+# (the texts that the model has read, the candidates of each) -> the candidates of each, the answer first
+Chooser = Callable[[list[str], list[list[Candidate]]], list[list[Candidate]]]
+
+
 class Choice(Feature):
     """Which of the texts of an input is its answer: by the core the first one of the search, and the likeliest one of
-    those that were drawn. plan: the Plan of tasks/answering.py."""
+    those that were drawn."""
 
-    def ready(self, plan: Any, device: "torch.device") -> None:
-        """Loads what choosing needs, before an input is answered. UserError if it does not go with the task."""
-
-    def choice(self) -> str | None:
-        """A row of the plan."""
+    def chooser(self, plan: Any, device: "torch.device") -> Chooser | None:
+        """What chooses, with all that it needs loaded; None: the first one. plan: the Plan of tasks/answering.py.
+        UserError if it does not go with the task."""
         return None
-
-    def chosen(self, texts: list[str], candidates: list[list[Candidate]], plan: Any) -> list[list[Candidate]] | None:
-        """The candidates of each of the texts that the model has read, the answer first; None: as they are."""

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
 from foundry.common.paths import check_output_dir
-from foundry.publishing.exported_weights import ExportedWeights
+from foundry.modeling.weights import ModelSource
 
 
 @dataclass
-class Averages(ExportedWeights):
+class Averages(ModelSource):
     """Exports the mean of the weights of `folders`."""
 
     _argument_group_name = "export"
@@ -36,8 +36,9 @@ class Averages(ExportedWeights):
         return bool(self.average or self.average_last)
 
     def decide(self, flags: Flags) -> dict[str, Any]:
-        """UserError, before any weight is read, unless the checkpoints can be averaged: two or more whole folders with
-        the same tensors and the same tokenizer."""
+        """The newest of the checkpoints, beside whose weights the tokenizer and the records lie. UserError, before any
+        weight is read, unless they can be averaged: two or more whole folders with the same tensors and the same
+        tokenizer."""
         from features.averages.mean import check_alike, last_checkpoints, named_checkpoints
 
         if self.average:
@@ -51,13 +52,9 @@ class Averages(ExportedWeights):
             self.folders = last_checkpoints(Path(flags.model_name_or_path), self.average_last)
         check_output_dir(flags.output_dir, flags.overwrite_output_dir, map(str, self.folders))
         check_alike(self.folders)
-        return {}
+        return {"model_name_or_path": str(self.folders[-1])}
 
-    def named(self, name: str) -> str:
-        """The newest of them."""
-        return str(self.folders[-1])
-
-    def model(self, checkpoint: str) -> Any:
+    def loaded(self, name_or_path: str, attention: str | None) -> Any:
         from features.averages.mean import mean_model
 
         return mean_model(self.folders)
@@ -65,12 +62,9 @@ class Averages(ExportedWeights):
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         return {"weights": f"the mean of {len(self.folders)} checkpoints: {', '.join(self._names())}"}
 
-    def told(self, record: dict) -> dict:
-        """Says so, without the numbers of the run, which are those of other weights."""
-        lines = [
-            {name: value for name, value in line.items() if not name.startswith("eval_")} for line in record["metrics"]
-        ]
-        return record | {"averaged": self._names(), "results": {}, "metrics": lines}
+    def record(self) -> dict[str, Any]:
+        """What a card says of them; the results of the run are those of other weights."""
+        return {"averaged": self._names(), "results": {}}
 
     def _names(self) -> list[str]:
         names = [path.name for path in self.folders]

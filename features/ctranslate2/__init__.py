@@ -14,8 +14,7 @@ from typing import ClassVar
 from foundry.common.flags import Rules
 from foundry.features import Feature
 
-FORMATS = dict.fromkeys(("ctranslate2", "ctranslate2_int8"), "engine:export")
-FORMAT_CHECKS = dict.fromkeys(FORMATS, "engine:refuse_model")
+FORMATS = dict.fromkeys(("ctranslate2", "ctranslate2_int8"), "engine:FORMAT")
 BACKENDS = {"ctranslate2": "engine:BACKEND"}
 
 

@@ -24,6 +24,7 @@ from foundry.publishing.exports import (
     COMPARISON,
     NEW_TOKENS,
     Answers,
+    Format,
     Original,
     compare,
     described,
@@ -296,4 +297,5 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
     return Engine(write, score, deciding_settings(config), as_list(config.eos_token_id or eos))
 
 
+FORMAT = Format(export, refuse_model)
 BACKEND = Backend(with_ctranslate2, lambda name: sorted(engine_folder(name).iterdir()))

@@ -6,5 +6,4 @@ encoder.py writes and compares it.
 """
 
 FEATURE = {}  # it has no flag of its own
-FORMATS = dict.fromkeys(("encoder", "sentence_transformers"), "encoder:export")
-FORMAT_CHECKS = dict.fromkeys(FORMATS, "encoder:refuse_model")
+FORMATS = dict.fromkeys(("encoder", "sentence_transformers"), "encoder:FORMAT")

@@ -18,7 +18,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import write_json
 from foundry.corpora.tokenizers import save_tokenizer
 from foundry.modeling.families import shape_of
-from foundry.publishing.exports import LONGEST_SOURCE, Original, described_within, within
+from foundry.publishing.exports import LONGEST_SOURCE, Format, Original, described_within, within
 
 # Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
 # the activation in eight operations, which round differently from our single one.
@@ -105,3 +105,6 @@ def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     largest = max(float((one - other).abs().max()) for one, other in pairs)
     found = within(kind, largest, TOLERANCE, f"the encoder's output is up to {largest:.3g} off")
     return dict(texts=len(sources)) | found | dict(loaded_by=loaded_by)
+
+
+FORMAT = Format(export, refuse_model)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option, refuse
 from foundry.modeling.learning import Learning
-from foundry.modeling.weights import Part, Weights
+from foundry.modeling.weights import ModelSource, Weights
 from tasks.row_source import RowSource
 
 EMBEDDING = "embedding"
@@ -40,7 +40,7 @@ _OF_EMBEDDINGS = "embedding_temperature normalize_embeddings negative_column sco
 
 
 @dataclass
-class Heads(RowSource, Learning, Part):
+class Heads(RowSource, Learning, ModelSource):
     """A head on the encoder, in place of the decoder."""
 
     _argument_group_name = "head on the encoder"

@@ -13,8 +13,7 @@ from typing import ClassVar
 from foundry.common.flags import Rules
 from foundry.features import Feature
 
-FORMATS = dict.fromkeys(("gguf", "gguf_q8_0", "gguf_encoder"), "llama_engine:export")
-FORMAT_CHECKS = dict.fromkeys(FORMATS, "writing:refuse_model")
+FORMATS = dict.fromkeys(("gguf", "gguf_q8_0", "gguf_encoder"), "llama_engine:FORMAT")
 BACKENDS = {"gguf": "llama_engine:BACKEND"}
 
 

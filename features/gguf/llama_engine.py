@@ -17,7 +17,7 @@ import torch
 from transformers import GenerationConfig
 
 from constants import IGNORE_INDEX
-from features.gguf.writing import FILE, write_gguf
+from features.gguf.writing import FILE, refuse_model, write_gguf
 from foundry.common.errors import UserError
 from foundry.corpora.sentencepiece_models import probe_texts
 from foundry.modeling.generation_settings import deciding_settings
@@ -25,6 +25,7 @@ from foundry.publishing.exports import (
     LONGEST_SOURCE,
     NEW_TOKENS,
     Answers,
+    Format,
     Original,
     compare,
     described,
@@ -231,4 +232,5 @@ def with_llama_cpp(plan: Plan, _: object) -> Engine:
     return Engine(write, score, {}, [eos])  # no setting decides anything: all that do were refused
 
 
+FORMAT = Format(export, refuse_model)
 BACKEND = Backend(with_llama_cpp, lambda name: [model_file(name)])

@@ -40,7 +40,7 @@ def model_card(
     run, results = record["run"], record["results"]
     arguments, task = run.get("arguments", {}), task_of(run)
     entry = first_entry(task, arguments) if task else {}
-    numbers = _numbers(results, record["metrics"])
+    numbers = _numbers(results, [] if "averaged" in record else record["metrics"])
     # An export may be made elsewhere, where a relative path of the run looks like a name of the Hub.
     local = {*local_flags(arguments), *as_list(run.get("local", []))}
     objective, family = arguments.get("objective") or "span_corruption", family_of(model.config)

@@ -9,6 +9,7 @@ similarity.py compares answers, channel.py asks the second model, rerank_answers
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
@@ -54,9 +55,6 @@ class Rerank(Choice):
             "is for the inputs of a file: leave it out, or give --input_file",
         ),
     )
-    # Made by `ready`. It has no type: with one it would be a flag.
-    channel = None
-
     rerank: str | None = option(
         None,
         "Answer with the text that is most like the others (mbr), or that also a second model finds likely (score).",
@@ -89,56 +87,50 @@ class Rerank(Choice):
 
         return {"rerank_weights": contents_digest(files_of(self.rerank_model))}
 
-    def choice(self) -> str:
+    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         if self.rerank == "mbr":
-            return f"the text with the largest mean {self.rerank_metric} to the others"
+            return {"choice": f"the text with the largest mean {self.rerank_metric} to the others"}
         weight = "" if self.rerank_weight == 1 else f"{self.rerank_weight:g} * "
-        return f"by nats of a token: of the answer, and {weight}of the source by {self.rerank_model}"
+        return {"choice": f"by nats of a token: of the answer, and {weight}of the source by {self.rerank_model}"}
 
-    def ready(self, plan: Any, device: Any) -> None:
-        if self.rerank != "score":
-            return
-        if len(plan.entry["inputs"]) > 1:
+    def chooser(self, plan: Any, device: Any) -> Callable:
+        from tasks.registry import source_text
+
+        if self.rerank == "score" and len(plan.entry["inputs"]) > 1:
             raise UserError(
                 f"--rerank score: the task reads {', '.join(plan.reader.inputs)}, and a second model writes one "
                 "source: take --rerank mbr"
             )
-        self.load(device, plan.args.batch_size, plan.args.bf16)
-
-    def load(self, device: Any, batch_size: int, bf16: bool = False) -> None:
-        """Loads the second model."""
-        from features.rerank.channel import Channel
-
-        self.channel = Channel(self.rerank_model, self.rerank_task, self.rerank_prefix, device, batch_size, bf16)
-
-    def chosen(self, texts: list[str], candidates: list, plan: Any) -> list:
-        from tasks.registry import source_text
-
         # What the model reads is a source behind the prefix of its task.
         prefix = source_text(plan.entry, dict.fromkeys(plan.entry["inputs"].values(), ""))
-        sources = [text.removeprefix(prefix) for text in texts]
-        answers = [[one.text for one in found] for found in candidates]
-        nats = [[one.log_probability for one in found] for found in candidates]
-        scored = self.scored(sources, answers, nats)
-        with_scores = (
-            [one._replace(more=more) for one, more in zip(found, numbers, strict=True)]
-            for found, numbers in zip(candidates, scored, strict=True)
-        )
-        return [in_order(found, lambda one: one.more) for found in with_scores]
+        score = self.scorer(device, plan.args.batch_size, plan.args.bf16)
 
-    def scored(
-        self, sources: list[str], answers: list[list[str]], nats: list[list[float]]
-    ) -> list[list[dict[str, float]]]:
-        """What is found of each answer to each source; by the first number it is chosen. nats: log-probabilities of the
-        answers."""
+        def choose(texts: list[str], candidates: list) -> list:
+            sources = [text.removeprefix(prefix) for text in texts]
+            answers = [[one.text for one in found] for found in candidates]
+            nats = [[one.log_probability for one in found] for found in candidates]
+            with_scores = (
+                [one._replace(more=more) for one, more in zip(found, numbers, strict=True)]
+                for found, numbers in zip(candidates, score(sources, answers, nats), strict=True)
+            )
+            return [in_order(found, lambda one: one.more) for found in with_scores]
+
+        return choose
+
+    def scorer(self, device: Any, batch_size: int, bf16: bool = False) -> Callable:
+        """A function (sources, answers to each, their log-probabilities) -> what is found of each answer to each
+        source; by the first number it is chosen. Loads the second model."""
         if self.rerank == "mbr":
             from features.rerank.similarity import mean_similarities
 
-            return [
+            return lambda _sources, answers, _nats: [
                 [{"similarity": round(value, 4)} for value in mean_similarities(texts, self.rerank_metric)]
                 for texts in answers
             ]
-        return self.channel.scored(sources, answers, nats, self.rerank_weight)
+        from features.rerank.channel import Channel
+
+        channel = Channel(self.rerank_model, self.rerank_task, self.rerank_prefix, device, batch_size, bf16)
+        return partial(channel.scored, weight=self.rerank_weight)
 
 
 def in_order(found: list, numbers_of: Callable[[Any], dict[str, float]]) -> list:

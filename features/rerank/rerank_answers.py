@@ -10,7 +10,7 @@ The same command resumes a stopped run.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -57,14 +57,14 @@ def answers_of(row: dict, place: str, source_column: str | None) -> list[dict]:
     return found
 
 
-def chosen_again(rows: list[dict], rerank: Rerank, source_column: str) -> Iterator[dict]:
-    """The rows with their n_best in the new order; a row without answers stays."""
+def chosen_again(rows: list[dict], score: Callable, source_column: str) -> Iterator[dict]:
+    """The rows with their n_best in the new order; a row without answers stays. score: as of `Rerank.scorer`."""
     for row in rows:
         found = row["n_best"]
         if len(found) > 1:
             texts = [[one["prediction"] for one in found]]
             nats = [[one["log_probability"] for one in found]]
-            (numbers,) = rerank.scored([row.get(source_column)], texts, nats)
+            (numbers,) = score([row.get(source_column)], texts, nats)
             pairs = in_order(list(zip(found, numbers, strict=True)), lambda pair: pair[1])
             found = [{name: one[name] for name in ("prediction", "log_probability")} | more for one, more in pairs]
         yield row | ({"prediction": found[0]["prediction"], "n_best": found} if found else {})
@@ -101,14 +101,14 @@ def main(argv: list[str] | None = None) -> dict[str, int]:
     settings |= {"source_column": column, "answers": contents_digest([Path(args.answers_file)])}
     with told_if_full(f"--output_file {args.output_file}", "Free some space: then the same command resumes."):
         output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
-    rows = {"answers": f"{lines:,} lines of {args.answers_file}", "choice": rerank.choice()}
+    rows = {"answers": f"{lines:,} lines of {args.answers_file}", **rerank.plan(args, None)}
     rows |= {"continued": f"{output.done:,} were chosen before" if output.done else None}
     start_summary(rows | {"written to": args.output_file}, title="choosing again")
-    if rerank.rerank == "score" and output.done < lines:
-        rerank.load(PartialState(cpu=args.use_cpu or not has_accelerator()).device, args.batch_size)
+    if output.done < lines:
+        score = rerank.scorer(PartialState(cpu=args.use_cpu or not has_accelerator()).device, args.batch_size)
     changed, left = 0, itertools.islice(read_rows(Path(args.answers_file)), output.done, None)
     while part := list(itertools.islice(left, LINES)):
-        chosen = list(chosen_again(part, rerank, args.source_column))
+        chosen = list(chosen_again(part, score, args.source_column))
         changed += sum(one["prediction"] != row["prediction"] for one, row in zip(chosen, part, strict=True))
         with told_if_full(f"--output_file {args.output_file}", "Free some space: then the same command resumes."):
             output.append(chosen)

@@ -20,15 +20,15 @@ class Overrides(Feature):
             raise UserError(f"--config_overrides {key}={value}: is for a new model, and a checkpoint has its own shape")
 
 
-class Part(Feature):
-    """Which part of a model is trained, with what in place of the rest: by the core the encoder-decoder whole."""
+class ModelSource(Feature):
+    """Which model is trained or exported: by the core the encoder-decoder with the weights of one checkpoint."""
 
     def created(self, config: "PreTrainedConfig", attention: str | None) -> "PreTrainedModel | None":
-        """The model of fresh weights, made once on the meta device too; None: the encoder-decoder."""
+        """The model of fresh weights, made once on the meta device too; None: the core's own."""
         return None
 
     def loaded(self, name_or_path: str, attention: str | None) -> "PreTrainedModel | None":
-        """The model of a checkpoint; None: the encoder-decoder. UserError if the checkpoint lacks the part."""
+        """The model of a checkpoint; None: the core's own. UserError if the checkpoint does not have it."""
         return None
 
 

@@ -8,6 +8,7 @@ tolerance below the best.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,12 +42,16 @@ class Original:
     num_beams: int | None = None
 
 
-# What a feature offers by an entry of `FORMATS` in its `__init__.py`: it writes the format of this name into a new
-# folder and loads it again, and returns (its comparison with PyTorch, one line about it). UserError if they differ.
-Writer = Callable[[str, Original, Path], tuple[dict, str]]
-# One by an entry of `FORMAT_CHECKS`: UserError that says what is missing, if the format cannot hold a model of this
-# configuration. It is called with the format's name, before a weight is read.
-Check = Callable[[PreTrainedConfig, str], None]
+class Format(NamedTuple):
+    """What a feature offers by an entry of `FORMATS` in its `__init__.py`.
+
+    write: writes the format of this name into a new folder and loads it again; returns (its comparison with PyTorch,
+    one line about it). UserError if they differ. check: UserError that says what is missing, if the format of this name
+    cannot hold a model of this configuration; it is called before a weight is read.
+    """
+
+    write: Callable[[str, Original, Path], tuple[dict, str]]
+    check: Callable[[PreTrainedConfig, str], None]
 
 
 def export_of(folder: Path) -> Path:

@@ -42,7 +42,7 @@ def write_format(export: Path, kind: str, model: PreTrainedModel) -> None:
     """Writes the model in the format of a backend into its folder of an export."""
     shutil.rmtree(export / kind, ignore_errors=True)
     original = Original(model, load_tokenizer(str(export)), [], Answers([], []))
-    found, _ = offered("FORMATS")[kind]()(kind, original, export / kind)
+    found, _ = offered("FORMATS")[kind]().write(kind, original, export / kind)
     write_json(export / kind / COMPARISON, found)
 
 
