@@ -75,6 +75,8 @@ class Task:
     of the evaluated model. functions: {field of the entry: name of its function}.
     """
 
+    early: tuple[list[dict], Counter] | None = None  # training rows that the next `read` need not read again
+
     def __init__(
         self, name: str, entry: dict, args: TaskArguments, is_one_of_several: bool = False, recorded: dict | None = None
     ):
@@ -106,11 +108,17 @@ class Task:
 
     def rows_of(self, split: str, left_out: Counter) -> list[dict]:
         """The rows of a split; left_out and `files` get what `load_rows` adds to them."""
+        if split == "train" and self.early:
+            rows, counts = self.early
+            left_out.update(counts)
+            self.early = None
+            return rows
         return load_rows(self.name, self.entry, self.args, split, left_out, self.files)
 
     def training_rows(self) -> list[dict]:
-        """Those by which the length of targets is chosen: all."""
-        return self.read(["train"])["train"][: self.args.max_train_samples]
+        """Those by which the length of targets is chosen, and a tokenizer is trained: all."""
+        self.early = self.rows_of("train", left_out := Counter()), left_out
+        return self.early[0][: self.args.max_train_samples]
 
     def label(self, split: str) -> str:
         """What the names of a split's metrics begin with after "eval_": "", "cola", "validation_matched" or
@@ -437,7 +445,7 @@ class Tasks:
         """The sources and targets of all training rows, for a tokenizer that is trained on them."""
         texts = []
         for task in self:
-            for row in task.read(["train"])["train"][: self.args.max_train_samples]:
+            for row in task.training_rows():
                 texts.append(registry.source_text(task.entry, row))
                 texts += registry.reference_texts(task.name, task.entry, row)
         return texts

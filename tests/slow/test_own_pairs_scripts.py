@@ -23,6 +23,7 @@ import constants
 import evaluate_t5
 import fine_tune_t5
 import predict_t5
+import tasks.tasks
 
 ROOT = Path(constants.__file__).parent
 ROWS = [
@@ -156,7 +157,10 @@ class ScriptsTest(TestCase):
             (self.folder / name).write_text("".join(pairs[: None if name == "long.jsonl" else 4]))
         given = f"--train_file {self.folder}/long.jsonl --validation_file {self.folder}/dev.jsonl --source_column text "
         given += f"--target_column answer --max_target_length auto --max_eval_samples 4 {flags}"
-        _, printed = self.fine_tune(given.split())
+        with mock.patch.object(tasks.tasks, "load_rows", wraps=tasks.tasks.load_rows) as reading:
+            _, printed = self.fine_tune(given.split())
+        trained_on = [call.args[0] for call in reading.call_args_list if call.args[3] == "train"]
+        self.assertLen({*trained_on}, len(trained_on))  # each task's rows are read once
         share = r"99\.9 % of the training targets fit"
         self.assertRegex(printed, rf"target length +{wanted} tokens, in which {share} \({told}\)\n")
         for file in ("task.json", "run.json"):
