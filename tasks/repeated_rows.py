@@ -173,7 +173,8 @@ def described_repeats(counts: RowCounts, target_type: str) -> str | None:
     parts, rows = [], max(counts.rows, 1)
     if counts.row and counts.row[2] >= max(FEW_ROWS, COMMON_ROWS * rows):
         source, target, times = counts.row
-        parts.append(f"{_quoted(source)} -> {_quoted(target)} stands {times:,} times")
+        shown = f"{_quoted(source)} -> {_quoted(target)}" if counts.target else _quoted(source)
+        parts.append(f"{shown} stands {times:,} times")
     if counts.target and counts.target[1] >= max(FEW_ROWS, COMMON_TARGET[target_type] * rows):
         target, times = counts.target
         parts.append(f"{percent(times / rows)} of the targets are {_quoted(target)}")

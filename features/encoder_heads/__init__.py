@@ -7,8 +7,8 @@
         --model_name_or_path out/pre_train_t5
 
 tagged_texts.py reads words with tags, head_kinds.py has what differs between the heads, head_models.py makes and loads
-the models, which are transformers' own; head_tasks.py has the rows, head_trainer.py loss and evaluation, and
-head_answers.py evaluates and answers for evaluate_t5.py and predict_t5.py.
+the models, which are transformers' own; head_tasks.py finds the task, head_rows.py has its tokens and labels,
+head_trainer.py loss and evaluation, and head_answers.py evaluates and answers for evaluate_t5.py and predict_t5.py.
 
 Embeddings have no head. pair_rows.py has their rows, encoders.py the models, embedder.py loss and evaluators
 (sentence-transformers' own), sentence_folder.py the folder, embedding_answers.py what the two scripts do with it.

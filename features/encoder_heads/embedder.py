@@ -35,6 +35,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from constants import IGNORE_INDEX
+from features.encoder_heads.head_trainer import EncoderTrainer
 from foundry.modeling.families import shape_of
 from foundry.modeling.loss import LossOutput
 from foundry.trainer_t5 import T5Trainer
@@ -183,32 +184,17 @@ class RowsCallback(TrainerCallback):
         return self.trainer.accelerator.reduce(rows, "sum")
 
 
-class EmbeddingTrainer(T5Trainer):
-    """A T5Trainer whose evaluation keeps the embeddings of each row, and whose folders are sentence-transformers'.
-    embedder, longest and prefix: set once by `of`."""
+class EmbeddingTrainer(EncoderTrainer):
+    """Its evaluation keeps the embeddings of each row, and its folders are sentence-transformers'. longest: tokens of a
+    text. prefix: put before sources."""
 
     embedder: Embedder
     longest: int
     prefix: str
 
-    @classmethod
-    def of(cls, embedder: Embedder, longest: int, prefix: str) -> type["EmbeddingTrainer"]:
-        """longest: tokens of a text. prefix: put before sources."""
-        own = dict(embedder=embedder, longest=longest, prefix=prefix)
-        return type(cls.__name__, (cls,), own | {"__module__": cls.__module__})
-
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict,
-        prediction_loss_only: bool,  # noqa: ARG002
-        ignore_keys: list[str] | None = None,  # noqa: ARG002
-    ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """(None, (embeddings [B, K, D], tokens of each source [B]), labels [B, T])."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager(), self.accelerator.autocast():
-            embeddings = self.embedder.embed(self.model, inputs, inputs["labels"])
-        return None, (embeddings, inputs["attention_mask"].sum(1)), inputs["labels"]
+    def kept(self, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+        """(embeddings [B, K, D], tokens of each source [B])."""
+        return self.embedder.embed(self.model, inputs, inputs["labels"]), inputs["attention_mask"].sum(1)
 
     def _save(self, output_dir=None, state_dict=None):
         """Overrides T5Trainer to write the files of sentence-transformers too."""

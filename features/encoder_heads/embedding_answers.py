@@ -19,31 +19,28 @@ from constants import TASK_RECORD
 from features.encoder_heads.embedder import Embedder
 from features.encoder_heads.encoders import load_encoder
 from features.encoder_heads.head_answers import (
+    EncoderAnswers,
+    Evaluated,
     by_batches,
     check_prediction,
-    fill_in,
-    refuse_all,
-    settle_output_dir,
     splits_to_evaluate,
 )
 from features.encoder_heads.pair_rows import LoadedPairs, PairTasks, cutting_collator, trainer_of
 from foundry.arguments.own_pairs import prefix_of
-from foundry.arguments.training import decide_features
+from foundry.arguments.task import TaskArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
-from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process
+from foundry.common.processes import finish_process_group, has_accelerator, is_first_process
 from foundry.common.reports import end_summary, record_json, start_summary
 from foundry.common.whole_folders import patiently, told_if_full
 from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
-from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
-from foundry.runs.run import Run, shown_numbers
-from foundry.runs.tracker import finish_trackers, start_trackers
 from tasks.model_folders import Encoder
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import source_prefix
+from tasks.task_records import recorded_rows
 from tasks.tasks import TaskRows
 
 SUFFIXES = (".npy", ".parquet")
@@ -67,46 +64,24 @@ def embedder_of(folder: str) -> Embedder:
         ) from None
 
 
-class EmbeddingAnswers:
+class EmbeddingAnswers(EncoderAnswers):
     """What evaluate_t5.py and predict_t5.py do with the folder of an encoder that embeds texts."""
 
-    def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
-        """The evaluator's metrics of the pairs that task.json or the flags name; writes all_results.json."""
-        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=about)
-        args, folder = args.replaced(features=Features(features)), evaluation.model_name_or_path
-        refuse_all(_NOT_EVALUATED, evaluation, task_args, args)
-        decide_features(args, evaluation, task_args)
-        embedder, tokenizer = embedder_of(folder), answering_tokenizer(folder, evaluation.tokenizer_name)
+    not_evaluated = _NOT_EVALUATED
+    next = "--input_file texts.txt --output_file texts.npy"
+
+    def found(self, evaluation: Any, task_args: TaskArguments, args: Any, tokenizer: Any) -> Evaluated:  # noqa: ARG002
+        embedder = embedder_of(folder := evaluation.model_name_or_path)
         (task,) = PairTasks.of_flags_and(task_args, embedder)
         loaded = LoadedPairs(task, splits_to_evaluate(evaluation, task), tokenizer, embedder)
-        settle_output_dir(args, evaluation, task)
-        if args.world_size > 1:
-            prints = {split: data._fingerprint for split, data in loaded.data.items()}
-            check_alike(prints, "give all nodes the same files")
-        rows, run = TaskRows([loaded]), Run(args, "evaluation")
-        model = load_encoder(folder, evaluation.attn_implementation)
-        fit_vocabulary(model, len(tokenizer))
-        run.announce({"checkpoint": folder, "embedding": embedder.described()} | rows.described())
-        print_preview(tokenizer, rows.shown(whole=False))
-        collator = cutting_collator(embedder, task_args, tokenizer)
-        options = dict(args=args, data_collator=collator, processing_class=tokenizer)
-        trainer = trainer_of(embedder, task)(model=model, **options)
-        install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
-        start_trackers(trainer, vars(evaluation) | vars(task_args) | args.to_dict() | args.features.flags())
-        results: dict[str, Any] = {}
-        for split, data in loaded.data.items():
-            trainer.compute_metrics = functools.partial(loaded.measured, split)
-            label = "_".join(filter(None, ("eval", task.label(split))))
-            found = trainer.predict(data, metric_key_prefix=label).metrics
-            results |= {name: value for name, value in found.items() if not name.endswith("preparation_time")}
-        finish_trackers(trainer)
-        if is_first_process():
-            run.write_results(results)
-            written = {"written to": f"{run.output_dir}: all_results.json"}
-            more = f"python predict_t5.py --model_name_or_path {folder} --input_file texts.txt --output_file texts.npy"
-            end_summary(shown_numbers(results) | written | {"next": more})
-        finish_process_group()
-        return results
+        loaded.trained = recorded_rows(folder).get(loaded.name)
+        return Evaluated(
+            rows=TaskRows([loaded]),
+            model=functools.partial(load_encoder, folder, evaluation.attn_implementation),
+            trainer_type=trainer_of(embedder, task),
+            collator=cutting_collator(embedder, task_args, tokenizer),
+            plan={"embedding": embedder.described()},
+        )
 
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """{"inputs", "answered"}: how many texts there are; their embeddings are written to --output_file."""

@@ -3,12 +3,13 @@
 They know its folder by the field "head" of task.json (`Answers` of tasks/model_folders.py).
 """
 
+import dataclasses
 import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import PartialState
@@ -19,8 +20,9 @@ from constants import TASK_RECORD
 from features.encoder_heads import Heads
 from features.encoder_heads.head_kinds import Kind, Labels, Number, Tokens, kind_of_record
 from features.encoder_heads.head_models import load_saved
-from features.encoder_heads.head_tasks import SOURCE_LENGTH, HeadData, HeadTasks
-from features.encoder_heads.head_trainer import HeadCollator, outputs_of
+from features.encoder_heads.head_rows import HeadRows, LoadedHead
+from features.encoder_heads.head_tasks import SOURCE_LENGTH, HeadTasks
+from features.encoder_heads.head_trainer import HeadCollator, HeadTrainer, outputs_of
 from features.encoder_heads.tagged_texts import (
     CONLL_SUFFIXES,
     Tagged,
@@ -31,6 +33,7 @@ from features.encoder_heads.tagged_texts import (
     of_source,
     offset_encoder,
 )
+from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import decide_features
 from foundry.common.command_line import parse_arguments
 from foundry.common.digests import contents_digest
@@ -55,7 +58,8 @@ from tasks.front import Front, check_front
 from tasks.model_folders import Encoder
 from tasks.predictions import AnswerFile, InputReader, check_files, recorded_task
 from tasks.registry import as_list, eval_splits, reference_texts
-from tasks.task_records import recorded_flags
+from tasks.task_records import recorded_flags, recorded_rows
+from tasks.tasks import LoadedTask, TaskRows
 
 WINDOW = 32  # batches of each process that are sorted by length and written together
 GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
@@ -79,48 +83,106 @@ def heads_of(record: dict) -> Heads:
     return Heads(head=record["kind"], pooling=record["pooling"] or "mean", characters=form.get("reads") == "letters")
 
 
-class HeadAnswers:
-    """What evaluate_t5.py and predict_t5.py do with the folder of a head."""
+@dataclasses.dataclass
+class Evaluated:
+    """What an evaluation needs. rows: of one task. model: loads it. plan: further rows of the plan."""
 
-    # ------------------------------------------------------------ evaluate_t5.py
+    rows: TaskRows
+    model: Callable[[], Any]
+    trainer_type: type
+    collator: Callable
+    plan: dict[str, str | None]
+
+    @property
+    def loaded(self) -> Any:
+        """The task of the rows; its `measured(split, output)` has the metrics of a split."""
+        return self.rows.tasks[0]
+
+
+class EncoderAnswers:
+    """What evaluate_t5.py does with the folder of an encoder."""
+
+    not_evaluated: ClassVar[dict[str, str]]  # flags that an encoder cannot follow, and why
+    files = "all_results.json"  # are written
+    next: str  # flags of predict_t5.py, with which one may go on
+
+    def found(self, evaluation: Any, task_args: TaskArguments, args: Any, tokenizer: Any) -> Evaluated:
+        """What is evaluated, of the task that the flags name or task.json. UserError if they do not fit."""
+        raise NotImplementedError
+
+    def write(self, folder: Path, loaded: LoadedTask, split: str, kept: Any) -> None:
+        """Writes what a split's rows were answered."""
+
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
-        """The metrics of the task's evaluation rows, or of others that the flags name; writes all_results.json and
-        predictions.jsonl."""
+        """The metrics of the task's evaluation rows, or of others that the flags name; writes all_results.json."""
         evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=about)
-        args = args.replaced(features=Features(features))
-        refuse_all(_NOT_EVALUATED, evaluation, task_args, args)
+        args, folder = args.replaced(features=Features(features)), evaluation.model_name_or_path
+        refuse_all(self.not_evaluated, evaluation, task_args, args)
         decide_features(args, evaluation, task_args)
-        folder = evaluation.model_name_or_path
-        record = head_record(folder)
         tokenizer = answering_tokenizer(folder, evaluation.tokenizer_name)
-        tasks = HeadTasks(heads_of(record), task_args, record)
-        data = HeadData(tasks, tokenizer, args, None, splits_to_evaluate(evaluation, tasks.tasks[0]))
-        settle_output_dir(args, evaluation, tasks.tasks[0])
+        found = self.found(evaluation, task_args, args, tokenizer)
+        settle_output_dir(args, evaluation, found.loaded)
         if args.world_size > 1:
-            check_alike(data.fingerprints(tokenizer), "give all nodes the same files")
-        model = load_saved(folder, args.device)
+            prints = {split: data._fingerprint for split, data in found.loaded.data.items()}
+            check_alike(prints, "give all nodes the same files")
+        model, run = found.model(), Run(args, "evaluation")
         fit_vocabulary(model, len(tokenizer))
-        run, collator = Run(args, "evaluation"), data.collator(tokenizer, model)
-        run.announce({"checkpoint": folder, "head": data.kind.described()} | data.described())
-        print_preview(tokenizer, data.shown(whole=False))
-        trainer = data.trainer_type(model=model, args=args, data_collator=collator, processing_class=tokenizer)
+        run.announce({"checkpoint": folder} | found.plan | found.rows.described())
+        print_preview(tokenizer, found.rows.shown(whole=False))
+        options = dict(args=args, data_collator=found.collator, processing_class=tokenizer)
+        trainer = found.trainer_type(model=model, **options)
         install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
         start_trackers(trainer, vars(evaluation) | vars(task_args) | args.to_dict() | args.features.flags())
         results: dict[str, Any] = {}
-        for split, rows in data.data.items():
-            trainer.compute_metrics = data.compute_metrics(split)
-            label = "_".join(filter(None, ("eval", tasks.tasks[0].label(split))))
-            output = trainer.predict(rows, metric_key_prefix=label)
+        for split, data in found.loaded.data.items():
+            trainer.compute_metrics = functools.partial(found.loaded.measured, split)
+            label = "_".join(filter(None, ("eval", found.loaded.label(split))))
+            output = trainer.predict(data, metric_key_prefix=label)
             results |= {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
             if is_first_process():
-                write_predictions(run.output_dir, data, split, output.predictions[0])
+                self.write(run.output_dir, found.loaded, split, output.predictions[0])
         finish_trackers(trainer)
         if is_first_process():
             run.write_results(results)
-            written = {"written to": f"{run.output_dir}: all_results.json, predictions.jsonl"}
-            end_summary(shown_numbers(results) | written)
+            more = f"python predict_t5.py --model_name_or_path {folder} {self.next}"
+            end_summary(shown_numbers(results) | {"written to": f"{run.output_dir}: {self.files}", "next": more})
         finish_process_group()
         return results
+
+
+class HeadAnswers(EncoderAnswers):
+    """What evaluate_t5.py and predict_t5.py do with the folder of a head."""
+
+    not_evaluated, files = _NOT_EVALUATED, f"{EncoderAnswers.files}, predictions.jsonl"
+    next = "--input_file new.jsonl"
+
+    def found(self, evaluation: Any, task_args: TaskArguments, args: Any, tokenizer: Any) -> Evaluated:
+        folder = evaluation.model_name_or_path
+        record = head_record(folder)
+        tasks = HeadTasks(heads_of(record), task_args, record)
+        loaded = LoadedHead(tasks, splits_to_evaluate(evaluation, tasks.tasks[0]), tokenizer)
+        loaded.trained = recorded_rows(folder).get(loaded.name)
+        return Evaluated(
+            rows=HeadRows([loaded]),
+            model=functools.partial(load_saved, folder, args.device),
+            trainer_type=HeadTrainer.of(kind=tasks.kind),
+            collator=HeadCollator(tokenizer, tasks.kind),
+            plan={"head": tasks.kind.described()},
+        )
+
+    def write(self, folder: Path, loaded: LoadedTask, split: str, kept: Any) -> None:
+        """Appends a split's rows to predictions.jsonl: source, prediction and target."""
+        assert isinstance(loaded, LoadedHead)
+        kind, places = loaded.kind, loaded.places[split] or [None] * len(kept)
+        folder.mkdir(parents=True, exist_ok=True)
+        mode = "w" if split == next(iter(loaded.data)) else "a"
+        with (folder / "predictions.jsonl").open(mode, encoding="utf-8") as file:
+            for index, (row, one, of_row) in enumerate(zip(loaded.rows[split], kept, places, strict=True)):
+                record = {"task": loaded.name, "split": split, "index": index, "source": loaded.text_of(row)}
+                record["prediction"] = kind.shown(one, of_row)
+                of_several = isinstance(kind, Tokens | Labels)
+                record["target"] = row["labels"] if of_several else reference_texts(kind.name, kind.entry, row)[0]
+                file.write(json.dumps(plain_json(record), ensure_ascii=False) + "\n")
 
     # ------------------------------------------------------------ predict_t5.py
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
@@ -212,21 +274,6 @@ def fill_in(values: dict, names: set[str]) -> dict:
     shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
     print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
     return flags
-
-
-def write_predictions(folder: Path, data: HeadData, split: str, chosen: Any) -> None:
-    """Appends a split's rows to predictions.jsonl: source, prediction and target."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kind, tasks = data.kind, data.tasks
-    with (folder / "predictions.jsonl").open("w" if split == next(iter(data.data)) else "a", encoding="utf-8") as file:
-        for index, (row, one) in enumerate(zip(data.rows[split], chosen, strict=True)):
-            record = {"task": tasks.tasks[0].name, "split": split, "index": index, "source": tasks.text_of(row)}
-            record["prediction"] = kind.shown(one, data.places[split][index] if data.places[split] else None)
-            if isinstance(kind, Tokens | Labels):
-                record["target"] = row.tags if isinstance(row, Tagged) else row["labels"]
-            else:
-                (record["target"],) = reference_texts(kind.name, kind.entry, row)
-            file.write(json.dumps(plain_json(record), ensure_ascii=False) + "\n")
 
 
 def check_prediction(args: Any, search: Any, features: Features, suffix: str = ".answers.jsonl") -> list[Front]:

@@ -115,14 +115,14 @@ class Tokens(Kind):
         what = "letters" if self.form.reads == "letters" else "words"
         return f"{super().described()} of {what}; {scheme[self.scheme]}"
 
-    def targets(self, row: Tagged, where: str) -> list[float]:
+    def targets(self, row: dict, where: str) -> list[float]:
         known = {label: number for number, label in enumerate(self.labels)}
-        if other := next((tag for tag in row.tags if tag not in known), None):
+        if other := next((tag for tag in row["labels"] if tag not in known), None):
             raise UserError(
-                f"{row.where or where}: the tag {other} is in no training row; known: {self.some_labels}. "
+                f"{row['where'] or where}: the tag {other} is in no training row; known: {self.some_labels}. "
                 "Correct it, or name all tags with --labels"
             )
-        return [known[tag] for tag in row.tags]
+        return [known[tag] for tag in row["labels"]]
 
     def chosen(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
@@ -133,9 +133,9 @@ class Tokens(Kind):
         none = "" if self.scheme == "plain" else OUTSIDE
         return [none if place is None else self.labels[int(chosen[place])] for place in places]
 
-    def scores(self, chosen: np.ndarray, places: list[list[int | None]], rows: list[Tagged]) -> dict[str, float]:
+    def scores(self, chosen: np.ndarray, places: list[list[int | None]], rows: list[dict]) -> dict[str, float]:
         """The metrics of all words, those beyond the cut too."""
-        gold = [row.tags for row in rows]
+        gold = [row["labels"] for row in rows]
         found = [self.tags_of(*one) for one in zip(chosen, places, strict=True)]
         pairs = [(ours, theirs) for one in zip(gold, found, strict=True) for ours, theirs in zip(*one, strict=True)]
         accuracy = sum(ours == theirs for ours, theirs in pairs) / max(1, len(pairs))

@@ -1,36 +1,27 @@
-"""The rows of heads: from the task or the files that the flags name to tokens, labels, metrics and task.json.
+"""The tasks of heads: from the task or the files that the flags name to rows and labels.
 
     tasks = HeadTasks(heads, task_args)          # labels and kind, of the training rows
-    data = tasks.data(tokenizer, training_args)  # a HeadData, in the place of a TaskData
+    data = tasks.data(tokenizer, training_args)  # a HeadData (head_rows.py), in the place of a TaskData
 
 Classes and numbers are read as those of any task of DATASET_VALS or of own pairs; words with tags, and texts with
 several labels, from files of their own.
 """
 
-import hashlib
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
-from transformers.trainer_utils import EvalPrediction
+from transformers import PreTrainedTokenizerBase
 
-from constants import IGNORE_INDEX
 from features.encoder_heads.head_kinds import Class, Kind, Labels, Number, Tokens, check_seqeval, kind_of_record
-from features.encoder_heads.head_trainer import HeadCollator, HeadTrainer
 from features.encoder_heads.tagged_texts import (
     CONLL_SUFFIXES,
     Form,
     Tagged,
     conll_rows,
-    cut_ids,
-    first_tokens,
     form_of,
-    offset_encoder,
     scheme_of,
     tagged_rows,
 )
@@ -43,28 +34,23 @@ from foundry.arguments.own_pairs import (
     names_own_pairs,
 )
 from foundry.arguments.task import TaskArguments
-from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
+from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
 from foundry.common.words import listed
-from foundry.corpora.chunks import row_lengths
 from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files
 from foundry.corpora.hub import load_dataset_splits
-from foundry.corpora.preview import Sample, described_files, described_spread, evenly, files_read, spread
 from foundry.corpora.reading import open_parquet, python_rows, read_rows
-from foundry.corpora.round_trip import percent
-from foundry.corpora.tokenizers import tokenizer_fingerprint
-from foundry.corpora.unknown import unknown_in_rows
-from foundry.modeling.families import family_of, shape_of
-from foundry.trainer_t5 import EvaluationTask
 from tasks import registry
 from tasks.rows import halves
-from tasks.task_records import task_record
 from tasks.tasks import Task, Tasks, named_tasks
 
 SHOWN_ROWS = 4
 SOURCE_LENGTH = 512  # tokens, where neither flag nor entry says
 FEW = 10  # labels that are more than half as many as the rows, and more than these, are no classes
+
+
+_OF_TEXTS = ("invalid_outputs", "token_accuracy")  # metrics
 
 
 class HeadTask(Task):
@@ -86,7 +72,8 @@ class HeadTask(Task):
                     "--target_column"
                 )
         self.spaced = True
-        self.entry = dict(inputs={"": "text"}, target="labels", target_type="class", metrics=metrics)
+        # The rows have no column "target": what the core counts of answers is for one text in each row.
+        self.entry = dict(inputs={"": "text"}, target="target", target_type="class", metrics=metrics)
         self.entry |= dict(max_source_length=args.max_source_length or SOURCE_LENGTH, held_out=None)
         if not args.validation_file:
             self.entry["held_out"] = args.validation_split_percentage
@@ -101,7 +88,7 @@ class HeadTask(Task):
         return expand_files(f"--{flag}", named, suffixes)
 
     def rows_of(self, split: str, left_out: Counter) -> list[Any]:  # noqa: ARG002
-        """The rows of a split: `Tagged`, or {"text", "labels"}."""
+        """The rows {"text", "labels", "where"} of a split; of tokens also "tagged", the Tagged."""
         source = "train" if self.entry["held_out"] else split
         if self.args.hub_dataset:
             rows = list(self.rows_of_hub(source))
@@ -112,10 +99,7 @@ class HeadTask(Task):
         if not rows:
             named = "hub_dataset" if self.args.hub_dataset else f"{source}_file"
             raise UserError(f"--{named}: no rows in the split {source}")
-        if self.entry["held_out"]:
-            shown = [{"text": row.text if isinstance(row, Tagged) else row["text"], "row": row} for row in rows]
-            rows = [one["row"] for one in halves(self.name, self.entry, shown)[split != "train"]]
-        return rows
+        return halves(self.name, self.entry, rows)[split != "train"] if self.entry["held_out"] else rows
 
     def rows_of_hub(self, split: str) -> Iterator[Any]:
         """The rows of a split of --hub_dataset. UserError if there is none."""
@@ -132,7 +116,7 @@ class HeadTask(Task):
         if is_conll and not (self.columns and data_kind(path) == ".tsv"):
             form = Form(("words", "tags"), "words")
             self.form = self.form or form
-            yield from tagged_rows(conll_rows(path), form, str(path))
+            yield from map(of_tagged, tagged_rows(conll_rows(path), form, str(path)))
             return
         yield from self.rows_of_records(list(read_rows(path)), features_of_file(path), str(path))
 
@@ -146,7 +130,12 @@ class HeadTask(Task):
             self.form = self.form or form
             if form.reads != self.form.reads:
                 raise UserError(f"{where}: has {form.reads}, and the files before have {self.form.reads}: train on one")
-            yield from tagged_rows(with_names(records, features, form.columns[1]), form, where)
+            yield from map(of_tagged, tagged_rows(with_names(records, features, form.columns[1]), form, where))
+
+
+def of_tagged(one: Tagged) -> dict:
+    """A row of words with tags, as other heads have theirs."""
+    return {"text": one.text, "labels": one.tags, "where": one.where, "tagged": one}
 
 
 def features_of_file(path: Path) -> Mapping[str, Any]:
@@ -245,7 +234,7 @@ class HeadTasks(Tasks):
             texts = [registry.target_text(task.name, task.entry, row) for row in rows]
             numbers = np.array([registry.value_of_text(task.entry, text) for text in texts])
             return Number(["number"], task.entry, pooling, float(numbers.mean()), float(numbers.std()) or 1.0)
-        tags = [row.tags if head == "tokens" else row["labels"] for row in rows]
+        tags = [row["labels"] for row in rows]
         found = sorted({tag for of_row in tags for tag in of_row}, key=lambda tag: (tag != "O", tag))
         if named and (other := [tag for tag in found if tag not in named]):
             raise UserError(f"--labels {','.join(named)}: the training rows have {listed(other)} too. Name it")
@@ -290,265 +279,13 @@ class HeadTasks(Tasks):
 
     def text_of(self, row: Any) -> str:
         """What the model reads of a row."""
-        if isinstance(row, Tagged):
-            return row.text
-        return row["text"] if isinstance(self.kind, Labels) else registry.source_text(self.tasks[0].entry, row)
+        return row["tagged"].text if "tagged" in row else registry.source_text(self.tasks[0].entry, row)
 
     @property
     def summarise(self) -> None:
         return None
 
     def data(self, *of_data: Any) -> Any:
+        from features.encoder_heads.head_rows import HeadData
+
         return HeadData(self, *of_data)
-
-
-_OF_TEXTS = ("invalid_outputs", "token_accuracy")
-
-
-class HeadData:
-    """The rows of a head, read and tokenised, in the place of a TaskData.
-
-    train: a table {"input_ids", "attention_mask", "labels"}; validation: the same, or {split: table}. evaluated: the
-    splits that an evaluation reads, which reads no others; None: those of a training. places: {split: of
-    each row the number of each word's first token}; sizes: {split: tokens of each row before the cut}.
-    """
-
-    tokens_per_example = None  # rows have different lengths
-    losses: ClassVar[dict] = {}
-    signatures: ClassVar[dict[str, str]] = {}  # no metric is sacrebleu's
-    generation_length = 1
-
-    def __init__(
-        self,
-        tasks: HeadTasks,
-        tokenizer: PreTrainedTokenizerBase,
-        args: T5TrainingArguments,
-        model: Any = None,
-        evaluated: Sequence[str] | None = None,
-    ):
-        self.tasks, self.args, self.kind = tasks, tasks.args, tasks.kind
-        self.tokenizer, self.training_args, self.model = tokenizer, args, model
-        (self.task,) = tasks
-        splits = evaluated or registry.eval_splits(self.task.entry)
-        self.examples, self.rows, self.data, self.places, self.sizes = {}, {}, {}, {}, {}
-        for split in splits if evaluated else ("train", *splits):
-            self.load(split)
-        self.train = self.data.get("train")
-        found = {self.task.label(split): split for split in splits}
-        self.evaluation_tasks = {
-            name: EvaluationTask(self.compute_metrics(split), None, False, 1) for name, split in found.items()
-        }
-        data = {name: self.data[split] for name, split in found.items()}
-        self.validation = data if len(data) > 1 else next(iter(data.values()))
-
-    def load(self, split: str) -> None:
-        """Reads and tokenises a split."""
-        import datasets
-
-        limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
-        rows = self.tasks.read(split)
-        self.examples[split], self.rows[split] = len(rows), rows[:limit]
-        encode, most = offset_encoder(self.tokenizer), self.task.entry["max_source_length"]
-        made: dict[str, list] = {"input_ids": [], "attention_mask": [], "labels": []}
-        self.places[split], self.sizes[split] = [], []
-        for number, row in enumerate(self.rows[split], start=1):
-            whole = encode(self.tasks.text_of(row))
-            ids, offsets = cut_ids(*whole, most)
-            targets = self.kind.targets(row, f"{split}, row {number:,}")
-            if isinstance(self.kind, Tokens):
-                places = first_tokens(offsets, row.words)
-                self.places[split].append(places)
-                targets = labels_at(places, targets, len(ids))
-            self.sizes[split].append(len(whole[0]))
-            for column, values in zip(made, (ids, [1] * len(ids), targets), strict=True):
-                made[column].append(values)
-        table = datasets.Dataset.from_dict(made)
-        table._fingerprint = hashlib.sha256(json.dumps([made, self.kind.labels]).encode()).hexdigest()[:24]
-        self.data[split] = table
-
-    def compute_metrics(self, split: str) -> Callable[[EvalPrediction], dict[str, float]]:
-        """The function from what an evaluation keeps to the split's metrics and its loss."""
-
-        def metrics(output: EvalPrediction) -> dict[str, float]:
-            chosen, statistics = output.predictions
-            nats, count = statistics.astype(np.float64).sum(0)
-            scores = self.kind.scores(chosen, self.places[split], self.rows[split])
-            return scores | {"loss": float(nats / max(count, 1))}
-
-        return metrics
-
-    # ------------------------------------------------------------ what fine_tune_t5.py asks for
-    @property
-    def trainer_type(self) -> type[HeadTrainer]:
-        return HeadTrainer.of_kind(self.kind)
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase, _model: Any) -> HeadCollator:
-        return HeadCollator(tokenizer, self.kind)
-
-    def resume(self, checkpoint: str | None) -> None:
-        """Nothing: the sampler decides where a resumed run goes on."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.train) // global_batch_size(self.training_args))
-
-    def flops_per_sequence(self, config: PretrainedConfig, source: int, _target: int) -> int:
-        """Floating-point operations of a training row: those of the encoder, as in `flops_per_sequence` of
-        foundry/model_t5.py, and of the head. With a frozen encoder the head alone has a backward pass."""
-        encoder = shape_of(config).encoder
-        layer = 2 * source * encoder.block + family_of(config).encoder_attention_flops(config, source)
-        of_head = 2 * source * encoder.width * self.kind.outputs
-        return (1 if self.tasks.heads.freeze_encoder else 3) * encoder.layers * layer + 3 * of_head
-
-    @property
-    def documents(self) -> dict[str, int]:
-        return self.examples
-
-    @property
-    def unknown(self) -> dict[str, float]:
-        return unknown_in_rows(
-            self.tokenizer, {name: rows.select_columns("input_ids") for name, rows in self.data.items()}
-        )
-
-    def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-        return {name: rows._fingerprint for name, rows in self.data.items()} | {
-            "tokenizer": tokenizer_fingerprint(tokenizer)
-        }
-
-    @property
-    def read(self) -> dict[str, dict]:
-        """As of TaskData, and how often each label stands in each split."""
-        rows = {
-            split: {"read": self.examples[split], "lengths": {"sources": spread(row_lengths(data))}}
-            for split, data in self.data.items()
-        }
-        counts = {split: self.counts(split) for split in self.data if not isinstance(self.kind, Number)}
-        return {"files": files_read(self.task.files), "rows": rows, "counts": counts}
-
-    def counts(self, split: str) -> dict[str, int]:
-        """{label: words or texts of the split that have it}."""
-        if isinstance(self.kind, Tokens):
-            return dict(Counter(tag for row in self.rows[split] for tag in row.tags).most_common())
-        if isinstance(self.kind, Labels):
-            return dict(Counter(label for row in self.rows[split] for label in row["labels"]).most_common())
-        return dict(Counter(self.kind.labels[labels[0]] for labels in self.data[split]["labels"]).most_common())
-
-    def described(self) -> dict[str, str | None]:
-        """The rows of the plan on what is read."""
-        names = [f"{len(rows):,} of {self.examples[split]:,} {split}" for split, rows in self.data.items()]
-        lengths = [f"{split} {described_spread(spread(row_lengths(rows)))}" for split, rows in self.data.items()]
-        return {
-            "files": described_files(files_read(self.task.files)),
-            "rows": ", ".join(names),
-            "lengths": "; ".join(lengths),
-            "labels": self.described_counts(),
-            "cut": "; ".join(filter(None, map(self.described_cut, self.data))) or None,
-        }
-
-    def plan(self, _steps: int) -> dict[str, str | None]:
-        args, best = self.training_args, self.training_args.metric_for_best_model.removeprefix("eval_")
-        return self.described() | {
-            "steps": f"{args.num_train_epochs:g} epochs" if args.max_steps <= 0 else None,
-            "metrics": f"{', '.join(self.task.entry['metrics'])}; "
-            f"{'largest' if args.greater_is_better else 'smallest'} {best} is best",
-        }
-
-    def described_counts(self) -> str | None:
-        if isinstance(self.kind, Number):
-            return None
-        counts = self.counts(next(iter(self.data)))
-        total, shown = sum(counts.values()), list(counts.items())[:6]
-        text = ", ".join(f"{label} {percent(count / total)}" for label, count in shown)
-        missing = [label for label in self.kind.labels if label not in counts]
-        return text + ", ..." * (len(counts) > len(shown)) + f"; none of {listed(missing)}" * bool(missing)
-
-    def described_cut(self, split: str) -> str | None:
-        """How many rows of a split are cut, and how many of their words have no label for that."""
-        most = self.task.entry["max_source_length"]
-        cut = sum(size > most for size in self.sizes[split])
-        parts = [f"{cut:,} of {len(self.sizes[split]):,} {split} rows at {most:,} tokens"] if cut else []
-        if isinstance(self.kind, Tokens):
-            lost = sum(place is None for places in self.places[split] for place in places)
-            known = [[place for place in places if place is not None] for places in self.places[split]]
-            shared = sum(len(places) - len({*places}) for places in known)
-            parts += [f"{lost:,} words without a token"] if lost else []
-            parts += [f"{shared:,} words in another's token"] if shared else []
-        return ", ".join(parts) + f" ({split})" * (bool(parts) and not cut) if parts else None
-
-    def shown(self, whole: bool) -> list[list[Sample]]:
-        """The first rows of each split for the preview. whole: more of each."""
-        shown = []
-        for split, data in self.data.items():
-            for number in evenly(range(len(data)), SHOWN_ROWS if whole else 1 + (split == "train")):
-                row = data[number]
-                shown.append(samples_of(split, row["input_ids"], row["labels"], self.sizes[split][number], self.kind))
-        return shown
-
-    @property
-    def holds_out(self) -> bool:
-        return bool(self.task.entry.get("held_out"))
-
-    def record(self, _start: str | None = None) -> dict:
-        """The content of task.json."""
-        flags = task_record(self.args, *self.training_args.groups, generates=False, holds_out=self.holds_out)
-        numbers = self.task.entry.get("numbers")
-        return flags | ({"numbers": {self.task.name: numbers}} if numbers else {}) | {"head": self.kind.record()}
-
-
-def labels_at(places: list[int | None], targets: list[float], length: int) -> list[float]:
-    """The labels [length] of tokens: those of the words that begin there, of several the first: places [0, 2, 2],
-    targets [5, 6, 7] of 4 tokens -> [5, -100, 6, -100]."""
-    labels: list[float] = [IGNORE_INDEX] * length
-    for place, target in reversed(list(zip(places, targets, strict=True))):
-        if place is not None:
-            labels[place] = target
-    return labels
-
-
-class TaggedSample(Sample):
-    """Tokens with the tag of each word behind it: "Ana/B-PER sings/O"."""
-
-    def __init__(self, name: str, ids: list[int], labels: list[int], whole: int, tags: list[str]):
-        super().__init__(name, ids, whole if whole > len(ids) else None)
-        self.labels, self.tags = labels, tags
-
-    def text(self, tokenizer: PreTrainedTokenizerBase, count: int) -> str:
-        begins = [place for place, label in enumerate(self.labels) if label != IGNORE_INDEX]
-        words, decoded = [], partial(Sample.text, tokenizer=tokenizer)
-        for number, begin in enumerate(begins):
-            end = begins[number + 1] if number + 1 < len(begins) else len(self.ids)
-            if end > count:
-                words.append(f"[+{len(begins) - number:,} words]")
-                break
-            ids = [token for token in self.ids[begin:end] if token not in tokenizer.all_special_ids]
-            word = decoded(Sample(self.name, ids), count=len(ids)).strip()
-            words.append(f"{word}/{self.tags[self.labels[begin]]}")
-        cut = f" [cut at {len(self.ids):,} of {self.whole:,} tokens]" if self.whole else ""
-        return " ".join(words) + cut
-
-
-class LabelSample(Sample):
-    """What the head is to answer."""
-
-    def __init__(self, name: str, answer: str):
-        super().__init__(name, [])
-        self.answer = answer
-
-    def text(self, tokenizer: PreTrainedTokenizerBase, count: int) -> str:  # noqa: ARG002
-        return self.answer
-
-
-def samples_of(split: str, ids: list[int], labels: list, whole: int, kind: Kind) -> list[Sample]:
-    """The parts of a row for the preview, from its ids and labels."""
-    if isinstance(kind, Tokens):
-        return [TaggedSample(f"{split} tags", ids, labels, whole, kind.labels)]
-    if isinstance(kind, Number):
-        answer = kind.text(np.array(labels))
-    elif isinstance(kind, Labels):
-        answer = ", ".join(label for label, has in zip(kind.labels, labels, strict=True) if has) or "none"
-    else:
-        answer = kind.labels[labels[0]]
-    return [
-        Sample(f"{split} source", ids, whole if whole > len(ids) else None),
-        LabelSample(f"{split} {kind.name}", answer),
-    ]

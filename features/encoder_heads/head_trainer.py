@@ -40,7 +40,7 @@ def outputs_of(model: Any, inputs: dict, kind: Kind) -> torch.Tensor:
 
 
 class HeadCollator:
-    """Pads rows {"input_ids", "labels"} to the longest: {"input_ids" [B, S], "attention_mask" [B, S], "labels" [B, T]},
+    """Pads rows {"input_ids", "wanted"} to the longest: {"input_ids" [B, S], "attention_mask" [B, S], "labels" [B, T]},
     S a multiple of 8; T is S for labels of tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, kind: Kind):
@@ -51,8 +51,9 @@ class HeadCollator:
         ids = [torch.as_tensor(row["input_ids"]) for row in rows]
         batch = {"input_ids": self.padded(ids, length, self.padding)}
         batch["attention_mask"] = self.padded([torch.ones_like(one) for one in ids], length, 0)
-        if "labels" in rows[0]:
-            labels = [torch.as_tensor(row["labels"]) for row in rows]
+        if "wanted" in rows[0]:
+            # A row that only fills up a batch has other "labels" beside, -100 (`FilledRows`).
+            labels = [torch.as_tensor(row.get("labels", row["wanted"])) for row in rows]
             width = length if self.of_tokens else max(map(len, labels))
             batch["labels"] = self.padded(labels, width, IGNORE_INDEX)
         return batch
@@ -62,14 +63,17 @@ class HeadCollator:
         return torch.stack([F.pad(row, (0, length - len(row)), value=value) for row in rows])
 
 
-class HeadTrainer(T5Trainer):
-    """A T5Trainer of a head, whose loss and answers are those of its kind. kind: set once by `of_kind`."""
-
-    kind: Kind
+class EncoderTrainer(T5Trainer):
+    """A T5Trainer of an encoder without decoder."""
 
     @classmethod
-    def of_kind(cls, kind: Kind) -> type["HeadTrainer"]:
-        return type(cls.__name__, (cls,), {"kind": kind, "__module__": cls.__module__})
+    def of(cls, **own: Any) -> type:
+        """A subclass with these attributes, which are set once."""
+        return type(cls.__name__, (cls,), own | {"__module__": cls.__module__})
+
+    def kept(self, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+        """What an evaluation keeps of a batch, under autocast."""
+        raise NotImplementedError
 
     def prediction_step(
         self,
@@ -78,11 +82,19 @@ class HeadTrainer(T5Trainer):
         prediction_loss_only: bool,  # noqa: ARG002
         ignore_keys: list[str] | None = None,  # noqa: ARG002
     ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """(None, (what `Kind.chosen` keeps [B, T], loss and number of labels of each row [B, 2]), labels [B, T])."""
+        """(None, `kept`, labels [B, T])."""
         inputs = self._prepare_inputs(inputs)
-        labels = inputs["labels"]
         with torch.no_grad(), self.compute_loss_context_manager(), self.accelerator.autocast():
-            outputs = outputs_of(self.model, inputs, self.kind)
+            return None, self.kept(inputs), inputs["labels"]
+
+
+class HeadTrainer(EncoderTrainer):
+    """Its loss and answers are those of a kind of head."""
+
+    kind: Kind
+
+    def kept(self, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+        """(what `Kind.chosen` keeps [B, T], loss and number of labels of each row [B, 2])."""
+        labels, outputs = inputs["labels"], outputs_of(self.model, inputs, self.kind)
         nats = self.kind.nats(outputs, labels).sum(1)
-        statistics = torch.stack([nats, labels.ne(IGNORE_INDEX).sum(1).to(nats.dtype)], dim=1)
-        return None, (self.kind.chosen(outputs, labels), statistics), labels
+        return self.kind.chosen(outputs, labels), torch.stack([nats, labels.ne(IGNORE_INDEX).sum(1).to(nats)], dim=1)

@@ -142,10 +142,10 @@ class PairData(TaskData):
         return super().record(start) | {"embedding": dataclasses.asdict(self.embedder)}
 
 
-def trainer_of(embedder: Embedder, task: Task) -> type[EmbeddingTrainer]:
+def trainer_of(embedder: Embedder, task: Task) -> type:
     """The trainer of an embedder on the texts of a task."""
     longest = max(task.args.max_source_length, task.args.max_target_length)
-    return EmbeddingTrainer.of(embedder, longest, registry.source_prefix(task.entry))
+    return EmbeddingTrainer.of(embedder=embedder, longest=longest, prefix=registry.source_prefix(task.entry))
 
 
 def cutting_collator(embedder: Embedder, args: TaskArguments, tokenizer: PreTrainedTokenizerBase) -> Callable:

@@ -94,28 +94,37 @@ def of_record(words: Any, tags: Any, form: Form, place: str) -> Tagged:
     if form.reads == "letters":
         if not isinstance(words, str) or not words:
             raise UserError(f"{place}: the column {column} holds no sequence of letters, but {_shown(words)}")
-        tags = list(tags) if isinstance(tags, str) else tags
-        words, what = list(words), "letters"
+        words, tags = list(words), list(tags) if isinstance(tags, str) else tags
     else:
-        what = "words"
-        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-            raise UserError(f"{place}: the column {column} must be a list of words, not {_shown(words)}")
-        if spaced := next((word for word in words if word.split() != [word]), None):
-            raise UserError(
-                f"{place}: the word {spaced!r:.60} of the column {column} has a space: make it several words"
-            )
+        check_words(words, f"{place}: the column {column}")
+    if tags is not None:
+        check_tags(tags, f"{place}: the column {of_tags}")
+        if len(tags) != len(words):
+            what = "letters" if form.reads == "letters" else "words"
+            raise UserError(f"{place}: {len(words):,} {what} and {len(tags):,} tags: each must have one")
+        tags = list(map(str, tags))
+    return joined(words, tags, form.reads != "letters" or form.spaced)
+
+
+def check_words(words: Any, what: str) -> None:
+    """UserError unless these are words."""
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        raise UserError(f"{what} must be a list of words, not {_shown(words)}")
+    if spaced := next((word for word in words if word.split() != [word]), None):
+        raise UserError(f"{what} has the word {spaced!r:.60}, with a space: make it several words")
+
+
+def check_tags(tags: Any, what: str) -> None:
+    """UserError unless this is a list of tags."""
     if isinstance(tags, str):
         raise UserError(
-            f"{place}: the column {of_tags} is the text {_shown(tags)}, and must be a list with a tag for each word; "
+            f"{what} is the text {_shown(tags)}, and must be a list with a tag for each word; "
             "--head tokens --characters reads a text as a tag for each letter"
         )
-    if tags is not None and not isinstance(tags, list):
-        raise UserError(f"{place}: the column {of_tags} must be a list of tags, not {_shown(tags)}")
-    if tags is not None and len(tags) != len(words):
-        raise UserError(f"{place}: {len(words):,} {what} and {len(tags):,} tags: each must have one")
-    if tags is not None and any(tag is None or tag == "" for tag in tags):
-        raise UserError(f"{place}: the column {of_tags} has an empty tag")
-    return joined(words, None if tags is None else list(map(str, tags)), form.reads != "letters" or form.spaced)
+    if not isinstance(tags, list):
+        raise UserError(f"{what} must be a list of tags, not {_shown(tags)}")
+    if any(tag is None or tag == "" for tag in tags):
+        raise UserError(f"{what} has an empty tag")
 
 
 def joined(words: Sequence[str], tags: list[str] | None, spaced: bool = True) -> Tagged:

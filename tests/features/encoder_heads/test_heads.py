@@ -287,6 +287,18 @@ class HeadsTest(parameterized.TestCase):
         ids = [of.convert_tokens_to_ids(both) for of in (old, tokenizer)]
         torch.testing.assert_close(after[ids[1]], before[ids[0]], rtol=0, atol=0)
 
+    @parameterized.parameters(("tokens", PLAIN), ("labels", dict(source_column="text", target_column="labels")))
+    def test_what_repeats_is_counted(self, head, flags):
+        """In the plan of the training, and by task.json in that of an evaluation."""
+        rows = [*self.held_out[:20], *self.rows[:3], *[self.held_out[0]] * 9]
+        held_out = write_lines(self.folder / "dev.jsonl", rows)
+        _, out = self.train(head, self.folder / "out", **flags, validation_file=held_out)
+        for place in ("training", "evaluation"):
+            self.assertIn("3 of 32 validation sources are trained on", out, place)
+            self.assertIn(f'"{self.held_out[0]["text"]}" stands 10 times (validation)', out, place)
+            if place == "training":
+                _, out, _ = run_main(evaluate_t5.main, "--model_name_or_path", self.folder / "out", "--use_cpu")
+
     # ------------------------------------------------------------ what is refused
     @parameterized.parameters(
         (None, CLASS | dict(freeze_encoder=True), "--freeze_encoder True: needs --head"),
