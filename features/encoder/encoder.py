@@ -1,24 +1,24 @@
 """Writes the encoder alone, and compares it with the model's own on real texts."""
 
-import copy
 import importlib.util
 from pathlib import Path
 
 import torch
-from transformers import (
-    MODEL_FOR_TEXT_ENCODING_MAPPING,
-    LongT5Config,
-    LongT5EncoderModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-    T5Gemma2Config,
-)
+from transformers import PreTrainedConfig, T5Gemma2Config
 
 from foundry.common.errors import UserError
 from foundry.common.reports import write_json
 from foundry.corpora.tokenizers import save_tokenizer
 from foundry.modeling.families import shape_of
-from foundry.publishing.exports import LONGEST_SOURCE, Format, Original, described_within, within
+from foundry.publishing.exports import (
+    LONGEST_SOURCE,
+    Format,
+    Original,
+    compare_outputs,
+    described_within,
+    encoder_of,
+    outputs_of,
+)
 
 # Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
 # the activation in eight operations, which round differently from our single one.
@@ -47,22 +47,6 @@ def refuse_model(config: PreTrainedConfig, kind: str) -> None:
         )
 
 
-def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The encoder as the class that transformers has for it (T5EncoderModel), with the model's own tensors. That of a
-    T5Gemma 2 is a model already."""
-    classes = {**MODEL_FOR_TEXT_ENCODING_MAPPING, LongT5Config: LongT5EncoderModel}  # which the mapping lacks
-    if type(model.config) not in classes:
-        return model.get_encoder()
-    config = copy.deepcopy(model.config)
-    config.is_encoder_decoder = False
-    with torch.device("meta"):
-        encoder = classes[type(config)](config)
-    if hasattr(encoder, "shared"):
-        encoder.shared = model.shared
-    encoder.encoder = model.get_encoder()
-    return encoder
-
-
 def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
     """Writes the encoder and the tokenizer. pooled: also the files of sentence-transformers, which older versions of it
     read too; a text's embedding is the mean of its token states."""
@@ -87,24 +71,21 @@ def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
 
 @torch.no_grad()
 def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
-    """{"texts", "largest_difference", "tolerance", "loaded_by"}: the encoder in a folder beside the model's own. If
+    """The comparison of the encoder in a folder with the model's own, and under "loaded_by" what loaded it: if
     sentence-transformers is installed, it loads the folder written for it. UserError for a difference beyond the
     tolerance."""
-    model, sources, loaded_by = original.model, original.sources, ["transformers"]
-    encoder = type(encoder_of(model)).from_pretrained(folder).eval()
-    batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
-    wanted = [model.get_encoder()(**batch).last_hidden_state for batch in batches]
-    pairs = [(hidden, encoder(**batch).last_hidden_state) for hidden, batch in zip(wanted, batches, strict=True)]
+    sources, loaded_by = original.sources, ["transformers"]
+    wanted = outputs_of(original.model, sources)
+    found = outputs_of(type(encoder_of(original.model)).from_pretrained(folder).eval(), sources)
     if kind == "sentence_transformers" and importlib.util.find_spec(kind):
         from sentence_transformers import SentenceTransformer
 
         embedder = SentenceTransformer(str(folder), device="cpu")
-        embeddings = [embedder(batch)["sentence_embedding"] for batch in batches]
-        pairs += [(hidden.mean(1), embedding) for hidden, embedding in zip(wanted, embeddings, strict=True)]
+        batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
+        found += [embedder(batch)["sentence_embedding"][0].numpy() for batch in batches]
+        wanted += [states.mean(0) for states in wanted]
         loaded_by.append("sentence-transformers")
-    largest = max(float((one - other).abs().max()) for one, other in pairs)
-    found = within(kind, largest, TOLERANCE, f"the encoder's output is up to {largest:.3g} off")
-    return dict(texts=len(sources)) | found | dict(loaded_by=loaded_by)
+    return compare_outputs(kind, wanted, found, TOLERANCE) | dict(texts=len(sources), loaded_by=loaded_by)
 
 
 FORMAT = Format(export, refuse_model)

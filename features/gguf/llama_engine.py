@@ -28,9 +28,10 @@ from foundry.publishing.exports import (
     Format,
     Original,
     compare,
+    compare_outputs,
     described,
     described_within,
-    within,
+    outputs_of,
 )
 from tasks.answering import Backend, Engine, Plan, Watch, followed_settings, padded_answers
 
@@ -145,15 +146,12 @@ def compare_answers(kind: str, original: Original, engine: LlamaEngine) -> tuple
     return result, described(result)
 
 
-@torch.no_grad()
 def compare_encoder(kind: str, original: Original, engine: LlamaEngine) -> tuple[dict, str]:
     """(the comparison of the encoder's output, in words)."""
-    largest = 0.0
-    for source in original.sources:
-        wanted = original.model.encoder(input_ids=torch.tensor([source])).last_hidden_state[0].numpy()
-        largest = max(largest, float(np.abs(wanted - engine.encode(source)).max()))
-    result = within(kind, largest, TOLERANCES[kind], f"the encoder's output is up to {largest:.3g} off")
-    return dict(texts=len(original.sources)) | result, f"{described_within(result)} of PyTorch's"
+    wanted = outputs_of(original.model, original.sources)
+    found = list(map(engine.encode, original.sources))
+    result = compare_outputs(kind, wanted, found, TOLERANCES[kind])
+    return result, f"{described_within(result)} of PyTorch's"
 
 
 def until(tokens: Iterator[int], ends: Collection[int], limit: int, watch: Callable[[int], bool] | None = None) -> list:

@@ -1,10 +1,12 @@
 """Compares an exported model with PyTorch on real texts.
 
+`compare_outputs`: an encoder, or an encoder with a head, has PyTorch's output within a tolerance.
 `compare`: an engine must write PyTorch's greedy tokens, and give them the same log-probabilities within a tolerance.
 Its text may leave PyTorch's at a near tie, with a token whose log-probability under PyTorch is at most twice the
 tolerance below the best.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    GenerationConfig,
+    LongT5Config,
+    LongT5EncoderModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from foundry.common.errors import UserError
 
@@ -63,6 +73,40 @@ def export_of(folder: Path) -> Path:
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     """Source ids with EOS, cut at LONGEST_SOURCE."""
     return tokenizer(texts, truncation=True, max_length=LONGEST_SOURCE)["input_ids"]
+
+
+def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The encoder as the class that transformers has for it (T5EncoderModel), with the model's own tensors. That of a
+    T5Gemma 2 is a model already, and so is a model without a decoder."""
+    classes = {**MODEL_FOR_TEXT_ENCODING_MAPPING, LongT5Config: LongT5EncoderModel}  # which the mapping lacks
+    if not model.can_generate() or type(model.config) not in classes:
+        return model.get_encoder() if model.can_generate() else model
+    config = copy.deepcopy(model.config)
+    config.is_encoder_decoder = False
+    with torch.device("meta"):
+        encoder = classes[type(config)](config)
+    if hasattr(encoder, "shared"):
+        encoder.shared = model.shared
+    encoder.encoder = model.get_encoder()
+    return encoder
+
+
+@torch.no_grad()
+def outputs_of(model: PreTrainedModel, sources: list[list[int]]) -> list[np.ndarray]:
+    """What an encoder computes for each text, that of an encoder-decoder too: states [S, D], or the logits [S, C] of a
+    head."""
+    model = model.get_encoder() if model.can_generate() else model
+    batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
+    return [model(**batch)[0][0].numpy() for batch in batches]
+
+
+def compare_outputs(kind: str, wanted: list[np.ndarray], found: list[np.ndarray], tolerance: float) -> dict:
+    """{"texts", "largest_difference", "tolerance"} of a format's outputs (`found`) beside PyTorch's. tolerance: the
+    largest difference of any number. UserError if they differ by more."""
+    largest = max(float(np.abs(one - other).max()) for one, other in zip(wanted, found, strict=True))
+    return dict(texts=len(wanted)) | within(
+        kind, largest, tolerance, f"the encoder's output is up to {largest:.3g} off"
+    )
 
 
 def pytorch_tokens(model: PreTrainedModel, sources: list[list[int]], search: dict | None = None) -> list[list[int]]:

@@ -1,0 +1,35 @@
+"""ONNX: the encoder alone, for ONNX Runtime.
+
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats onnx_encoder
+
+encoder_graph.py writes the file, and compares what ONNX Runtime computes with PyTorch.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import ClassVar
+
+from foundry.common.flags import Rules
+from foundry.features import Feature
+
+FORMATS = {"onnx_encoder": "encoder_graph:FORMAT"}
+PACKAGES = ("onnxscript", "onnxruntime")
+
+
+@dataclass
+class Export(Feature):
+    """Writes the encoder for ONNX Runtime."""
+
+    rules: ClassVar[Rules] = (
+        (
+            "formats",
+            lambda flags: {*flags.formats} & {*FORMATS} and not all(map(importlib.util.find_spec, PACKAGES)),
+            "needs onnxscript and onnxruntime: pip install -r requirements/export.txt",
+        ),
+    )
+
+    def is_on(self) -> bool:
+        return True
+
+
+FEATURE = {"export_checkpoint": Export}

@@ -1,0 +1,140 @@
+"""Writes the encoder as an ONNX graph, and compares what ONNX Runtime computes with PyTorch.
+
+    session = onnxruntime.InferenceSession("onnx_encoder/onnx/model.onnx")
+    (states,) = session.run(None, {"input_ids": ids, "attention_mask": mask})    # int64 [B, S] -> float32 [B, S, D]
+
+Legend of shapes: B batch, S tokens, D width of the states, or number of labels of a head.
+"""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LongT5Config, PreTrainedConfig, PreTrainedModel
+
+from foundry.common.errors import UserError
+from foundry.corpora.tokenizers import save_tokenizer
+from foundry.publishing.exports import (
+    LONGEST_SOURCE,
+    Format,
+    Original,
+    compare_outputs,
+    described_within,
+    encoder_of,
+    outputs_of,
+)
+
+FILE = "onnx/model.onnx"  # where sentence-transformers, text-embeddings-inference and Transformers.js look for it
+INPUTS = ("input_ids", "attention_mask")
+TRACED = (2, 8)  # rows and tokens of the batch by which the graph is found; any others can be read
+TOLERANCE = 1e-3  # largest difference of any number in the output
+
+
+class Graph(torch.nn.Module):
+    """A model as a function of ids and mask [B, S] to its output [B, S, D]."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+
+
+def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+    """UserError for a LongT5 with global tokens: their number, S / 16, would stay that of the traced batch."""
+    if isinstance(config, LongT5Config) and config.encoder_attention_type != "local":
+        raise UserError(
+            f"--formats {kind}: not for longt5 models with global tokens, whose graph would hold for one length of "
+            "texts alone. Give encoder"
+        )
+
+
+def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
+    """Writes the encoder into `folder`, with its configuration and tokenizer; returns (its comparison with PyTorch, one
+    line about it)."""
+    model = encoder_of(original.model)
+    (folder / FILE).parent.mkdir(parents=True)
+    write_graph(model, folder / FILE)
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    save_tokenizer(original.tokenizer, folder)
+    result = compare_graph(kind, original.model, original.sources, folder / FILE)
+    result["megabytes"] = round(sum(file.stat().st_size for file in (folder / FILE).parent.iterdir()) / 1e6, 1)
+    how = "each alone, all in a padded batch, and as one"
+    return result, f"the encoder alone: {described_within(result)} of PyTorch's in {result['texts']} texts, {how}"
+
+
+def write_graph(model: PreTrainedModel, file: Path) -> None:
+    """Writes a model without decoder as a graph that reads any number of rows and tokens. Weights of more than 2 GB
+    stand in a file beside it."""
+    ids, sizes = torch.full(TRACED, 3), {0: "batch", 1: "tokens"}
+    output = next(iter(model(input_ids=ids)))
+    with eager(model), quiet():
+        program = torch.onnx.export(
+            Graph(model).eval(),
+            (ids, torch.ones_like(ids)),
+            input_names=INPUTS,
+            output_names=[output],
+            dynamic_shapes={name: sizes for name in INPUTS},
+            dynamo=True,
+            verbose=False,
+        )
+    program.save(str(file))
+
+
+def compare_graph(kind: str, model: PreTrainedModel, sources: list[list[int]], file: Path) -> dict:
+    """The comparison with PyTorch of each text alone, of all of them in one padded batch, and of one text as long as
+    they are together, at most LONGEST_SOURCE tokens. UserError for a difference beyond the tolerance."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    joined = [token for source in sources for token in source][:LONGEST_SOURCE]
+    wanted = outputs_of(model, [*sources, joined, *sources])
+    found = [run(session, [source])[0] for source in [*sources, joined]] + run(session, sources)
+    return compare_outputs(kind, wanted, found, TOLERANCE) | dict(texts=len(sources))
+
+
+def run(session, sources: list[list[int]]) -> list[np.ndarray]:
+    """The output [S, D] of each row of a batch, which is padded on the right."""
+    ids = np.zeros((len(sources), max(map(len, sources))), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, source in enumerate(sources):
+        ids[row, : len(source)] = source
+        mask[row, : len(source)] = 1
+    (output,) = session.run(None, dict(zip(INPUTS, (ids, mask), strict=True)))
+    return [states[: len(source)] for states, source in zip(output, sources, strict=True)]
+
+
+@contextmanager
+def eager(model: PreTrainedModel) -> Iterator[None]:
+    """The model with its attention written out, of which torch.onnx makes a graph for any length."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch.onnx says of packages and of its own code."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+FORMAT = Format(export, refuse_model)
