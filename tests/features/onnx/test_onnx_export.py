@@ -19,7 +19,7 @@ from foundry.model_t5 import load_model
 from foundry.publishing.exports import Original, encode
 
 THERE = all(map(importlib.util.find_spec, ("onnxscript", "onnxruntime")))
-FAMILIES = ("t5_v1_0", "t5_v1_1", "mt5", "umt5", "byt5", "longt5_local", "t5gemma", "t5gemma2")
+FAMILIES = ("t5_v1_1", "mt5", "umt5", "longt5_local", "t5gemma")
 
 
 @functools.cache
@@ -55,7 +55,8 @@ class OnnxTest(parameterized.TestCase):
             with torch.no_grad():
                 wanted = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
             (states,) = session.run(None, dict(input_ids=ids.numpy(), attention_mask=mask.numpy()))
-            np.testing.assert_allclose(states[mask == 1], wanted[mask == 1], atol=1e-4, err_msg=f"{rows} x {tokens}")
+            is_text = mask.numpy() == 1
+            np.testing.assert_allclose(states[is_text], wanted.numpy()[is_text], atol=1e-4, err_msg=str(ids.shape))
 
     def test_its_folder_has_what_reads_it(self):
         from features.onnx.encoder_graph import export
