@@ -33,8 +33,8 @@ class Encoder(NamedTuple):
     kind: what is answered, "embedding" or the name of a head. columns: of an input. labels: those of the head, if they
     are classes. prompt: put before an embedded text that is a query. most: tokens of an input. about: rows of the plan.
     read: (a text, or {column: value}) -> (its token ids, cut; how many there were; what `answer` must know); UserError.
-    answer: a batch of what `read` returned -> what predict_t5.py writes for each input, {"prediction": ...}; an
-    embedding is {"embedding": [D] in float32}.
+    answer: a batch of what `read` returned -> what predict_t5.py writes for each input, {"prediction": ...}; for tags
+    of words also their "offsets" in the text; for embeddings {"embedding": [D] in float32}.
     """
 
     kind: str

@@ -65,7 +65,10 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
         raise UserError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}. Name one of them")
     name = name or names[0]
     if name == OWN:
-        return own_entry(task_arguments(record)), record
+        entry = own_entry(task_arguments(record))
+        if "inputs" not in entry:
+            raise UserError(f"{folder}: its task.json names no source column: a feature that is not here trained it")
+        return entry, record
     try:
         entry = translated(name, find_entry(benchmark, name))
     except ValueError as error:

@@ -407,9 +407,16 @@ class Reader:
             is_text = isinstance(value, str)
             return self.read(of_source(value, kind.form) if is_text else of_record(value, None, kind.form, columns[0]))
 
+        def answer(inputs: list[tuple[list[int], int, Any]]) -> list[dict]:
+            found = self.of_batch(model, inputs)
+            if not isinstance(kind, Tokens) or kind.scheme != "plain":
+                return found
+            places = [one.places for _, _, (_, one) in inputs]  # of the words: a client has not cut its text
+            return [one | {"offsets": of_words} for one, of_words in zip(found, places, strict=True)]
+
         labels = None if isinstance(kind, Number) else kind.labels
         about = {"checkpoint": self.args.model_name_or_path, "head": kind.described()}
-        return Encoder(kind.name, columns, labels, "", self.most, about, read, functools.partial(self.of_batch, model))
+        return Encoder(kind.name, columns, labels, "", self.most, about, read, answer)
 
     def settings(self) -> dict:
         """Everything that decides the answers, for the file beside them."""

@@ -37,5 +37,10 @@ class WebPage(Front):
 
         show_page(plan, engine)
 
+    def encode(self, args: Any, load: Any) -> None:
+        from features.web_page.show import show_encoder
+
+        show_encoder(args, load())
+
 
 FEATURE = {"predict_t5": WebPage}

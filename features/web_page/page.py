@@ -1,11 +1,13 @@
 """A page in the browser on which to try a model: `predict_t5.py --web`.
 
-open_page("fine_tune_t5", "rte sentence1: <sentence1> sentence2: <sentence2>", ["sentence1", "sentence2"], {}, answer)
+reads, shown = "rte sentence1: <sentence1> sentence2: <sentence2>", {"prediction": "answer"}
+open_page("fine_tune_t5", reads, ["sentence1", "sentence2"], shown, answer)
 -> serves http://127.0.0.1:7860 until Ctrl-C
 
 A program asks it with gradio_client.Client(url).predict("a", "b", api_name="/answer").
 """
 
+import functools
 import html
 import os
 import time
@@ -61,16 +63,15 @@ class Guard:
 
 
 def open_page(
-    title: str, reads: str, inputs: list[str], more: dict[str, str], answer: Callable[[dict[str, str]], dict]
+    title: str, reads: str, inputs: list[str], shown: dict[str, str], answer: Callable[[dict[str, str]], dict]
 ) -> None:
     """Serves a page with a text box for each of `inputs`, until Ctrl-C. Only this machine can open it, unless the
     environment variable GRADIO_SERVER_NAME says otherwise; then whoever reaches this machine can.
 
-    reads: what the model reads, shown at the top, with <input> in place of each input. answer: function {input: text}
-    -> {"prediction": the answer, "read": the text that the model has read, "notes": what is odd about the answer, and
-    what `more` names}. more: {name: its
-    heading} of "n_best", whose value is a list of records with HEADERS, and "labels", whose value is {class: its
-    probability}.
+    reads: what the model reads, shown at the top, with <input> in place of each input. shown: {name: its heading} of
+    what the page shows: "prediction", a text; "n_best", a list of records with HEADERS; "labels", {class: its
+    probability}; "tags", the parts of a text with their tags or None. answer: function {input: text} -> {name: its
+    value, "read": the text that the model has read, "notes": what is odd about the answer}.
     """
     # In the system's temporary directory its folder could be another user's.
     os.environ.setdefault("GRADIO_TEMP_DIR", str(user_cache("page")))
@@ -88,9 +89,16 @@ def open_page(
         milliseconds = f"{1000 * (time.perf_counter() - begin):.0f}"
         for note in found["notes"]:
             gradio.Warning(note)
-        n_best = [[one[name] for name in HEADERS] for one in found.get("n_best", [])]
-        shown = {"n_best": n_best, "labels": found.get("labels")}
-        return [found["prediction"], *(shown[name] for name in more), found["read"], milliseconds]
+        if "n_best" in shown:
+            found["n_best"] = [[one[name] for name in HEADERS] for one in found["n_best"]]
+        return [*(found.get(name) for name in shown), found["read"], milliseconds]
+
+    makers = {
+        "prediction": functools.partial(gradio.Textbox, lines=3),
+        "n_best": functools.partial(gradio.Dataframe, headers=HEADERS),
+        "labels": gradio.Label,
+        "tags": functools.partial(gradio.HighlightedText, combine_adjacent=True),
+    }
 
     with gradio.Blocks(title=title, analytics_enabled=False) as page:
         gradio.HTML(f"<h1>{html.escape(title)}</h1>The model reads <code>{html.escape(reads)}</code>")
@@ -100,12 +108,7 @@ def open_page(
                 button = gradio.Button("Answer", variant="primary")
                 about = [gradio.Textbox(label="what the model read"), gradio.Textbox(label="milliseconds")]
             with gradio.Column():
-                results = [gradio.Textbox(label="answer", lines=3)]
-                for name, heading in more.items():
-                    if name == "labels":
-                        results.append(gradio.Label(label=heading))
-                    else:
-                        results.append(gradio.Dataframe(headers=HEADERS, label=heading))
+                results = [makers[name](label=heading) for name, heading in shown.items()]
         started = [button.click, *(box.submit for box in boxes)]  # submit: Shift-Enter in a box
         gradio.on(started, answered, boxes, [*results, *about], api_name="answer")
     options = dict(share=False, show_error=True, ssr_mode=False, run_history=False, footer_links=["api"])

@@ -2,9 +2,6 @@
 
 import base64
 import functools
-import importlib.util
-import json
-import random
 import tempfile
 import threading
 import unittest
@@ -15,63 +12,29 @@ from unittest import mock
 import numpy as np
 import openai
 from absl.testing import parameterized
-from helpers import argv_of, run_main, sentences, write_tiny_model
+from head_folders import ARE_THERE, COLUMNS, NOT_THERE, answers_to_file, head_folder, texts_of
+from helpers import run_main
 from test_server import served as server_of
 
-import fine_tune_t5
 import predict_t5
-from foundry.features import offered
 
-LINES = sentences(60)
 served = functools.partial(server_of, longest=None)
-QUICK = dict(max_steps=2, per_device_train_batch_size=8, report_to="none", disable_tqdm=True, use_cpu=True)
-QUICK |= dict(eval_strategy="no", save_strategy="no", load_best_model_at_end=False)
-COLUMNS = {
-    "class": ("text", "many"),
-    "labels": ("text", "labels"),
-    "number": ("text", "size"),
-    "tokens": ("words", "tags"),
-    "embedding": ("text", "other"),
-}
-NOT_THERE = "there are no heads, or sentence-transformers is not installed (requirements/embeddings.txt)"
 
 
-def made_up(line: str) -> dict:
-    words = line.rstrip(".").split()
-    row = dict(words=words, text=" ".join(words), size=len(words), many=str(len(words) > 5), other=line)
-    row["tags"] = ["V" if word[1] in "ae" else "C" for word in words]
-    return row | {"labels": sorted({*row["tags"]})}
-
-
-@unittest.skipUnless(
-    "embedding" in offered("ANSWERING") and importlib.util.find_spec("sentence_transformers"), NOT_THERE
-)
+@unittest.skipUnless(ARE_THERE, NOT_THERE)
 class EncodersTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        write_tiny_model(cls.folder / "base", LINES, 300)
-        chooser = random.Random(0)
-        rows = [made_up(" ".join(line.split()[: chooser.randint(2, 9)])) for line in LINES]
-        (cls.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        cls.texts = [row["text"] for row in rows]
-
-    def model(self, head: str, name: str | None = None, **flags) -> Path:
-        """A folder that a training of the head wrote."""
-        folder = self.folder / (name or head)
-        if not folder.is_dir():
-            source, target = COLUMNS[head]
-            columns = dict(source_column=source, target_column=target, train_file=self.folder / "rows.jsonl")
-            flags = QUICK | columns | dict(head=head, model_name_or_path=self.folder / "base") | flags
-            run_main(fine_tune_t5.main, *argv_of(flags | dict(output_dir=folder)))
-        return folder
+        cls.place = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        head_folder("embedding", cls.place, source_prefix="find: ")
+        cls.texts = texts_of(cls.place)
 
     def test_embeddings_are_those_of_sentence_transformers(self):
         """By OpenAI's client, from several threads, alone and in a list, in both formats; a query with its prompt."""
         from sentence_transformers import SentenceTransformer
 
-        folder = self.model("embedding", source_prefix="find: ")
+        folder = self.place / "embedding"
         own = SentenceTransformer(str(folder), device="cpu")
         wanted = own.encode(self.texts)
         with served("--model_name_or_path", folder, "--max_wait_ms", 50) as it, ThreadPoolExecutor(8) as clients:
@@ -104,7 +67,7 @@ class EncodersTest(parameterized.TestCase):
             self.assertEqual(answer["usage"], {"prompt_tokens": read, "total_tokens": read})
 
     def test_wrong_requests_get_one_line(self):
-        folder, ids = self.model("embedding", source_prefix="find: "), r"input\[0\]: must be a text, .*token ids are"
+        folder, ids = self.place / "embedding", r"input\[0\]: must be a text, .*token ids are"
         with served("--model_name_or_path", folder, "--max_source_length", 8, "--max_queue", 4) as it:
             for body, status, message in (
                 (b"{", 400, "the request is no JSON object"),
@@ -141,19 +104,14 @@ class EncodersTest(parameterized.TestCase):
             (one,) = it.ask("/v1/embeddings", {"input": "yes no " * 40})[1]["data"]
             self.assertGreater(one["cut_from"], 40)
 
-    @parameterized.parameters("class", "labels", "number", "tokens")
-    def test_a_head_answers_as_predict_t5_does(self, head):
-        folder, answers = self.model(head), self.folder / f"{head}.answers"
-        files = ["--input_file", self.folder / "rows.jsonl", "--output_file", answers]
-        run_main(predict_t5.main, "--use_cpu", "--model_name_or_path", folder, *files)
-        names = ("prediction", "probabilities")
-        wanted = [json.loads(line) for line in answers.read_text().splitlines()]
-        wanted = [{name: row[name] for name in names if name in row} for row in wanted]
-        column = COLUMNS[head][0]
+    @parameterized.parameters("class", "labels", "number", "tokens", "entities")
+    def test_a_head_answers_as_predict_t5_does(self, kind):
+        folder, column = head_folder(kind, self.place), COLUMNS[kind][0]
+        wanted, reads_words = answers_to_file(folder), column == "words"
         with served("--model_name_or_path", folder, "--max_wait_ms", 50) as it, ThreadPoolExecutor(8) as clients:
 
             def classify(given: object) -> list[dict]:
-                status, answer = it.ask("/v1/classify", {"input": given, "model": head})
+                status, answer = it.ask("/v1/classify", {"input": given, "model": kind})
                 self.assertEqual(status, 200, answer)
                 self.assertEqual([one.pop("index") for one in answer["data"]], list(range(len(answer["data"]))))
                 self.assertStartsWith(answer["id"], "classify-")
@@ -161,39 +119,39 @@ class EncodersTest(parameterized.TestCase):
 
             def alike(found: list[dict], expected: list[dict]) -> None:
                 for one, other in zip(found, expected, strict=True):
-                    self.assertEqual(one.keys(), other.keys())
-                    if head == "number":
-                        self.assertAlmostEqual(one["prediction"], other["prediction"], delta=1e-4)
-                        continue
-                    self.assertEqual(one["prediction"], other["prediction"])
-                    chances = [
-                        [*row["probabilities"].values()] if head != "tokens" else row["probabilities"]
-                        for row in (one, other)
-                    ]
-                    np.testing.assert_allclose(*chances, atol=1e-5)
+                    self.assertEqual(names_of(one), names_of(other))
+                    np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5)
 
             alike([one for of_text in clients.map(classify, self.texts) for one in of_text], wanted)
             alike(classify(self.texts), wanted)
             alike(classify({column: self.texts[0]}), wanted[:1])
-            if head == "tokens":
+            if reads_words:
                 alike(classify([{"words": text.split()} for text in self.texts[:5]]), wanted[:5])
             (about,) = it.ask("/v1/models")[1]["data"]
-            self.assertEqual((about["kind"], about["inputs"]), (head, [column]))
-            self.assertEqual(about["labels"], {"class": ["False", "True"], "number": None}.get(head, ["C", "V"]))
+            labels = {"class": ["False", "True"], "number": None, "entities": ["O", "B-A", "I-A"]}.get(kind, ["C", "V"])
+            self.assertEqual((about["inputs"], about["labels"]), ([column], labels))
             for given, message in (
                 ({"other": "a"}, f"input: must be a text, an object with the columns {column}"),
                 ({column: None}, f"input: {column} must be a text or a number"),
                 ([], "input: is an empty list"),
-                ({column: ["a b"]}, "input: words: the word 'a b' .* has a space" if head == "tokens" else "input: "),
+                ({column: ["a b"]}, "input: words: the word 'a b' .* has a space" if reads_words else "input: "),
             ):
                 status, answer = it.ask("/v1/classify", {"input": given})
                 self.assertEqual(status, 400)
                 self.assertRegex(answer["error"]["message"], message)
 
+    def test_tags_have_the_places_of_their_words(self):
+        with served("--model_name_or_path", head_folder("tokens", self.place)) as it:
+            (one,) = it.ask("/v1/classify", {"input": "Ka, don't  go"})[1]["data"]
+        self.assertEqual(
+            ["Ka, don't  go"[slice(*place)] for place in one["offsets"]], ["Ka", ",", "don", "'", "t", "go"]
+        )
+        self.assertLen(one["prediction"], 6)
+
     def test_the_end_and_a_model_that_fails(self):
         """What was taken is answered; new requests get 503. A failure is told, and ends nothing."""
         begun, goes_on = threading.Event(), threading.Event()
-        with served("--model_name_or_path", self.model("class"), "--max_wait_ms", 0) as it:
+        with served("--model_name_or_path", head_folder("class", self.place), "--max_wait_ms", 0) as it:
             batches, encoder = it.service.batches, it.service.encoder
 
             def held(inputs: list) -> list:
@@ -220,6 +178,19 @@ class EncodersTest(parameterized.TestCase):
         (["--web"], "--serve: excludes --web"),
     )
     def test_flags_that_do_not_go_together(self, flags, message):
-        folder = self.model("class")
+        folder = head_folder("class", self.place)
         _, _, error = run_main(predict_t5.main, "--serve", "--model_name_or_path", folder, *flags, code=2)
         self.assertIn(message, error)
+
+
+def names_of(found: object) -> object:
+    """An answer without its numbers and the places of its words."""
+    if isinstance(found, dict):
+        return {name: names_of(value) for name, value in found.items() if name != "offsets"}
+    return [*map(names_of, found)] if isinstance(found, list) else 0.0 if isinstance(found, float) else found
+
+
+def numbers_of(found: object) -> list[float]:
+    """The numbers of an answer."""
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
+    return [found] if isinstance(found, float) else [number for part in parts for number in numbers_of(part)]

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import unittest
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ import gradio
 import torch
 from absl.testing import parameterized
 from gradio_client import Client
+from head_folders import ARE_THERE, NOT_THERE, answers_to_file, head_folder, texts_of
 from helpers import run_main
 from test_predict_t5 import BACKENDS, workspace
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -197,6 +199,54 @@ class WebPageTest(parameterized.TestCase):
                 answer, read, _ = client_of(url).predict(line, api_name="/answer")
             self.assertEqual(answer, wanted)
             self.assertIn("old fox number 7", read)
+
+    @unittest.skipUnless(ARE_THERE, NOT_THERE)
+    @parameterized.parameters("class", "labels", "number", "tokens", "entities")
+    def test_heads(self, kind):
+        """The answers of predict_t5.py; tags stand on their words."""
+        folder = head_folder(kind, self.folder)
+        (text, *_), (wanted, *_) = texts_of(self.folder), answers_to_file(folder)
+        prediction = wanted["prediction"]
+        with opened("--model_name_or_path", folder) as url:
+            *found, read, milliseconds = client_of(url).predict(text, api_name="/answer")
+        self.assertEqual(read, text)
+        self.assertRegex(milliseconds, r"^\d+$")
+        if kind in ("tokens", "entities"):
+            (parts,) = found
+            self.assertEqual("".join(part["token"] for part in parts), text)
+            tagged = [(part["token"], part["class_or_confidence"]) for part in parts if part["class_or_confidence"]]
+            if kind == "entities":
+                self.assertEqual(tagged, [(span["text"], span["label"]) for span in prediction])
+            else:
+                words = [(word, tag) for part, tag in tagged for word in part.split()]
+                self.assertEqual(words, [*zip(text.split(), prediction, strict=True)])
+            return
+        answer, *chances = found
+        if kind == "number":
+            self.assertEqual(float(answer), float(f"{prediction:.6g}"))
+            return
+        self.assertEqual(answer, prediction if kind == "class" else ", ".join(prediction))
+        (chances,) = ({one["label"]: one["confidence"] for one in label["confidences"]} for label in chances)
+        self.assertEqual(chances.keys(), wanted["probabilities"].keys())
+        for name, chance in wanted["probabilities"].items():
+            self.assertAlmostEqual(chances[name], chance, delta=1e-5)
+
+    @unittest.skipUnless(ARE_THERE, NOT_THERE)
+    def test_two_texts_are_compared(self):
+        """By sentence-transformers' similarity of a query and a document."""
+        from sentence_transformers import SentenceTransformer
+
+        folder = head_folder("embedding", self.folder, source_prefix="find: ", max_source_length=16)
+        one, *_, other = texts_of(self.folder)
+        model = SentenceTransformer(str(folder), device="cpu")
+        wanted = model.similarity(model.encode_query(one), model.encode_document(other)).item()
+        with opened("--model_name_or_path", folder) as url:
+            found, read, _ = client_of(url).predict(one, other, api_name="/answer")
+        self.assertAlmostEqual(float(found), wanted, delta=1e-4)
+        tokens, first = AutoTokenizer.from_pretrained(folder), read.splitlines()[0]
+        ids = tokens(f"find: {one}")["input_ids"]
+        cut = f" ... (cut: 16 of {len(ids)} tokens)" if len(ids) > 16 else ""
+        self.assertEqual(first, tokens.decode(ids[:15]) + cut)
 
     def test_no_other_machine_is_asked(self):
         asked, connect, find = [], socket.socket.connect, socket.getaddrinfo
