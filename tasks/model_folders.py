@@ -19,9 +19,9 @@ from foundry.features import offered
 
 
 class Answers(Protocol):
-    """An entry {field of task.json: "module:attribute"} of `ANSWERING` in a feature's `__init__.py`: an object that
-    does what evaluate_t5.py and predict_t5.py do, for folders whose task.json has this field. groups: the dataclasses
-    of the script's flags; about: its docstring."""
+    """An entry {field of task.json, or name of a file: "module:attribute"} of `ANSWERING` in a feature's `__init__.py`:
+    an object that does what evaluate_t5.py and predict_t5.py do, for folders whose task.json has this field, or that
+    have this file. groups: the dataclasses of the script's flags; about: its docstring."""
 
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict: ...
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict: ...
@@ -58,7 +58,8 @@ def named_model(argv: Sequence[object] | None) -> str:
 def answers_of(argv: Sequence[object] | None) -> Any | None:
     """The Answers of the feature that trained the model of the command line; None: no feature needs to, or the own way
     will say what is wrong with task.json."""
-    record: Any = {}
+    record, folder = {}, Path(named_model(argv))
     with contextlib.suppress(UserError):
-        record = read_json(Path(named_model(argv)) / TASK_RECORD)
-    return next((load()() for field, load in offered("ANSWERING").items() if field in record), None)
+        record = read_json(folder / TASK_RECORD)
+    known = (load for name, load in offered("ANSWERING").items() if name in record or (folder / name).is_file())
+    return next((load()() for load in known), None)

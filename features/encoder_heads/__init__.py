@@ -11,7 +11,8 @@ the models, which are transformers' own; head_tasks.py finds the task, head_rows
 head_trainer.py loss and evaluation, and head_answers.py evaluates and answers for evaluate_t5.py and predict_t5.py.
 
 Embeddings have no head. pair_rows.py has their rows, encoders.py the models, embedder.py loss and evaluators
-(sentence-transformers' own), sentence_folder.py the folder, embedding_answers.py what the two scripts do with it.
+(sentence-transformers' own), sentence_folder.py the folder, embedding_answers.py what the two scripts do with it, and
+sentence_answers.py what they do with one that has no task.json.
 """
 
 from collections.abc import Callable
@@ -179,3 +180,4 @@ class Heads(RowSource, Learning, ModelSource):
 
 FEATURE = {"fine_tune_t5": Heads}
 ANSWERING = {"head": "head_answers:HeadAnswers", "embedding": "embedding_answers:EmbeddingAnswers"}
+ANSWERING |= {"modules.json": "sentence_answers:SentenceAnswers"}

@@ -6,6 +6,7 @@ folder by the field "embedding" of its task.json.
 
 import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from tasks.registry import source_prefix
 from tasks.task_records import recorded_rows
 from tasks.tasks import TaskRows
 
+Embed = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids and mask [B, S] -> embeddings [B, D] in float32
 SUFFIXES = (".npy", ".parquet")
 COLUMN = "embedding"  # of a parquet file
 _NO_TEXT = "an encoder writes no text: leave it out"
@@ -138,15 +140,24 @@ def check_output(args: Any) -> Path:
 
 
 def encoder_of(args: Any) -> Encoder:
-    """What a Front asks: texts are embedded as sentence-transformers does, with the folder's longest text. args: the
-    flags of predict_t5.py."""
-    folder, state = args.model_name_or_path, PartialState(cpu=args.use_cpu or not has_accelerator())
+    """What a Front asks. Texts are cut at the folder's longest, as by sentence-transformers. args: the flags of
+    predict_t5.py."""
+    folder, device = args.model_name_or_path, PartialState(cpu=args.use_cpu or not has_accelerator()).device
     embedder, (entry, _) = embedder_of(folder), recorded_task(folder, None)
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
-    most = args.max_source_length or max(entry["max_source_length"], entry["max_target_length"])
-    tokenizer, model = answering_tokenizer(folder, args.tokenizer_name), load_encoder(folder).to(state.device).eval()
+    most = max(entry["max_source_length"], entry["max_target_length"])
+    tokenizer, model = answering_tokenizer(folder, args.tokenizer_name), load_encoder(folder).to(device).eval()
     fit_vocabulary(model, len(tokenizer))
+    embed = functools.partial(embedder.embed_texts, model)
+    return encoder_that(embed, args, device, tokenizer, most, source_prefix(entry), embedder.described())
+
+
+def encoder_that(
+    embed: Embed, args: Any, device: torch.device, tokenizer: Any, most: int, prompt: str, described: str
+) -> Encoder:
+    """The Encoder that embeds texts so. most: tokens of a text, unless a flag says it. described: for the plan."""
+    most = args.max_source_length or most
 
     def read(given: str | dict) -> tuple[list[int], int, None]:
         (text,) = [given] if isinstance(given, str) else given.values()
@@ -154,11 +165,12 @@ def encoder_of(args: Any) -> Encoder:
         return cut(whole, most), len(whole), None
 
     def answer(inputs: list[tuple[list[int], int, Any]]) -> list[dict]:
-        return [{"embedding": one} for one in of_batch(model, embedder, [ids for ids, *_ in inputs], args.bf16)]
+        rows = [ids for ids, *_ in inputs]
+        return [{"embedding": one} for one in of_batch(embed, rows, tokenizer.pad_token_id, device, args.bf16)]
 
-    check_finite(folder, answer([read("")])[0]["embedding"])
-    about = {"checkpoint": folder, "embedding": embedder.described()}
-    return Encoder("embedding", ["text"], None, source_prefix(entry), most, about, read, answer)
+    check_finite(args.model_name_or_path, answer([read("")])[0]["embedding"])
+    about = {"checkpoint": args.model_name_or_path, "embedding": described}
+    return Encoder("embedding", ["text"], None, prompt, most, about, read, answer)
 
 
 def check_finite(folder: str, found: np.ndarray) -> None:
@@ -175,13 +187,13 @@ def cut(ids: list[int], most: int) -> list[int]:
 
 
 @torch.no_grad()
-def of_batch(model: Any, embedder: Embedder, ids: list[list[int]], bf16: bool) -> np.ndarray:
+def of_batch(embed: Embed, ids: list[list[int]], padding: int, device: torch.device, bf16: bool) -> np.ndarray:
     """The embeddings [B, D] of a batch's texts, in float32. ids: of their tokens."""
-    longest, padding = max(map(len, ids)), model.config.pad_token_id
-    rows = torch.tensor([one + [padding] * (longest - len(one)) for one in ids], device=model.device)
-    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids], device=model.device)
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-        return embedder.embed_texts(model, rows, mask).cpu().numpy()
+    longest = max(map(len, ids))
+    rows = torch.tensor([one + [padding] * (longest - len(one)) for one in ids], device=device)
+    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids], device=device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        return embed(rows, mask).cpu().numpy()
 
 
 def embedded(
@@ -191,7 +203,8 @@ def embedded(
     of similar length are read together; each process reads its share of the batches."""
 
     def answered(numbers: list[int]) -> np.ndarray:
-        return of_batch(model, embedder, [ids[number] for number in numbers], bf16)
+        rows, embed = [ids[number] for number in numbers], functools.partial(embedder.embed_texts, model)
+        return of_batch(embed, rows, model.config.pad_token_id, state.device, bf16)
 
     return np.stack(by_batches([*map(len, ids)], size, state, answered, shows=state.is_main_process))
 

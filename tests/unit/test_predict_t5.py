@@ -756,6 +756,13 @@ class TaskTest(TestCase):
         (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola. Name one of them"),
         (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
         (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json is gone: --benchmark gone: not in"),
+        (
+            dict(benchmark="own", dataset_name="pairs"),
+            "in.txt",
+            "x\n",
+            [],
+            "names no source column: a feature that is not",
+        ),
         (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),
         (dict(), "in.jsonl", '{"text": "x", "n_best": 1}\n', [], "row 1: has a column n_best"),
         (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: must be at most 6"),
