@@ -130,9 +130,11 @@ class Heads(RowSource, Learning, ModelSource):
             return None
         for each in args.features:
             has_loss = isinstance(each, Learning) and type(each).loss is not Learning.loss
-            if each is not self and (has_loss or isinstance(each, RowSource | Weights)):
+            freezes = isinstance(each, Weights) and self.freeze_encoder
+            if each is not self and (has_loss or freezes or isinstance(each, RowSource)):
                 folder = type(each).__module__.split(".")[-1]
-                raise UserError(f"--head {self.head}: not with {folder}: leave the flags of one of them out")
+                with_what = "--freeze_encoder" if freezes else f"--head {self.head}"
+                raise UserError(f"{with_what}: not with {folder}: leave the flags of one of them out")
         return 1  # rows are not packed
 
     # ------------------------------------------------------------ the model
@@ -150,11 +152,13 @@ class Heads(RowSource, Learning, ModelSource):
     def loaded(self, name_or_path: str, attention: str | None) -> Any:
         if not self.is_on():
             return None
+        from features.encoder_heads.head_models import load_head_model, refuse_adapters
+
+        refuse_adapters(name_or_path)
         if self.head == EMBEDDING:
             from features.encoder_heads.encoders import load_encoder
 
             return load_encoder(name_or_path, attention)
-        from features.encoder_heads.head_models import load_head_model
 
         return load_head_model(name_or_path, attention, self.found.kind, self.freeze_encoder)
 

@@ -7,6 +7,8 @@ outputs (`Kind.pooled`). The labels stand in config.json, as pipelines read them
 """
 
 import copy
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from transformers import (
@@ -22,8 +24,10 @@ from transformers import (
 )
 from transformers.modeling_outputs import TokenClassifierOutput
 
+from constants import TASK_RECORD
 from features.encoder_heads.head_kinds import Kind
 from foundry.common.errors import UserError
+from foundry.common.reports import record_json
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.model_t5 import check_options, named_config
 from foundry.modeling.families import families, family_of, shape_of
@@ -81,7 +85,6 @@ def load_head_model(name_or_path: str, attention: str | None, kind: Kind, freeze
     check_options(config, attention)
     do_not_wait_for_the_hub(name_or_path)
     of_encoder, of_head = classes_of(config)
-    refuse_adapters(name_or_path)
     labelled, flag = with_labels(config, kind), "--model_name_or_path"
     reading = dict(config=labelled, dtype=torch.float32) | _attention(config, attention)
     if of_head.__name__ in (config.architectures or []) and list(config.id2label.values()) == kind.labels:
@@ -105,11 +108,25 @@ def refuse_adapters(name_or_path: str) -> None:
         )
 
 
+def merged(name_or_path: str, read: Callable[[str], PreTrainedModel], flag: str) -> PreTrainedModel | None:
+    """The model of a folder of what was trained beside a checkpoint, merged with what `read` makes of this; None for a
+    folder of another kind."""
+    for adapter in adapters():
+        if adapter.root_of(name_or_path) != name_or_path:
+            return adapter.load(name_or_path, read, True, flag)
+    return None
+
+
 def load_saved(name_or_path: str, device: torch.device, flag: str = "--model_name_or_path") -> PreTrainedModel:
     """A folder that a training of a head wrote, to answer. UserError for weights that are not finite."""
     config = named_config(name_or_path, flag)
     reading = dict(config=config, dtype=torch.float32) | _attention(config, None)
-    model = load_whole(classes_of(config)[1], name_or_path, flag, **reading)
+
+    def read(base: str) -> PreTrainedModel:
+        labels = record_json(Path(name_or_path) / TASK_RECORD)["head"]["labels"]
+        return load_head_model(base, None, Kind(labels), freeze=False)
+
+    model = merged(name_or_path, read, flag) or load_whole(classes_of(config)[1], name_or_path, flag, **reading)
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise UserError(f"{flag} {name_or_path}: {name} has NaN or infinite numbers. Take an earlier checkpoint")
@@ -149,7 +166,9 @@ def prepared(model: PreTrainedModel, freeze: bool, is_new: bool = False) -> PreT
     model.get_decoder = model.get_encoder  # the core asks for both stacks, and for settings of `generate`
     tokens = {name: getattr(config, name, None) for name in ("pad_token_id", "eos_token_id")}
     model.generation_config = GenerationConfig(**tokens)  # which no head follows, and is not saved
-    head = {name: weight for name, weight in model.named_parameters() if not name.startswith(of_encoder)}
+    is_alone = not hasattr(model, model.base_model_prefix)  # an encoder without head
+    head = {n: weight for n, weight in model.named_parameters() if not (is_alone or n.startswith(of_encoder))}
+    model.trained_whole = sorted({name.partition(".")[0] for name in head})
     for weight in head.values() if is_new else ():
         if weight.dim() == 2:
             torch.nn.init.normal_(weight, std=shape_of(config).encoder.width ** -0.5)

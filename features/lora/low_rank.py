@@ -13,7 +13,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,22 +38,40 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     """Freezes the model and gives each of its linear layers matrices A [rank, in] and B [out, rank]; B starts at 0.
 
     base: the checkpoint whose weights these are. The model then saves A and B, the base's absolute path or name on the
-    Hub, and the settings of `generate` alone.
+    Hub, and the settings of `generate` alone. Its `trained_whole` (`Part`) is trained and saved too, as peft's
+    modules_to_save.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
+    whole = list(trained_whole(model))
     model.base_checksum = None if model.device.type == "meta" else checksum(model)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    trained = {n for n, module in linears.items() if module is not output_head(model) and module.weight.requires_grad}
+    left_out = {output_head(model), *map(model.get_submodule, whole)}
+    trained = {n for n, module in linears.items() if module not in left_out and module.weight.requires_grad}
     layers = sorted({name.rpartition(".")[2] for name in trained})
     # Layers of T5Gemma 2's image encoder, which is not trained, have the names of layers that read text.
     others = sorted(name for name in linears.keys() - trained if name.rpartition(".")[2] in layers)
     for layer in linears.values():
         layer.compute_dtype = torch.float32  # peft gives A and B this type
     base = str(Path(base).absolute()) if Path(base).is_dir() else base
-    options = dict(base_model_name_or_path=base, task_type="SEQ_2_SEQ_LM", exclude_modules=others or None)
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options), model)
+    task = "SEQ_2_SEQ_LM" if model.can_generate() else "TOKEN_CLS" if whole else "FEATURE_EXTRACTION"
+    options = dict(base_model_name_or_path=base, task_type=task, exclude_modules=others or None)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options)
+    inject_adapter_in_model(config, model)
+    config.modules_to_save = whole or None  # after it, since peft would train copies of them
+    for name in whole:
+        model.get_submodule(name).requires_grad_(True)
     model.save_pretrained, model.read_saved = partial(_save, model), low_rank_state
+
+
+def trained_whole(model: torch.nn.Module) -> Sequence[str]:
+    """The modules that are trained whole beside matrices (`Part`)."""
+    return getattr(model, "trained_whole", ())
+
+
+def _is_saved(model: torch.nn.Module, name: str) -> bool:
+    """Whether a folder holds this tensor of the model."""
+    return ".lora_" in name or name.startswith(tuple(f"{module}." for module in trained_whole(model)))
 
 
 def _save(model, folder, state_dict: dict | None = None, is_main_process: bool = True, **_) -> None:
@@ -62,16 +80,19 @@ def _save(model, folder, state_dict: dict | None = None, is_main_process: bool =
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
     state = model.state_dict() if state_dict is None else state_dict
-    tensors = {_in_file(name): t.detach().cpu().contiguous() for name, t in state.items() if ".lora_" in name}
+    tensors = {_in_file(name): t.detach().cpu().contiguous() for name, t in state.items() if _is_saved(model, name)}
     save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
     write_json(Path(folder) / _CHECKSUM, {"base_checksum": model.base_checksum})
-    for part in (model.peft_config["default"], model.generation_config):
-        part.save_pretrained(folder)
+    model.peft_config["default"].save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 def checksum(model: torch.nn.Module) -> float:
-    """A number computed from a part of every tensor; checkpoints with different weights have different ones."""
-    return sum(float(p.detach().flatten()[:64].double().abs().sum()) for p in model.parameters())
+    """A number computed from a part of every tensor that a folder does not hold; checkpoints with different weights
+    have different ones."""
+    weights = [p.detach().flatten()[:64] for name, p in model.named_parameters() if not _is_saved(model, name)]
+    return sum(float(part.double().abs().sum()) for part in weights)
 
 
 def _check_base(found: float, folder: str | Path) -> None:
@@ -97,7 +118,7 @@ def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tens
     """{name in the model: tensor} of a checkpoint's LoRA matrices. UserError if the model has others."""
     _check_base(model.base_checksum, folder)
     state = load_file(folder / WEIGHTS)
-    names = {_in_file(name): name for name in model.state_dict() if ".lora_" in name}
+    names = {_in_file(name): name for name in model.state_dict() if _is_saved(model, name)}
     if state.keys() != names.keys():
         raise UserError(f"{folder}: its {len(state)} LoRA matrices are not the {len(names)} of this model")
     return {names[name]: tensor for name, tensor in state.items()}

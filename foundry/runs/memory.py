@@ -16,6 +16,7 @@ Legend of shapes: B batch, S source length, T target length, D d_model, I heads 
 import math
 import re
 import shutil
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def activation_bytes(
     shape = shape_of(config)
     encoder, decoder = shape.encoder, shape.decoder
     low = 2 if bf16 else 4  # bytes of a number in a matrix product
-    rank = min(map(min, low_rank), default=0)
+    rank = statistics.mode(map(min, low_rank)) if low_rank else 0  # a head beside them may have fewer labels
     copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
 
     # Each function returns the bytes that one part of a layer keeps for the backward pass.

@@ -32,6 +32,7 @@ from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer
 from foundry.model_t5 import load_model
 
 THERE = importlib.util.find_spec("sentence_transformers") is not None
+HAS_LORA = all(map(importlib.util.find_spec, ("peft", "features.lora")))
 NOT_THERE = "sentence-transformers is not installed (requirements/embeddings.txt)"
 ROOT = Path(fine_tune_t5.__file__).parent
 
@@ -238,6 +239,22 @@ class ScriptsTest(parameterized.TestCase):
         for name in ("spearman", "pearson"):
             self.assertAlmostEqual(results[f"eval_{name}"], float(found[f"{name}_cosine"]), delta=1e-6)
 
+    @skipUnless(HAS_LORA, "peft or features/lora is not there")
+    def test_low_rank_matrices_are_learnt(self):
+        """sentence-transformers, through peft, puts the folder onto the base; the encoder itself is not in it."""
+        from sentence_transformers import SentenceTransformer
+
+        self.fine_tune("adapted", lora_rank=4, learning_rate=0.01)
+        folder, texts, array = self.folder / "adapted", self.folder / "texts.txt", self.folder / "texts.npy"
+        names = load_file(folder / "adapter_model.safetensors").keys()
+        self.assertTrue(all(".lora_" in name for name in names))
+        texts.write_text("the old tree\na moon\n")
+        for model, is_alike in ((folder, True), (self.folder / "base", False)):
+            predict = ("--model_name_or_path", folder, "--use_cpu", "--input_file", texts, "--output_file", array)
+            run_main(predict_t5.main, *predict, "--overwrite_output_file")
+            found = SentenceTransformer(str(model), device="cpu").encode(texts.read_text().splitlines())
+            self.assertEqual(np.allclose(np.load(array), found, atol=1e-5), is_alike)
+
     def test_long_texts_are_cut_alike(self):
         from sentence_transformers import SentenceTransformer
 
@@ -295,7 +312,6 @@ class ScriptsTest(parameterized.TestCase):
         (dict(packing=True), "--packing True: not with --head, whose rows are padded"),
         (dict(metrics="bleu"), "--metrics bleu: not with --head embedding"),
         (dict(freeze_encoder=True), "--freeze_encoder True: --head embedding trains the encoder"),
-        (dict(lora_rank=4), "--head embedding: not with lora: leave the flags of one of them out"),
         (dict(preference="dpo", rejected_column="n"), "--head embedding: other flags ask for rejected"),
         (dict(embedding_temperature=0), "--embedding_temperature 0.0: must be above 0"),
     )

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from absl.testing import parameterized
 from helpers import argv_of, run_main, sentences, write_tiny_model
+from safetensors.torch import load_file
 from sklearn.metrics import f1_score
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
@@ -28,6 +29,7 @@ from foundry.corpora.tokenizers import train_tokenizer
 from foundry.model_t5 import load_model
 
 HAS_SEQEVAL = importlib.util.find_spec("seqeval") is not None
+HAS_LORA = all(map(importlib.util.find_spec, ("peft", "features.lora")))
 QUICK = dict(max_steps=4, per_device_train_batch_size=8, eval_strategy="steps", eval_steps=2, save_strategy="steps")
 QUICK |= dict(save_steps=2, save_total_limit=4, logging_steps=1, report_to="none", disable_tqdm=True, use_cpu=True)
 PLAIN = dict(source_column="words", target_column="plain")
@@ -249,6 +251,37 @@ class HeadsTest(parameterized.TestCase):
         self.assertEqual(quality(again), quality(results))
         other = PLAIN | dict(output_dir=whole, resume_from_checkpoint=True, freeze_encoder=True)
         self.assertIn("--freeze_encoder: False in its run, True now", self.refused("tokens", **other))
+
+    @unittest.skipUnless(HAS_LORA, "peft or features/lora is not there")
+    def test_low_rank_matrices_and_the_head_are_learnt(self):
+        """peft puts the folder onto transformers' own class; a resumed run ends in the same bits."""
+        from peft import PeftModel
+
+        whole, resumed = self.folder / "whole", self.folder / "resumed"
+        results, _ = self.train("tokens", whole, **PLAIN, lora_rank=4)
+        trained = load_file(whole / "adapter_model.safetensors")
+        of_head = {f"base_model.model.classifier.{name}" for name in ("weight", "bias")}
+        self.assertEqual({name for name in trained if ".lora_" not in name}, of_head)
+        evaluated, predictions = self.evaluated(whole)
+        for name, value in quality(results).items():
+            self.assertAlmostEqual(evaluated[name], value, places=5)  # of merged matrices
+        labels = json.loads((whole / "task.json").read_text())["head"]["labels"]
+        base = AutoModelForTokenClassification.from_pretrained(self.shared / "model", num_labels=len(labels))
+        model, tokenizer = PeftModel.from_pretrained(base, whole).eval(), AutoTokenizer.from_pretrained(whole)
+        for row, ours in zip(self.held_out, predictions, strict=True):
+            made = tokenizer(row["text"], return_tensors="pt")
+            found = model(**made).logits[0].argmax(-1)
+            places = [made.char_to_token(begin) for begin in begins_of(row["words"])]
+            self.assertEqual([labels[found[place]] for place in places], ours["prediction"])
+        resumed.mkdir()
+        shutil.copytree(whole / "checkpoint-2", resumed / "checkpoint-2")
+        shutil.copy(whole / "run.json", resumed)
+        self.train("tokens", resumed, **PLAIN, lora_rank=4, resume_from_checkpoint=True)
+        self.assertEqual(*((folder / "adapter_model.safetensors").read_bytes() for folder in (whole, resumed)))
+        self.assertIn("Merge them first", self.refused("class", **CLASS | dict(model_name_or_path=whole)))
+        self.assertIn(
+            "--freeze_encoder: not with lora", self.refused("class", **CLASS, freeze_encoder=True, lora_rank=4)
+        )
 
     @parameterized.parameters(("tokens", PLAIN), ("class", CLASS))
     def test_accumulation_does_not_change_the_loss(self, head, flags):
