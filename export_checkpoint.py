@@ -53,9 +53,21 @@ from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_
 from foundry.features import Features, features_of, offered
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from foundry.modeling.generation_settings import drop_idle_search
+from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
 from foundry.modeling.weights import ModelSource, adapters
-from foundry.publishing.exports import COMPARISON, Original, compare, described, encode, pytorch_answers
+from foundry.publishing.exports import (
+    COMPARISON,
+    Original,
+    compare,
+    compare_outputs,
+    copy_pooling,
+    described,
+    described_within,
+    encode,
+    outputs_of,
+    pytorch_answers,
+)
 from foundry.publishing.publication import Publication
 from foundry.publishing.records import first_entry, read_run, task_of
 from tasks.registry import eval_splits, source_text
@@ -181,7 +193,12 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     model.save_pretrained(folder)
     model.generation_config = search  # other formats are compared with the task's beams too
     save_tokenizer(original.tokenizer, folder)
-    again = load_model(str(folder)).eval()
+    copy_pooling(original, folder)
+    if model.can_generate():
+        again = load_model(str(folder)).eval()
+    else:
+        again = type(model).from_pretrained(folder, dtype=torch.float32).eval()
+        fuse_activation(again)
     found = again.state_dict()
     if lost := sorted(wanted.keys() - found.keys()):
         raise UserError(f"huggingface: the saved model lacks {', '.join(lost[:3])}: not written")
@@ -200,9 +217,16 @@ def export(
     again = write_hugging_face(original, folder, DTYPES[args.dtype])
     if encode(load_tokenizer(str(folder)), texts) != original.sources:
         raise UserError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
-    wanted = original.answers = pytorch_answers(original.model, original.sources)  # with weights as rounded to --dtype
-    found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, original.sources, wanted), 0.0)}
-    lines = {"huggingface": described(found["huggingface"])}
+    model, sources = original.model, original.sources  # with weights as rounded to --dtype
+    if model.can_generate():
+        wanted = original.answers = pytorch_answers(model, sources)
+        found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, sources, wanted), 0.0)}
+        lines = {"huggingface": described(found["huggingface"])}
+    else:
+        found = {
+            "huggingface": compare_outputs("huggingface", outputs_of(model, sources), outputs_of(again, sources), 0.0)
+        }
+        lines = {"huggingface": f"{described_within(found['huggingface'])} of PyTorch's in {len(sources)} texts"}
     del again
     for kind in [kind for kind in FORMATS if kind in args.formats]:
         print_once(f"writing and comparing {kind}")
@@ -245,7 +269,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     start_summary(plan, title="export")
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
         beams = read_record(checkpoint).get("generation_num_beams")
-        original = Original(model, tokenizer, encode(tokenizer, texts), num_beams=beams)
+        original = Original(model, tokenizer, encode(tokenizer, texts), num_beams=beams, folder=folders[0])
         found, rows = export(args, folder, original, texts)
         for file in (Path(checkpoint) / TASK_RECORD, run / "loss.png"):  # task.json: evaluate_t5.py repeats numbers
             if file.is_symlink():  # of a downloaded run: it may lead to any file of this machine

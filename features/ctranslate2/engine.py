@@ -30,6 +30,7 @@ from foundry.publishing.exports import (
     described,
     pytorch_answers,
     pytorch_tokens,
+    refuse_part,
     shown_search,
 )
 from tasks.answering import Backend, Engine, Plan, Watch, followed_settings, padded_answers
@@ -52,7 +53,8 @@ LIKE_TRANSFORMERS = ("num_beams", "length_penalty", "early_stopping", "min_lengt
 
 
 def refuse_model(config: PreTrainedConfig, kind: str) -> None:
-    """UserError for a family that CTranslate2 lacks."""
+    """UserError for a family that CTranslate2 lacks, and for an encoder without decoder."""
+    refuse_part(config, kind, encoder="huggingface or onnx_encoder", head="huggingface or onnx_encoder")
     if config.model_type not in FAMILIES:
         raise UserError(
             f"--formats {kind}: not for {config.model_type} models, which CTranslate2 lacks. It has "

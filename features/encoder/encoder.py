@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedConfig, T5Gemma2Config
 
 from foundry.common.errors import UserError
-from foundry.common.reports import write_json
+from foundry.common.reports import read_json, write_json
 from foundry.corpora.tokenizers import save_tokenizer
 from foundry.modeling.families import shape_of
 from foundry.publishing.exports import (
@@ -15,9 +15,11 @@ from foundry.publishing.exports import (
     Format,
     Original,
     compare_outputs,
+    copy_pooling,
     described_within,
     encoder_of,
     outputs_of,
+    refuse_part,
 )
 
 # Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
@@ -33,13 +35,15 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     loaded_by = " and ".join(result["loaded_by"])
     line = f"{described_within(result)} of PyTorch's in {result['texts']} texts, loaded by {loaded_by}"
     if kind == "sentence_transformers":
-        result["max_seq_length"] = LONGEST_SOURCE
-        line += f"; it cuts texts at {LONGEST_SOURCE} tokens (max_seq_length of sentence_bert_config.json)"
+        longest = result["max_seq_length"] = read_json(folder / "sentence_bert_config.json")["max_seq_length"]
+        line += f"; it cuts texts at {longest} tokens (max_seq_length of sentence_bert_config.json)"
     return result, line
 
 
 def refuse_model(config: PreTrainedConfig, kind: str) -> None:
-    """UserError for T5Gemma 2 in sentence-transformers, which wants a file of its image encoder's processor too."""
+    """UserError for a head, and for T5Gemma 2 in sentence-transformers, which wants a file of its image encoder's
+    processor too."""
+    refuse_part(config, kind, head="huggingface or onnx_encoder")
     if kind == "sentence_transformers" and isinstance(config, T5Gemma2Config):
         raise UserError(
             f"--formats {kind}: not for {config.model_type} models: sentence-transformers loads them only with an "
@@ -49,10 +53,10 @@ def refuse_model(config: PreTrainedConfig, kind: str) -> None:
 
 def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
     """Writes the encoder and the tokenizer. pooled: also the files of sentence-transformers, which older versions of it
-    read too; a text's embedding is the mean of its token states."""
+    read too: those of the checkpoint, or else a text's embedding is the mean of its token states."""
     encoder_of(original.model).save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
-    if not pooled:
+    if not pooled or copy_pooling(original, folder):
         return
     pooling = {
         "word_embedding_dimension": shape_of(original.model.config).encoder.width,
@@ -80,10 +84,14 @@ def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     if kind == "sentence_transformers" and importlib.util.find_spec(kind):
         from sentence_transformers import SentenceTransformer
 
-        embedder = SentenceTransformer(str(folder), device="cpu")
-        batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
-        found += [embedder(batch)["sentence_embedding"][0].numpy() for batch in batches]
-        wanted += [states.mean(0) for states in wanted]
+        def embeddings(place: Path) -> list:
+            embedder = SentenceTransformer(str(place), device="cpu")
+            batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
+            return [embedder(batch)["sentence_embedding"][0].numpy() for batch in batches]
+
+        found += embeddings(folder)
+        own = (original.folder / "modules.json").is_file()
+        wanted += embeddings(original.folder) if own else [states.mean(0) for states in wanted]
         loaded_by.append("sentence-transformers")
     return compare_outputs(kind, wanted, found, TOLERANCE) | dict(texts=len(sources), loaded_by=loaded_by)
 

@@ -182,6 +182,31 @@ class Heads(RowSource, Learning, ModelSource):
         return {"head": self.found.kind.described() + ("; the encoder is frozen" if self.freeze_encoder else "")}
 
 
-FEATURE = {"fine_tune_t5": Heads}
+@dataclass
+class Exported(ModelSource):
+    """Exports an encoder with a head, or alone."""
+
+    def is_on(self) -> bool:
+        return True
+
+    def loaded(self, name_or_path: str, attention: str | None) -> Any:
+        from foundry.modeling.loading import load_config
+        from foundry.publishing.exports import part_of
+
+        part = part_of(load_config(name_or_path, "--model_name_or_path"))
+        if part is None:
+            return None
+        if part == "a head":
+            import torch
+
+            from features.encoder_heads.head_models import load_saved
+
+            return load_saved(name_or_path, torch.device("cpu"))
+        from features.encoder_heads.encoders import load_encoder
+
+        return load_encoder(name_or_path, attention)
+
+
+FEATURE = {"fine_tune_t5": Heads, "export_checkpoint": Exported}
 ANSWERING = {"head": "head_answers:HeadAnswers", "embedding": "embedding_answers:EmbeddingAnswers"}
 ANSWERING |= {"modules.json": "sentence_answers:SentenceAnswers"}

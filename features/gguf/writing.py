@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from features.gguf.vocabulary import vocabulary_of
 from foundry.common.errors import UserError
 from foundry.modeling.families import output_head
-from foundry.publishing.exports import Original
+from foundry.publishing.exports import Original, refuse_part
 
 # What llama.cpp has built in: the families, and the distance from which relative positions share a bucket.
 FAMILIES = ("t5", "mt5", "umt5")
@@ -83,13 +83,14 @@ def tensors(original: Original, architecture: gguf.MODEL_ARCH) -> dict[str, np.n
     own with that factor in it: llama.cpp scales nothing, and would find other probabilities."""
     model, config = original.model, original.model.config
     names = gguf.get_tensor_name_map(architecture, max(config.num_layers, config.num_decoder_layers))
-    head, embedding = output_head(model).weight, model.get_input_embeddings().weight
-    is_tied = head is embedding
-    is_scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
-    scale = config.d_model**-0.5 if is_scaled else 1.0
+    embedding = model.get_input_embeddings().weight
     found: dict[str, torch.Tensor] = {"token_embd.weight": embedding}
-    if architecture == gguf.MODEL_ARCH.T5 and (scale != 1.0 or not is_tied):
-        found["output.weight"] = head.float() * scale
+    if architecture == gguf.MODEL_ARCH.T5:
+        head = output_head(model).weight
+        is_scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
+        scale = config.d_model**-0.5 if is_scaled else 1.0
+        if scale != 1.0 or head is not embedding:
+            found["output.weight"] = head.float() * scale
     stacks = ("encoder",) if architecture == gguf.MODEL_ARCH.T5ENCODER else ("encoder", "decoder")
     for stack in stacks:
         for name, tensor in getattr(model, stack).named_parameters(prefix=stack):
@@ -104,6 +105,8 @@ def tensors(original: Original, architecture: gguf.MODEL_ARCH) -> dict[str, np.n
 
 def refuse_model(config: PreTrainedConfig, kind: str) -> None:
     """UserError that names what llama.cpp lacks for such a model."""
+    whole = kind != "gguf_encoder"
+    refuse_part(config, kind, encoder="gguf_encoder" if whole else None, head="huggingface or onnx_encoder")
     lacks = {f"the family {config.model_type}": config.model_type not in FAMILIES}
     if config.model_type in FAMILIES:
         distance, activation = config.relative_attention_max_distance, config.feed_forward_proj

@@ -91,7 +91,8 @@ class ExportHub(Publication):
 
         name, language = self.push_to_hub or output_dir.name, self.language
         given = dict(license=self.license, language=language[0] if language and len(language) == 1 else language)
-        card = model_card(name, record, model, found, (folder / "loss.png").is_file(), **given)
+        has = [(folder / file).is_file() for file in ("loss.png", "modules.json")]
+        card = model_card(name, record, model, found, *has, **given)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
     def exported(self, output_dir: Path, formats: Any) -> dict[str, str | None]:

@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, PreTrainedModel
 
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from features.hub.names import local_flags, names_in
 from foundry.arguments.task import task_names
 from foundry.common.reports import human_count, human_time
 from foundry.modeling.families import family_of, is_tied, shape_of
-from foundry.publishing.exports import shown_search
+from foundry.publishing.exports import part_of, shown_search
 from foundry.publishing.records import first_entry, task_of
 from tasks.registry import as_list, source_text
 
@@ -29,12 +29,14 @@ def model_card(
     model: PreTrainedModel,
     formats: dict[str, dict] | None = None,
     has_curve: bool = False,
+    embeds: bool = False,
     **given: str | list[str] | None,
 ) -> str:
     """The text of README.md, with the Hub's YAML front matter.
 
     name: the model's name; the owner in a Hub name appears only in the commands. record: the result of read_run.
-    formats: {format: its comparison, from publishing/exports.py}. has_curve: whether the folder has a loss.png. given:
+    formats: {format: its comparison, from publishing/exports.py}. has_curve: whether the folder has a loss.png. embeds:
+    whether it is one of sentence-transformers. given:
     fields of the front matter that no file holds: license, language.
     """
     run, results = record["run"], record["results"]
@@ -50,8 +52,16 @@ def model_card(
     # ByT5's sentinels are not its tokenizer's <extra_id_n>.
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
     steps, seconds = (max((line.get(key, 0) for line in record["metrics"]), default=0) for key in ("step", "seconds"))
+    part = part_of(model.config)
+    encoder_class = part and type(model).__name__
+    if part == "a head" and type(model.config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        encoder_class = type(model).__name__.replace("ForTokenClassification", "EncoderModel")
+    front = _front_matter(name, arguments, local, objective, task, entry, numbers, given)
+    if part:
+        front.pipeline_tag = _encoder_task(arguments, part, embeds)
+        front.library_name = "sentence-transformers" if embeds else "transformers"
     card = ModelCard.from_template(
-        _front_matter(name, arguments, local, objective, task, entry, numbers, given),
+        front,
         TEMPLATE,
         name=name,
         run=run,
@@ -61,6 +71,10 @@ def model_card(
         builtin=BUILTIN_CORPUS,
         config=model.config,
         tied=is_tied(model),
+        kind={"a head": "encoder with a head", "an encoder alone": "encoder"}.get(part or "", "encoder-decoder model"),
+        encoder_class=encoder_class,
+        has_head=part == "a head",
+        embeds=embeds,
         shape=shape_of(model.config),
         family=family,
         parameters=run.get("parameters") or sum(p.numel() for p in model.parameters()),
@@ -131,6 +145,14 @@ def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
     if entry.get("target_type") == "class":
         return "text-classification"
     return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
+
+
+def _encoder_task(arguments: dict, part: str, embeds: bool) -> str:
+    """The Hub's name for what an encoder does."""
+    if embeds:
+        return "sentence-similarity"
+    of_head = "token-classification" if arguments.get("head") in (None, "tokens") else "text-classification"
+    return of_head if part == "a head" else "feature-extraction"
 
 
 def _is_prefix(denoiser: dict) -> bool:

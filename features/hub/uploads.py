@@ -22,11 +22,12 @@ if TYPE_CHECKING:  # so that this module does not import torch
 
 # What others need to use a model, by the names of its files: nothing else of a run or an export is published.
 PUBLISHED = {
-    "weights": ("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "model.bin"),
+    "weights": ("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "model.bin")
+    + ("model.gguf", "model.onnx", "model.onnx.data"),
     "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     + ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "shared_vocabulary.json"),
     "configurations": ("config.json", "generation_config.json", "adapter_config.json")
-    + ("modules.json", "sentence_bert_config.json", "chat_template.jinja"),
+    + ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "chat_template.jinja"),
     "card": ("README.md",),
     "loss.png": ("loss.png",),
     "metrics": ("all_results.json", "metrics.jsonl", "comparison.json"),
@@ -77,7 +78,9 @@ class RunUploads:
 
         self.wait()
         folder = Path(self.args.output_dir)
-        card = model_card(self.repository, read_run(folder), model, has_curve=(folder / "loss.png").is_file())
+        has = {"has_curve": "loss.png", "embeds": "modules.json"}
+        has = {name: (folder / file).is_file() for name, file in has.items()}
+        card = model_card(self.repository, read_run(folder), model, **has)
         (folder / "README.md").write_text(card, encoding="utf-8")
         files, private = published(folder, texts=self.texts), self.args.hub_private_repo
         try:
@@ -109,7 +112,8 @@ def published(folder: Path, formats: Iterable[str] = (), texts: bool = False) ->
     texts: also held-out texts. A link is left out: it may lead to any file of this machine."""
     patterns = [pattern for kind in PUBLISHED.values() for pattern in kind]
     found = [path for place in (folder, *(folder / kind for kind in formats)) for path in place.glob("*")]
-    found += [path for kind in formats for path in (folder / kind).glob("*/*")]  # of sentence-transformers
+    found += [path for kind in formats for path in (folder / kind).glob("*/*")]
+    found += folder.glob("[0-9]_*/*")  # of sentence-transformers
     files = [path for path in found if any(map(path.match, patterns))]
     files += [
         path for name in HELD_OUT_TEXTS for where in (name, f"eval_*/{name}") if texts for path in folder.glob(where)

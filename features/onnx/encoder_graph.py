@@ -24,9 +24,11 @@ from foundry.publishing.exports import (
     Format,
     Original,
     compare_outputs,
+    copy_pooling,
     described_within,
     encoder_of,
     outputs_of,
+    part_of,
 )
 
 FILE = "onnx/model.onnx"  # where sentence-transformers, text-embeddings-inference and Transformers.js look for it
@@ -65,10 +67,12 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
+    copy_pooling(original, folder)
     result = compare_graph(kind, original.model, original.sources, folder / FILE)
     result["megabytes"] = round(sum(file.stat().st_size for file in (folder / FILE).parent.iterdir()) / 1e6, 1)
     how = "each alone, all in a padded batch, and as one"
-    return result, f"the encoder alone: {described_within(result)} of PyTorch's in {result['texts']} texts, {how}"
+    what = "the encoder with its head" if part_of(config) == "a head" else "the encoder alone"
+    return result, f"{what}: {described_within(result)} of PyTorch's in {result['texts']} texts, {how}"
 
 
 def write_graph(model: PreTrainedModel, file: Path) -> None:

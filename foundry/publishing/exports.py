@@ -7,6 +7,7 @@ tolerance below the best.
 """
 
 import copy
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +44,15 @@ class Answers:
 @dataclass
 class Original:
     """The model to export, and what its exports are compared with. sources: token ids of the texts. answers: PyTorch's
-    own. num_beams: those of the task's evaluation, None for those in generation_config.json."""
+    own. num_beams: those of the task's evaluation, None for those in generation_config.json. folder: of the checkpoint,
+    whose files say how a text is embedded (`copy_pooling`)."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     sources: list[list[int]]
     answers: Answers | None = None
     num_beams: int | None = None
+    folder: Path = Path()
 
 
 class Format(NamedTuple):
@@ -62,6 +65,38 @@ class Format(NamedTuple):
 
     write: Callable[[str, Original, Path], tuple[dict, str]]
     check: Callable[[PreTrainedConfig, str], None]
+
+
+# What config.json says that a folder holds, by the end of its class's name; a T5 has an encoder and a decoder.
+PARTS = {"EncoderModel": "an encoder alone", "Encoder": "an encoder alone", "ForTokenClassification": "a head"}
+# Files of sentence-transformers, beside the weights.
+POOLING = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "[0-9]_*/*")
+
+
+def part_of(config: PreTrainedConfig) -> str | None:
+    """ "an encoder alone" or "a head" on an encoder; None: a whole model."""
+    name = next(iter(config.architectures or []), "")
+    return next((part for ending, part in PARTS.items() if name.endswith(ending)), None)
+
+
+def refuse_part(config: PreTrainedConfig, kind: str, encoder: str | None = None, head: str | None = None) -> None:
+    """UserError for what the format `kind` cannot hold. encoder, head: what to give in its place for an encoder alone,
+    and for one with a head; None: it holds them."""
+    part = part_of(config)
+    if instead := {"an encoder alone": encoder, "a head": head}.get(part or ""):
+        raise UserError(f"--formats {kind}: has no place for {part}, which --model_name_or_path has: give {instead}")
+
+
+def copy_pooling(original: Original, folder: Path) -> bool:
+    """Copies the files by which sentence-transformers embeds texts, if the checkpoint has them; links are left out.
+    Whether there are any."""
+    files = [file for pattern in POOLING for file in original.folder.glob(pattern)]
+    for file in files:
+        if file.is_file() and not file.is_symlink() and not file.parent.is_symlink():
+            place = folder / file.relative_to(original.folder)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copy(file, place)
+    return bool(files)
 
 
 def export_of(folder: Path) -> Path:

@@ -11,7 +11,7 @@ import torch
 import zoo
 from absl.testing import parameterized
 from helpers import run_main
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForTokenClassification
 
 import export_checkpoint
 from foundry.corpora.tokenizers import load_tokenizer
@@ -85,3 +85,20 @@ class OnnxTest(parameterized.TestCase):
         _, _, error = run_main(export_checkpoint.main, *flags, "--formats", "onnx_encoder", code=2)
         self.assertRegex(error, "--formats onnx_encoder: not for longt5 models with global tokens")
         self.assertFalse((self.folder / "out").exists())
+
+    @parameterized.parameters("t5", "mt5", "t5gemma")
+    def test_a_head_gives_its_logits(self, family):
+        from features.onnx.encoder_graph import export
+
+        folder = checkpoint({"t5": "t5_v1_1"}.get(family, family))
+        config = AutoConfig.from_pretrained(folder, num_labels=3)
+        config.is_encoder_decoder = False
+        torch.manual_seed(0)
+        model, tokenizer = AutoModelForTokenClassification.from_config(config).eval(), load_tokenizer(str(folder))
+        original = Original(model, tokenizer, encode(tokenizer, zoo.lines()[:3]))
+        found, line = export("onnx_encoder", original, self.folder / "out")
+        self.assertStartsWith(line, "the encoder with its head: within")
+        self.assertLess(found["largest_difference"], 1e-3)
+        self.assertEqual(AutoConfig.from_pretrained(self.folder / "out").num_labels, 3)
+        (output,) = self.session(self.folder / "out").get_outputs()
+        self.assertEqual((output.name, output.shape[-1]), ("logits", 3))
