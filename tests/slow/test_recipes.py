@@ -115,10 +115,39 @@ RECIPES = {
     "sentence_embeddings.yaml": Recipe(
         fine_tune_t5,
         f"--tokenizer_name {{folder}}/model --train_file {{folder}}/answers.jsonl --source_column prompt "
-        f"--target_column prediction --config_overrides {OVERRIDES}",
-        build_config("tiny", 4001, dict(d_model=128, d_kv=32, d_ff=256, num_layers=2, num_decoder_layers=1)),
-        1_590_656,  # 2 x 4,032 x 128 of the vocabulary, 0.6M of three layers; the encoder alone, 0.8M, is trained
+        f"--target_column prediction --config_name tiny --config_overrides {OVERRIDES}",
+        build_config("tiny", 4000),
+        1_918_720,  # of which the encoder, 0.9M, is trained
         (48, 48),
+    ),
+    "encoder_pre_train.yaml": Recipe(
+        pre_train_t5,
+        f"--train_file {{folder}}/books --tokenizer_name {{folder}}/model --config_overrides {OVERRIDES}",
+        build_config("tiny", 4000),
+        1_918_720,  # 2 x 4,032 x 128 of the vocabulary, 0.9M of four layers
+        (128, 40),
+    ),
+    "entities.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --train_file {folder}/tagged.jsonl --validation_split_percentage 20",
+        build_config("tiny", 4000),
+        1_918_720,  # of which the encoder, 0.9M, is trained
+        (192, 8),
+    ),
+    "entities_as_text.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --train_file {folder}/answers.jsonl --source_column prompt "
+        "--target_column prediction --generation_max_length 9",
+        build_config("tiny", 4000),
+        1_918_720,
+        (192, 160),
+    ),
+    "residues.yaml": Recipe(
+        fine_tune_t5,
+        "--model_name_or_path {folder}/model --train_file {folder}/residues.jsonl --validation_split_percentage 20",
+        build_config("tiny", 400),
+        1_001_216,  # 2 x 448 x 128 of the vocabulary, 0.9M of four layers
+        (128, 8),
     ),
     "mt5_base_romanian_diacritics.yaml": Recipe(
         fine_tune_t5,
@@ -149,6 +178,9 @@ def write_data(folder: Path) -> None:
     write_rows(folder / "answers.jsonl", answers)
     pairs = [{"prompt": line, "chosen": line[:9], "rejected": line[9:18]} for line in lines]
     write_rows(folder / "pairs.jsonl", pairs)
+    tagged = [{"words": line.split(), "tags": ["B-A"] + ["O"] * line.count(" ")} for line in lines]
+    write_rows(folder / "tagged.jsonl", tagged)
+    write_rows(folder / "residues.jsonl", [{"sequence": "aeiou", "tags": "HHECC"}] * 60)
     (folder / "books").mkdir()
     for book in range(4):
         (folder / "books" / f"{book}.txt").write_text("\n\n".join(lines[book * 100 : book * 100 + 100]))

@@ -26,7 +26,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 # Scripts for studies, for this repository and its Makefile, or for whoever changes a kernel.
-NO_COMMANDS = {"pairs", "study", "translation_study", "house", "demo", "keep_flags", "check_attention"}
+NO_COMMANDS = {"pairs", "study", "translation_study", "heads_study", "residues"}
+NO_COMMANDS |= {"house", "demo", "keep_flags", "check_attention"}
 
 
 def text(path: str) -> str:
