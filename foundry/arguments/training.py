@@ -523,7 +523,8 @@ def other_defaults(args: T5TrainingArguments) -> str | None:
     ..."; None if there are none."""
     theirs = {f.name: f.default for f in fields(Seq2SeqTrainingArguments)}
     ours = {f.name: f.default for f in fields(args) if f.name in theirs and f.default != theirs[f.name]}
-    names = (ours.keys() | args.unnamed & theirs.keys()) - (args.given - args.unnamed) - {"output_dir"}
+    names = (ours.keys() | args.unnamed & theirs.keys()) - (args.given - args.unnamed)
+    names -= {"output_dir", "ddp_find_unused_parameters"}  # the second changes no result
     values = {name: getattr(getattr(args, name), "value", getattr(args, name)) for name in sorted(names)}
     theirs = {name: getattr(theirs[name], "value", theirs[name]) for name in names}
     values = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -378,6 +378,9 @@ def _compared(checkpoint: str, config: PretrainedConfig, fingerprints: dict[str,
     contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
     compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
+    for folder, names in run.get("features", {}).items():  # one that has been deleted since has no flag now
+        gone = [name for name in names if flags.get(name) is not None and name not in now]
+        compared += [(f"--{name} of features/{folder}", flags[name], "no such flag") for name in gone]
     return compared
 
 

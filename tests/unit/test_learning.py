@@ -66,3 +66,13 @@ class ResumedTest(parameterized.TestCase):
             return
         with self.assertRaisesRegex(UserError, "--term: 0.5 in its run, 0.25 now"):
             check_resumed(str(checkpoint), T5Config(), {}, Term(value))
+
+    def test_a_feature_whose_folder_has_been_deleted_since(self):
+        checkpoint = self.folder / "checkpoint-1"
+        checkpoint.mkdir()
+        (checkpoint / "config.json").write_text(json.dumps(T5Config().to_dict()))
+        recorded = {"arguments": {"term": 0.5, "other": None}, "features": {"terms": ["other", "term"]}}
+        (self.folder / "run.json").write_text(json.dumps(recorded))
+        check_resumed(str(checkpoint), T5Config(), {}, Term(0.5))
+        with self.assertRaisesRegex(UserError, "--term of features/terms: 0.5 in its run, no such flag now: resume"):
+            check_resumed(str(checkpoint), T5Config(), {}, Whole())
