@@ -190,13 +190,18 @@ class Exported(ModelSource):
         return True
 
     def loaded(self, name_or_path: str, attention: str | None) -> Any:
+        from pathlib import Path
+
+        from constants import TASK_RECORD
+        from foundry.common.reports import read_json
         from foundry.modeling.loading import load_config
         from foundry.publishing.exports import part_of
 
         part = part_of(load_config(name_or_path, "--model_name_or_path"))
-        if part is None:
+        record = read_json(Path(name_or_path) / TASK_RECORD)  # of LoRA's matrices, whose base may be a whole model
+        if part is None and not record.keys() & {"head", "embedding"}:
             return None
-        if part == "a head":
+        if part == "a head" or "head" in record:
             import torch
 
             from features.encoder_heads.head_models import load_saved

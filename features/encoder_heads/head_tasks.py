@@ -199,7 +199,8 @@ class HeadTasks(Tasks):
                 raise UserError(f"--head {head}: reads rows of your own: name them with --train_file or --hub_dataset")
             for name in ("target_type", "record_shape", "metrics", "source_prefix"):
                 if getattr(args, name):
-                    raise UserError(f"--{name} {getattr(args, name)}: has no effect with --head {head}: leave it out")
+                    shown = " ".join(registry.as_list(getattr(args, name)))
+                    raise UserError(f"--{name} {shown}: has no effect with --head {head}: leave it out")
             args.benchmark, args.dataset_name = "own", OWN
             check_own_pairs(args)
             complete_own_pairs(args)

@@ -269,18 +269,21 @@ class ScriptsTest(parameterized.TestCase):
         ]
         self.assertAlmostEqual(results["eval_loss"], float(sum(losses)) / 20, delta=1e-5)
 
-    def test_two_processes_end_with_the_bits_of_two_micro_batches(self):
+    @parameterized.parameters(False, True)
+    def test_two_processes_end_with_the_weights_of_two_micro_batches(self, with_zero2):
         """Each rank has the negatives of its own micro-batch."""
         changes = dict(
             max_steps=3, per_device_train_batch_size=8, dropout_rate=0, eval_strategy="no", save_strategy="no"
         )
         changes |= dict(negative_column="n", load_best_model_at_end=False)
-        self.fine_tune("one", gradient_accumulation_steps=2, **changes)
+        output = {name: f"{name}_{with_zero2}" for name in ("one", "two")}
+        self.fine_tune(output["one"], gradient_accumulation_steps=2, **changes)
+        changes |= dict(deepspeed=ROOT / "zero_stage2_config.json") if with_zero2 else {}
         command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        words = [*command, ROOT / "fine_tune_t5.py", *self.argv("two", **changes)]
+        words = [*command, ROOT / "fine_tune_t5.py", *self.argv(output["two"], **changes)]
         done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-        one, two = (load_file(self.folder / name / "model.safetensors") for name in ("one", "two"))
+        one, two = (load_file(self.folder / name / "model.safetensors") for name in output.values())
         for name, tensor in one.items():
             torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6, msg=name)
 

@@ -6,9 +6,11 @@ accumulation or interruption.
 
 import importlib.util
 import json
+import os
 import random
 import re
 import shutil
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
@@ -21,13 +23,16 @@ from helpers import argv_of, run_main, sentences, write_tiny_model
 from safetensors.torch import load_file
 from sklearn.metrics import f1_score
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+from warm_python import warm_python
 
 import evaluate_t5
+import export_checkpoint
 import fine_tune_t5
 import predict_t5
 from foundry.corpora.tokenizers import train_tokenizer
 from foundry.model_t5 import load_model
 
+ROOT = Path(fine_tune_t5.__file__).parent
 HAS_SEQEVAL = importlib.util.find_spec("seqeval") is not None
 HAS_LORA = all(map(importlib.util.find_spec, ("peft", "features.lora")))
 QUICK = dict(max_steps=4, per_device_train_batch_size=8, eval_strategy="steps", eval_steps=2, save_strategy="steps")
@@ -273,6 +278,11 @@ class HeadsTest(parameterized.TestCase):
             found = model(**made).logits[0].argmax(-1)
             places = [made.char_to_token(begin) for begin in begins_of(row["words"])]
             self.assertEqual([labels[found[place]] for place in places], ours["prediction"])
+        exported = self.folder / "exported"
+        run_main(export_checkpoint.main, "--model_name_or_path", whole, "--output_dir", exported)
+        of_export = loaded(exported)[0]
+        self.assertEqual(list(of_export.config.id2label.values()), labels)
+        torch.testing.assert_close(of_export(**made).logits, model(**made).logits, rtol=1e-4, atol=1e-5)
         resumed.mkdir()
         shutil.copytree(whole / "checkpoint-2", resumed / "checkpoint-2")
         shutil.copy(whole / "run.json", resumed)
@@ -293,6 +303,30 @@ class HeadsTest(parameterized.TestCase):
             losses.append([line["loss"] for line in lines if "loss" in line])
         self.assertLen(losses[0], 4)
         np.testing.assert_allclose(*losses, rtol=1e-5)
+
+    @parameterized.parameters("none, 2 whole copies", "ZeRO-2")
+    def test_two_processes_end_with_the_weights_of_one(self, sharding):
+        """Of 21 rows; the others of the last batch only fill it up."""
+        how = PLAIN | dict(dropout_rate=0, max_steps=-1, num_train_epochs=1, max_train_samples=21, eval_steps=3)
+        how |= dict(save_steps=3)
+        self.train("tokens", self.folder / "one", **how)
+        words = self.flags("tokens", self.folder / "two", **how | dict(per_device_train_batch_size=4))
+        words += ["--deepspeed", ROOT / "zero_stage2_config.json"] if sharding == "ZeRO-2" else []
+        launcher = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command = [*map(str, [*launcher, ROOT / "fine_tune_t5.py", *words])]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        self.assertRegex(done.stdout, f"sharding +{sharding}")
+        weights, logged = [], []
+        for folder in (self.folder / "one", self.folder / "two"):
+            weights.append(load_file(folder / "model.safetensors"))
+            lines = lines_of(folder / "metrics.jsonl")
+            logged.append([[line[name] for line in lines if name in line] for name in ("loss", "eval_loss")])
+        for name, tensor in weights[0].items():
+            torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+        self.assertEqual([len(values) for values in logged[0]], [3, 1])
+        for ours, theirs in zip(*logged, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
     def test_a_frozen_encoder_stays_as_it_is(self):
         _, out = self.train("class", self.folder / "out", **CLASS, freeze_encoder=True)
@@ -342,6 +376,7 @@ class HeadsTest(parameterized.TestCase):
         ("tokens", PLAIN | dict(target_column="labels"), r"train.jsonl, row 1: \d words and \d tags: each must have"),
         ("tokens", PLAIN | dict(target_column="size"), "the column size must be a list of tags, not "),
         ("tokens", PLAIN | dict(target_type="class"), "--target_type class: has no effect with --head tokens"),
+        ("tokens", PLAIN | dict(metrics="bleu"), "--metrics bleu: has no effect with --head tokens"),
         ("tokens", PLAIN | dict(labels="C"), "--labels C: the training rows have V too"),
         ("tokens", dict(task="glue/cola"), "--head tokens: reads rows of your own"),
         ("class", CLASS | dict(target_type="text"), "--target_type text: --head class learns a class"),
