@@ -3,7 +3,8 @@
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats ctranslate2 ctranslate2_int8
     python predict_t5.py --backend ctranslate2 --model_name_or_path out/export --input_file inputs.txt
 
-engine.py has both. CTranslate2 ends a beam search by another rule: if the checkpoint generates with beams, the export
+engine.py has both, encoder_writing.py the encoder alone (`--formats ctranslate2_encoder`).
+CTranslate2 ends a beam search by another rule: if the checkpoint generates with beams, the export
 prints the number of equal texts too.
 """
 
@@ -15,6 +16,7 @@ from foundry.common.flags import Rules
 from foundry.features import Feature
 
 FORMATS = dict.fromkeys(("ctranslate2", "ctranslate2_int8"), "engine:FORMAT")
+FORMATS |= {"ctranslate2_encoder": "encoder_writing:FORMAT"}
 BACKENDS = {"ctranslate2": "engine:BACKEND"}
 
 

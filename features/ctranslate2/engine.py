@@ -14,7 +14,6 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from constants import IGNORE_INDEX
-from features.ctranslate2 import FORMATS
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import read_json
@@ -40,7 +39,7 @@ from tasks.registry import as_list
 FAMILIES = ("t5", "mt5", "umt5", "t5gemma", "t5gemma2")
 TOKENS = "shared_vocabulary.json"  # the list of its tokens, by id
 # Largest difference of a token's log-probability from PyTorch's, in nats. int8 rounds every weight and activation.
-TOLERANCES = dict(zip(FORMATS, (1e-3, 0.25), strict=True))
+TOLERANCES = {"ctranslate2": 1e-3, "ctranslate2_int8": 0.25}
 # CTranslate2's beam search ends when it has beams x patience finished texts: with a patience of 1 that is transformers'
 # rule under early_stopping=True. Under False, its default, transformers searches on while the best unfinished text
 # scores better than the worst finished one. 8 came nearest to that in our counts, and never found a worse text.
@@ -54,7 +53,7 @@ LIKE_TRANSFORMERS = ("num_beams", "length_penalty", "early_stopping", "min_lengt
 
 def refuse_model(config: PreTrainedConfig, kind: str) -> None:
     """UserError for a family that CTranslate2 lacks, and for an encoder without decoder."""
-    refuse_part(config, kind, encoder="huggingface or onnx_encoder", head="huggingface or onnx_encoder")
+    refuse_part(config, kind, encoder="ctranslate2_encoder", head="huggingface or onnx_encoder")
     if config.model_type not in FAMILIES:
         raise UserError(
             f"--formats {kind}: not for {config.model_type} models, which CTranslate2 lacks. It has "
