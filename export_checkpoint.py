@@ -52,6 +52,7 @@ from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features, features_of, offered
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
+from foundry.modeling.families import outgrows_cache
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
@@ -66,6 +67,7 @@ from foundry.publishing.exports import (
     described_within,
     encode,
     outputs_of,
+    part_of,
     pytorch_answers,
 )
 from foundry.publishing.publication import Publication
@@ -278,6 +280,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
                 shutil.copy(file, folder / file.name)
         for publication in features.of(Publication):
             publication.complete(folder, Path(args.output_dir), record, model, found)
+    if outgrows_cache(config) and not part_of(config):
+        rows["transformers"] = "generates with use_cache=False alone: the decoder has more layers than the encoder"
     rows["written to"] = args.output_dir
     for publication in features.of(Publication):
         rows |= publication.exported(Path(args.output_dir), others)

@@ -14,7 +14,7 @@ from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from features.hub.names import local_flags, names_in
 from foundry.arguments.task import task_names
 from foundry.common.reports import human_count, human_time
-from foundry.modeling.families import family_of, is_tied, shape_of
+from foundry.modeling.families import family_of, is_tied, outgrows_cache, shape_of
 from foundry.publishing.exports import part_of, shown_search
 from foundry.publishing.records import first_entry, task_of
 from tasks.registry import as_list, source_text
@@ -77,6 +77,7 @@ def model_card(
         embeds=embeds,
         shape=shape_of(model.config),
         family=family,
+        outgrows_cache=outgrows_cache(model.config),
         parameters=run.get("parameters") or sum(p.numel() for p in model.parameters()),
         by_id=has_marks and not task and not _is_prefix(shown),
         masks_spans=not _is_prefix(shown),

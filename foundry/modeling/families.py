@@ -192,7 +192,7 @@ class Family:
         for block in model.decoder.block:
             # umT5 of transformers 5.17 leaves it False, and its default, sdpa, then lets the decoder see later tokens.
             block.layer[0].SelfAttention.is_causal = True
-        if config.num_decoder_layers > config.num_layers:
+        if outgrows_cache(config):
             model.generate = functools.partial(_generate_with_growing_cache, model, model.generate)
 
 
@@ -262,6 +262,12 @@ def refuse_lacking(config: PreTrainedConfig, option: str, shown: str | None = No
     reason = family_of(config).lacks.get(option)
     if reason is not None:
         raise UserError(f"{shown or f'--{option}'}: {reason.format(kind=config.model_type)}")
+
+
+def outgrows_cache(config: PreTrainedConfig) -> bool:
+    """Whether plain transformers generates with use_cache=False alone (`_generate_with_growing_cache`): the decoder has
+    more layers than the encoder."""
+    return getattr(config, "num_decoder_layers", 0) > getattr(config, "num_layers", 0)
 
 
 # ---------------------------------------------------------------- of a model

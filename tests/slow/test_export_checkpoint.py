@@ -3,6 +3,7 @@
 A model of a few thousand weights with random ones, so that logits are far from each other.
 """
 
+import contextlib
 import functools
 import json
 import re
@@ -77,6 +78,18 @@ class HuggingFaceTest(TestCase):
         self.assert_same_weights(workspace() / name, self.out)
         self.assertEqual(AutoTokenizer.from_pretrained(self.out)("Bada.").input_ids[-1], 1)
         self.assertEqual(self.out.stat().st_mode & 0o444, 0o444, "others may read it")
+
+    @parameterized.parameters(1, 2)
+    def test_how_plain_transformers_generates_from_a_deep_decoder(self, layers):
+        """`AutoModelForSeq2SeqLM` fails with its own cache (test_lacks.py)."""
+        source = shutil.copytree(workspace() / "whole", self.folder / "deep")
+        create_model(build_config("tiny", 330, SHAPE | {"num_decoder_layers": layers})).save_pretrained(source)
+        _, printed, _ = self.export(source)
+        told = re.search("\ntransformers +generates with use_cache=False alone", printed)
+        self.assertEqual([bool(told), "use_cache=False" in (self.out / "README.md").read_text()], [layers > 1] * 2)
+        (code,) = re.findall(r"```python\n(.+?)\n```", (self.out / "README.md").read_text(), re.DOTALL)
+        with contextlib.chdir(self.folder):
+            exec(code, {})
 
     def test_bfloat16_is_the_rounded_checkpoint(self):
         self.export(workspace() / "whole", "--dtype", "bfloat16")
