@@ -60,6 +60,9 @@ def model_card(
     if part:
         front.pipeline_tag = _encoder_task(arguments, part, embeds)
         front.library_name = "sentence-transformers" if embeds else "transformers"
+        front.metrics = [metric for metric in numbers if not metric.endswith("loss")] or None  # no text is scored
+        for result in front.eval_results or []:
+            result.task_type = front.pipeline_tag
     card = ModelCard.from_template(
         front,
         TEMPLATE,

@@ -1,6 +1,8 @@
 """Folders of heads and embeddings, exported: the same bits, the same embeddings, and refusals that say what to give."""
 
 import importlib.util
+import json
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -62,6 +64,18 @@ class HeadExportsTest(parameterized.TestCase):
         self.assertNotIn("Seq2Seq", card)
         tag = "sentence-similarity" if kind == "embedding" else "token-classification"
         self.assertIn(f"pipeline_tag: {tag}", card)
+
+    def test_a_card_has_the_metrics_of_the_run(self):
+        run = self.folder / "run"
+        shutil.copytree(folder_of("embedding"), run)
+        flags = {"benchmark": "own", "dataset_name": "pairs", "head": "embedding"}
+        (run / "run.json").write_text(json.dumps({"arguments": flags}))
+        (run / "all_results.json").write_text(json.dumps({"eval_mrr_at_10": 0.5, "eval_loss": 1.0}))
+        run_main(export_checkpoint.main, "--model_name_or_path", run, "--output_dir", self.folder / "out")
+        card = (self.folder / "out" / "README.md").read_text()
+        self.assertIn("metrics:\n- mrr_at_10\n", card)
+        self.assertIn("type: sentence-similarity", card)
+        self.assertNotIn("text-generation", card)
 
     def test_transformers_loads_the_copy_with_its_labels(self):
         self.export("head")
