@@ -35,7 +35,6 @@ from benchmarks import inputs, kernels, mistakes, plan, scripts, step, step_prof
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from constants import HARDWARE_PEAKS, OPTIMIZERS
 from foundry.common.command_line import exit_on_user_error, parse_arguments
-from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
 from foundry.common.flags import option
 from foundry.common.paths import check_folder
@@ -45,6 +44,7 @@ from foundry.common.words import did_you_mean
 from foundry.features import offered
 from foundry.modeling.attentions import attention_names
 from foundry.runs.duration import MFU
+from tools.seed_scores import draw_scores
 
 
 # ---------------------------------------------------------------- parts

@@ -123,8 +123,9 @@ def main() -> None:
     say("importing torch and transformers: at first, Python compiles them")
     for script in ("pre_train_t5", "fine_tune_t5"):
         importlib.import_module(script)
-    from foundry.common.reports import human_time, mean_and_deviation, read_json
+    from foundry.common.reports import human_time, read_json
     from foundry.common.yaml_files import read_yaml
+    from tools.seed_scores import mean_and_deviation
 
     steps = read_yaml(RECIPE)["max_steps"]
     with FORK.Pool(1) as pool:  # threads of torch in this process would be missing in its forks

@@ -112,28 +112,8 @@ def build(folder: Path, site_packages: Path | None = None) -> None:
     folder: empty; `common.whole_folders.cached` lets it appear only when everything is written. site_packages: by
     default the folder that holds transformers. UserError if a package of PACKAGE_TOPIC_LABELS has no text.
     """
-    site_packages, seen = _site_packages(site_packages), set[str]()
-    rows: dict[str, list[dict]] = defaultdict(list)
-    topics: dict[tuple[str, str], list[str]] = defaultdict(list)  # {(split, package): paragraphs}
-    for package in PACKAGE_TOPIC_LABELS:
-        for docs in _modules(site_packages, package):
-            fresh = []
-            for doc in docs:
-                keyed = {_key(paragraph): paragraph for paragraph in doc}
-                fresh.append([paragraph for key, paragraph in keyed.items() if key not in seen])
-                seen.update(keyed)
-            text = "\n\n".join("\n".join(doc) for doc in fresh if doc)
-            topic = [p for doc in fresh for p in doc if TOPIC_CHARS[0] <= len(p) <= TOPIC_CHARS[1]]
-            draw = int(_hash(text), 16) % 10
-            split = SPLIT_OF.get(draw, "train") if len(topic) <= MOST_HELD_OUT else "train"
-            topics[split, package] += topic
-            if split != "test" and len(text) >= PARAGRAPH_CHARS:
-                rows[split].append({"text": text, "package": package})
-            for doc, new in zip(docs, fresh, strict=True):
-                pair = {"text": "\n".join(new[1:]), "summary": "".join(new[:1])}
-                fits = BODY_CHARS[0] <= len(pair["text"]) <= BODY_CHARS[1] and ". " not in pair["summary"]
-                if new == doc and fits and SUMMARY_CHARS[0] <= len(pair["summary"]) <= SUMMARY_CHARS[1]:
-                    rows[f"docstring_summary/{split}"].append(pair)
+    site_packages = _site_packages(site_packages)
+    rows, topics = _read(site_packages)
     for split in SPLITS:
         found = {package: sorted(topics[split, package], key=_hash) for package in PACKAGE_TOPIC_LABELS}
         missing = [package for package in PACKAGE_TOPIC_LABELS if not found[package]]
@@ -155,3 +135,30 @@ def build(folder: Path, site_packages: Path | None = None) -> None:
         path = Path(folder) / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+
+
+def _read(site_packages: Path) -> tuple[dict[str, list[dict]], dict[tuple[str, str], list[str]]]:
+    """({SPLIT: texts, docstring_summary/SPLIT: its rows}, {(split, package): paragraphs}), each paragraph once."""
+    seen = set[str]()
+    rows: dict[str, list[dict]] = defaultdict(list)
+    topics: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for package in PACKAGE_TOPIC_LABELS:
+        for docs in _modules(site_packages, package):
+            fresh = []
+            for doc in docs:
+                keyed = {_key(paragraph): paragraph for paragraph in doc}
+                fresh.append([paragraph for key, paragraph in keyed.items() if key not in seen])
+                seen.update(keyed)
+            text = "\n\n".join("\n".join(doc) for doc in fresh if doc)
+            topic = [p for doc in fresh for p in doc if TOPIC_CHARS[0] <= len(p) <= TOPIC_CHARS[1]]
+            draw = int(_hash(text), 16) % 10
+            split = SPLIT_OF.get(draw, "train") if len(topic) <= MOST_HELD_OUT else "train"
+            topics[split, package] += topic
+            if split != "test" and len(text) >= PARAGRAPH_CHARS:
+                rows[split].append({"text": text, "package": package})
+            for doc, new in zip(docs, fresh, strict=True):
+                pair = {"text": "\n".join(new[1:]), "summary": "".join(new[:1])}
+                fits = BODY_CHARS[0] <= len(pair["text"]) <= BODY_CHARS[1] and ". " not in pair["summary"]
+                if new == doc and fits and SUMMARY_CHARS[0] <= len(pair["summary"]) <= SUMMARY_CHARS[1]:
+                    rows[f"docstring_summary/{split}"].append(pair)
+    return rows, topics

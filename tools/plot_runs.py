@@ -26,7 +26,8 @@ from foundry.common.curves import check_picture, draw_curves, eval_loss_key, eva
 from foundry.common.errors import UserError
 from foundry.common.help import introduction
 from foundry.common.processes import run_script, say
-from foundry.common.reports import aligned, human_time, mean_and_deviation, read_json, read_metrics, with_floats
+from foundry.common.reports import aligned, human_time, read_json, read_metrics, with_floats
+from tools.seed_scores import mean_and_deviation
 
 MOST_STEPS = 10**12  # a picture's axis has no room for more
 MOST_VALUE = 1e30

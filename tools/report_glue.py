@@ -36,7 +36,6 @@ from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments, check_tasks
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import exit_on_user_error, parse_arguments
-from foundry.common.curves import draw_scores
 from foundry.common.errors import UserError
 from foundry.common.flags import option, refuse
 from foundry.common.paths import check_folder, is_free, refuse_links
@@ -44,7 +43,6 @@ from foundry.common.processes import one_line, run_command, run_script, say
 from foundry.common.reports import (
     end_summary,
     first_line,
-    mean_and_deviation,
     read_json,
     start_summary,
     write_aside,
@@ -54,6 +52,7 @@ from foundry.common.secrets import without_secrets
 from foundry.common.whole_folders import newest_whole_checkpoint
 from tasks.registry import eval_splits, test_splits, value_of_text
 from tasks.rows import load_rows
+from tools.seed_scores import draw_scores, mean_and_deviation
 
 HERE = Path(__file__).resolve().parents[1]
 GLUE = DATASET_VALS["glue"]

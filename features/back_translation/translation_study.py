@@ -24,8 +24,9 @@ from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import option
 from foundry.common.processes import run_script, say
-from foundry.common.reports import PROJECT, markdown_table, mean_and_deviation, write_json
+from foundry.common.reports import PROJECT, markdown_table, write_json
 from foundry.common.yaml_files import read_yaml
+from tools.seed_scores import mean_and_deviation
 from tools.study_steps import RECIPES, Steps, lines_of, seeds_of, write_text
 
 DATA = ("train_source", "train_target", "dev_source", "dev_target", "test_source", "test_target")

@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from constants import IGNORE_INDEX
+from constants import IGNORE_INDEX, PREFERENCE_METRICS
 from features.preferences import AnswerMeasures
 from features.preferences.losses import OF_PREFERENCE, SUMS, Preference, preference_metrics
 from foundry.arguments.training import FineTuningArguments
@@ -100,6 +100,7 @@ class PreferenceCallback(SumsCallback):
     """
 
     saved_as = "preferences"
+    curves = tuple(f"eval_{name}" for name in PREFERENCE_METRICS)
 
     def __init__(self, trainer: Seq2SeqTrainer, preference: Preference):
         super().__init__(trainer, len(SUMS))

@@ -76,12 +76,6 @@ def flag_table(dataclass_types: list[type]) -> dict:
     hidden = {name for c in classes for name in getattr(c, "_without_effect", "").split()}
     usual = {name for c in classes for name in (c._usual.split() if hasattr(c, "_usual") else c.__annotations__)}
     limits = {name: limits for c in classes for name, limits in limits_of(c).items()}
-    groups: dict[str, list[str]] = {}  # {title: names}
-    for c in classes:
-        for title, names in getattr(c, "_groups", {}).items():
-            groups.setdefault(title, []).extend(names.split())
-        groups.setdefault(getattr(c, "_argument_group_name", "options"), [])
-    named = set().union(*groups.values())
     flags = {}
     for c in classes:
         types = get_type_hints(c)  # a class of transformers may have its types as text
@@ -93,12 +87,24 @@ def flag_table(dataclass_types: list[type]) -> dict:
             flag["limits"] = limit
             flag["is_usual"] = name in usual
             flag["is_hidden"] = name in hidden or field.metadata.get("is_older", False)
-            if name not in named:
-                groups[getattr(c, "_argument_group_name", "options")].append(name)
     usage = next((c._usage for c in classes if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
     # Where two groups name a flag, the first has it.
-    places = [(title, name) for title, names in groups.items() for name in names]
+    places = [(title, name) for title, names in _groups_of(classes).items() for name in names]
     return {"usage": usage, "flags": [{"group": title} | flags.pop(name) for title, name in places if name in flags]}
+
+
+def _groups_of(classes: list[type]) -> dict[str, list[str]]:
+    """{title: names of its flags} of the groups of help, in their order."""
+    groups: dict[str, list[str]] = {}
+    for c in classes:
+        for title, names in getattr(c, "_groups", {}).items():
+            groups.setdefault(title, []).extend(names.split())
+        groups.setdefault(getattr(c, "_argument_group_name", "options"), [])
+    named = set().union(*groups.values())
+    for c in classes:
+        own = [field.name for field in dataclasses.fields(c) if field.init and field.name not in named]
+        groups[getattr(c, "_argument_group_name", "options")] += own
+    return groups
 
 
 def _as_for_argparse(field: dataclasses.Field, kind: Any) -> dict:

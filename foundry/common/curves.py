@@ -1,4 +1,4 @@
-"""Curves of a run's metrics.jsonl, as arrays and as a picture; scores of several tasks as a picture."""
+"""Curves of a run's metrics.jsonl, as arrays and as a picture."""
 
 import math
 from pathlib import Path
@@ -81,7 +81,7 @@ def draw_curves(
     for panel, name in zip(panels, ["loss", *(metric.removeprefix("eval_") for metric in metrics)], strict=False):
         _label(panel, name, unit_name)
     if title:
-        figure.suptitle(_plain(title), fontsize=12)
+        figure.suptitle(plain_text(title), fontsize=12)
     save_figure(figure, path)
     return figure
 
@@ -127,7 +127,7 @@ def _legend(labels: list[str], lines: list[dict]) -> list:
     handles = []
     for number, label in enumerate(labels if len(labels) > 1 else ()):
         look = dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
-        handles.append(Line2D([], [], linewidth=2.5, label=_plain(label), **look))
+        handles.append(Line2D([], [], linewidth=2.5, label=plain_text(label), **look))
     evaluated = any(key.startswith("eval_") for line in lines for key in line)
     kinds = {"training": TRAINING, "evaluation": EVALUATION} if evaluated else {"training": TRAINING}
     return handles + [Line2D([], [], color="0.3", label=label, **style) for label, style in kinds.items()]
@@ -136,14 +136,14 @@ def _legend(labels: list[str], lines: list[dict]) -> list:
 def _label(panel: "Axes", name: str, unit_name: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    panel.set_title(_plain(name), loc="left", fontsize=11, fontweight="bold")
+    panel.set_title(plain_text(name), loc="left", fontsize=11, fontweight="bold")
     panel.set_xlabel(unit_name)
     panel.tick_params(labelbottom=True)  # matplotlib labels only the lowest row of shared axes
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_count(value)))
     panel.grid(axis="y", color="0.9", linewidth=0.8)
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """The text with its dollars escaped: matplotlib would draw what stands between two of them as a formula."""
     return text.replace("$", r"\$")
 
@@ -171,24 +171,3 @@ def check_picture(flag: str, path: str | Path) -> None:
 def save_figure(figure: "Figure", path: str | Path) -> None:
     """Writes the picture, one of PICTURES, whole or not at all."""
     write_aside(Path(path), lambda aside: figure.savefig(aside, format=Path(path).suffix[1:]))
-
-
-def draw_scores(rows: dict[str, tuple[str, list[float]]], path: str | Path, unit: str) -> "Figure":
-    """Draws a row for each name, with a dot for each value and a line at their mean, to `path`; returns the Figure.
-
-    rows: {name: (text at the right margin, values)}. Names that begin with "average" have a colour of their own.
-    """
-    figure, (axes,) = new_figure(7.5, 0.45 * len(rows) + 1.2)
-    for place, (name, (text, values)) in enumerate(rows.items()):
-        colour = COLOURS[1 if name.startswith("average") else 0]
-        mean = sum(values) / len(values)
-        axes.plot([mean, mean], [place - 0.3, place + 0.3], color=colour, linewidth=2)
-        axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.5)
-        margin = dict(xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points")
-        axes.annotate(_plain(text), (1, place), va="center", fontsize=9, **margin)
-    axes.set_yticks(range(len(rows)), list(map(_plain, rows)))
-    axes.invert_yaxis()
-    axes.grid(axis="x", color="0.9")
-    axes.set_xlabel(unit)
-    save_figure(figure, path)
-    return figure

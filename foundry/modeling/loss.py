@@ -136,11 +136,7 @@ class _ChunkedLossSum(torch.autograd.Function):
                     slopes.append(by_logits)
                 total = total + (nats * counted[:, None]).sum()
                 if wants_gradient:
-                    smoothed = label_smoothing / logits.shape[1]
-                    d_logits = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(smoothed)
-                    d_logits.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
-                    for (_, share, kept, _), by_logits in zip(terms, slopes, strict=True):
-                        d_logits = kept * d_logits + share * by_logits
+                    d_logits = _gradient(logits, log_z, index, label_smoothing, z_loss, terms, slopes)
                     if cap is not None:
                         d_logits.mul_(slope)
                     d_logits = (d_logits * counted[:, None]).to(dtype)
@@ -160,6 +156,17 @@ class _ChunkedLossSum(torch.autograd.Function):
     def backward(ctx, d_total, _):
         gradients = (None if grad is None else grad * d_total for grad in ctx.saved_tensors)
         return *gradients, *[None] * (len(ctx.needs_input_grad) - 2)
+
+
+def _gradient(logits, log_z, index, label_smoothing: float, z_loss: float, terms: tuple, slopes: list) -> torch.Tensor:
+    """The gradient of a chunk's loss by its logits [n, V]. log_z: [n, 1]. index: labels [n, 1]. slopes: those of the
+    terms."""
+    smoothed = label_smoothing / logits.shape[1]
+    found = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(smoothed)
+    found.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
+    for (_, share, kept, _), by_logits in zip(terms, slopes, strict=True):
+        found = kept * found + share * by_logits
+    return found
 
 
 def chunked_loss_sums(

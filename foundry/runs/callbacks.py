@@ -28,7 +28,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from constants import PREFERENCE_METRICS
 from foundry.arguments.training import best_metric_key
 from foundry.common.processes import one_line
 from foundry.common.reports import (
@@ -317,8 +316,7 @@ def install_callbacks(trainer: Trainer, callbacks: list[TrainerCallback]) -> Non
 
 class LossCurveCallback(TrainerCallback):
     """Redraws `<output_dir>/loss.png` from metrics.jsonl at every save and at the end: losses, the main metric, and
-    those of preferences; further: metrics of the training logs. If drawing fails, it only warns, since that must not
-    end a long run."""
+    `further` ones. If drawing fails, it only warns, since that must not end a long run."""
 
     def __init__(self, output_dir: str | Path, further: Sequence[str] = ()):
         self.output_dir, self.further = Path(output_dir), further
@@ -330,11 +328,9 @@ class LossCurveCallback(TrainerCallback):
         metrics = None if main in (None, "eval_loss") else [main]
         try:
             lines = read_metrics(self.output_dir / "metrics.jsonl")
-            # A save may come before the first log; a run of few steps may log nothing but its evaluations.
-            if any("eval_preference_loss" in line for line in lines):
-                metrics = [*dict.fromkeys([*(metrics or []), *(f"eval_{name}" for name in PREFERENCE_METRICS)])]
             if self.further:
-                metrics = [*(metrics or []), *self.further]
+                metrics = [*dict.fromkeys([*(metrics or []), *self.further])]
+            # A save may come before the first log; a run of few steps may log nothing but its evaluations.
             if any("loss" in line or eval_loss_key([line]) in line for line in lines):
                 draw_curves(
                     {self.output_dir.name: lines},

@@ -73,6 +73,79 @@ class Activations:
         return self.stored + self.packed + self.dequantised + max(self.loss + self.weight_copies, self.recomputed)
 
 
+@dataclass
+class _Part:
+    """Bytes that each part of a layer keeps for the backward pass, with arguments as of `activation_bytes`."""
+
+    batch: int
+    attention: str
+    bf16: bool
+    on_cpu: bool
+    low_rank: Sequence[tuple[int, ...]]
+
+    @property
+    def rank(self) -> int:
+        """Of the matrices trained beside frozen ones; a head beside them may have fewer labels."""
+        return statistics.mode(map(min, self.low_rank)) if self.low_rank else 0
+
+    @property
+    def low(self) -> int:
+        """Bytes of a number in a matrix product."""
+        return 2 if self.bf16 else 4
+
+    def norm(self, rows: int, width: int) -> int:
+        """Input and normalised copy in float32, and a factor for each row."""
+        return rows * (2 * 4 * width + 4)
+
+    def norms(self, rows: int, stack: Stack) -> int:
+        """The norms before a part of a layer and, in some families, after it."""
+        return stack.norms * self.norm(rows, stack.width)
+
+    def inputs(self, rows: int, width: int, products: int) -> int:
+        """A norm's output; in bfloat16 a copy for each product."""
+        return rows * width * (2 * products if self.bf16 else 4)
+
+    def heads_of(self, rows: int, stack: Stack) -> int:
+        """Queries, keys, values, or the input of the output projection."""
+        return rows * stack.inner * self.low
+
+    def normed(self, queries: int, keys: int, stack: Stack) -> int:
+        """Norms of queries and keys: inputs and float32 copies."""
+        return stack.query_norms * 2 * 4 * (queries * stack.inner + keys * stack.key_inner)
+
+    def scores(self, stack: Stack, queries: int, keys: int, bias: bool = True) -> int:
+        """Attention weights of a batch."""
+        if self.attention != "eager":  # a fused kernel keeps no weights: only their log-sums, and the bias
+            return 4 * stack.heads * queries * (self.batch + (keys if bias else 0))
+        # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
+        weight = 4 if not self.bf16 else 6 if bias or not self.on_cpu or stack.casts_scores else 2
+        return self.batch * stack.heads * queries * keys * (weight + (self.low if stack.caps_scores else 0))
+
+    def feed_forward(self, rows: int, stack: Stack) -> int:
+        """Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy."""
+        wide = 4 if stack.gated else 2 if self.bf16 else 1
+        of_lora = (3 if stack.gated else 2) * rows * self.rank * self.low
+        wide = wide * rows * stack.feed_forward * self.low
+        return self.norms(rows, stack) + self.inputs(rows, stack.width, 2 if stack.gated else 1) + wide + of_lora
+
+    def self_attention(self, rows: int, stack: Stack, keys: int) -> int:
+        """Without the scores. keys: number of keys held."""
+        heads = self.heads_of(2 * (rows + keys), stack) + self.normed(rows, rows, stack)
+        of_lora = 4 * rows * self.rank * self.low
+        return self.norms(rows, stack) + self.inputs(rows, stack.width, 3) + heads + of_lora
+
+    def cross_attention(self, target: int, source: int, decoder: Stack, encoder_width: int, merged: bool) -> int:
+        """merged: whether it shares the self-attention's norms, queries and output."""
+        s, t = self.batch * source, self.batch * target
+        found = self.heads_of(2 * s, decoder) + self.normed(0, s, decoder)
+        found += self.scores(decoder, target, source, bias=False) + 2 * (s + t) * self.rank * self.low
+        if not merged:
+            found += self.norms(t, decoder) + self.inputs(t, decoder.width, 1) + self.heads_of(2 * t, decoder)
+        if self.bf16:  # each layer casts the encoder's output, once for its keys and once for its values
+            found += self.inputs(s, encoder_width, 2)
+        return found
+
+
 def activation_bytes(
     config: T5Config,
     batch: int,
@@ -104,55 +177,16 @@ def activation_bytes(
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
     encoder, decoder = shape.encoder, shape.decoder
-    low = 2 if bf16 else 4  # bytes of a number in a matrix product
-    rank = statistics.mode(map(min, low_rank)) if low_rank else 0  # a head beside them may have fewer labels
     copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
-
-    # Each function returns the bytes that one part of a layer keeps for the backward pass.
-    def norm(rows: int, width: int) -> int:  # input and normalised copy in float32, and a factor for each row
-        return rows * (2 * 4 * width + 4)
-
-    def norms(rows: int, stack: Stack) -> int:  # the norms before a part of a layer and, in some families, after it
-        return stack.norms * norm(rows, stack.width)
-
-    def inputs(rows: int, width: int, products: int) -> int:  # a norm's output; in bfloat16 a copy for each product
-        return rows * width * (2 * products if bf16 else 4)
-
-    def heads_of(rows: int, stack: Stack) -> int:  # queries, keys, values, or the input of the output projection
-        return rows * stack.inner * low
-
-    def normed(queries: int, keys: int, stack: Stack) -> int:  # norms of queries and keys: inputs and float32 copies
-        return stack.query_norms * 2 * 4 * (queries * stack.inner + keys * stack.key_inner)
-
-    def scores(stack: Stack, queries: int, keys: int, bias: bool = True) -> int:  # attention weights of a batch
-        if attention != "eager":  # a fused kernel keeps no weights: only their log-sums, and the bias
-            return 4 * stack.heads * queries * (batch + (keys if bias else 0))
-        # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
-        weight = 4 if not bf16 else 6 if bias or not on_cpu or stack.casts_scores else 2
-        return batch * stack.heads * queries * keys * (weight + (low if stack.caps_scores else 0))
-
-    def feed_forward(rows: int, stack: Stack) -> int:
-        # Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy.
-        wide = 4 if stack.gated else 2 if bf16 else 1
-        of_lora = (3 if stack.gated else 2) * rows * rank * low
-        wide = wide * rows * stack.feed_forward * low
-        return norms(rows, stack) + inputs(rows, stack.width, 2 if stack.gated else 1) + wide + of_lora
-
-    def self_attention(rows: int, stack: Stack, keys: int) -> int:  # without the scores; keys: number of keys held
-        heads, of_lora = heads_of(2 * (rows + keys), stack), 4 * rows * rank * low
-        return norms(rows, stack) + inputs(rows, stack.width, 3) + heads + normed(rows, rows, stack) + of_lora
+    part = _Part(batch, attention, bf16, on_cpu, low_rank)
+    low = part.low  # bytes of a number in a matrix product
 
     queries, seen, held = family_of(config).encoder_attention(config, source)
-    cross_attention = heads_of(2 * s, decoder) + normed(0, s, decoder) + scores(decoder, target, source, bias=False)
-    cross_attention += 2 * (s + t) * rank * low
-    if not shape.merged:
-        cross_attention += norms(t, decoder) + inputs(t, decoder.width, 1) + heads_of(2 * t, decoder)
-    if bf16:  # each layer casts the encoder's output, once for its keys and once for its values
-        cross_attention += inputs(s, encoder.width, 2)
-    encoder_block = self_attention(s, encoder, batch * held) + scores(encoder, queries, seen) + feed_forward(s, encoder)
-    decoder_block = (
-        self_attention(t, decoder, t) + scores(decoder, target, target) + cross_attention + feed_forward(t, decoder)
-    )
+    encoder_block = part.self_attention(s, encoder, batch * held) + part.scores(encoder, queries, seen)
+    encoder_block += part.feed_forward(s, encoder)
+    decoder_block = part.self_attention(t, decoder, t) + part.scores(decoder, target, target)
+    decoder_block += part.cross_attention(target, source, decoder, encoder.width, shape.merged)
+    decoder_block += part.feed_forward(t, decoder)
 
     copied, recomputed = matrix_parameters(config), 0
     trained = max(0, copied - frozen)
@@ -167,10 +201,10 @@ def activation_bytes(
         copies = (2 * weights if bf16 and form == "float32" else 0) + copies_of_low_rank // decoder.layers
         wide = 2 * rows * stack.feed_forward * low + 4 * min(2 * stack.width * stack.feed_forward, trained)
         quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
-        return block + copies + max(wide, int(quadratic) - feed_forward(rows, stack))
+        return block + copies + max(wide, int(quadratic) - part.feed_forward(rows, stack))
 
     integers = 8 * (queries * seen + target * target + s + t)  # int64: relative positions, token ids
-    ends = norm(s, encoder.width) + norm(t, decoder.width) + inputs(t, decoder.width, 1)
+    ends = part.norm(s, encoder.width) + part.norm(t, decoder.width) + part.inputs(t, decoder.width, 1)
     ends += 0 if bf16 else 4 * s * encoder.width
     if checkpointing:
         biases = 4 * decoder.heads * (queries * seen + target * target + target * source)

@@ -48,6 +48,21 @@ class RowLengthsTest(parameterized.TestCase):
         self.assertEqual(row_lengths(table.select(range(1, 3)), "labels").tolist(), [1, 2])
 
 
+def assert_same_gradients(model, attention: str, batch: dict, other: dict) -> None:
+    """The loss and all gradients of the model, in float64, are those of the other batch."""
+    model = model.double().train()
+    set_attention(model, attention)
+    compute_loss_in_forward(model)
+    found = []
+    for each in (batch, other):
+        model.zero_grad()
+        loss = model(**each).loss
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for value, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-10, atol=1e-12)
+
+
 def one_shape_collator(rows: int = 8) -> OneShapeCollator:
     return OneShapeCollator(0, 0, source_length=16, target_length=8, rows=rows)
 
@@ -87,32 +102,12 @@ class CollatorTest(parameterized.TestCase):
         filled, alone = (one_shape_collator(rows=count)(rows) for count in (8, 3))
         lengths = [len(row["input_ids"]) for row in rows]
         self.assertEqual(filled["attention_mask"].sum(1).tolist(), lengths + [1] * 5)
-        model = make_model().double().train()
-        set_attention(model, attention)
-        compute_loss_in_forward(model)
-        found = []
-        for batch in (filled, alone):
-            model.zero_grad()
-            loss = model(**batch).loss
-            loss.backward()
-            found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        for with_them, without in zip(*found, strict=True):
-            torch.testing.assert_close(with_them, without, rtol=1e-10, atol=1e-12)
+        assert_same_gradients(make_model(), attention, filled, alone)
 
     @parameterized.parameters("eager", "sdpa")
     def test_loss_and_gradients_are_those_of_tight_padding(self, attention):
         rows = ragged_rows(5, seed=0)
-        model = make_model().double().train()
-        set_attention(model, attention)
-        compute_loss_in_forward(model)
-        found = []
-        for batch in (pad_rows(rows), one_shape_collator()(rows)):
-            model.zero_grad()
-            loss = model(**batch).loss
-            loss.backward()
-            found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        for tight, padded in zip(*found, strict=True):
-            torch.testing.assert_close(padded, tight, rtol=1e-10, atol=1e-12)
+        assert_same_gradients(make_model(), attention, one_shape_collator()(rows), pad_rows(rows))
 
 
 class RunTest(parameterized.TestCase):
@@ -194,18 +189,9 @@ class PackingTest(parameterized.TestCase):
     def test_loss_and_gradients_are_those_of_the_padded_batch(self, attention, filling):
         rows = ragged_rows(9, seed=0)
         filled = FilledRows(Dataset.from_list(rows), filling, EpochSampler(9, seed=1))
-        model = make_model().double().train()
-        set_attention(model, attention)
-        compute_loss_in_forward(model)
+        model = make_model()
         enable_packing(model)
-        found = []
-        for batch in (pad_rows(rows), packing_collator()(list(filled))):
-            model.zero_grad()
-            loss = model(**batch).loss
-            loss.backward()
-            found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        for padded, packed in zip(*found, strict=True):
-            torch.testing.assert_close(packed, padded, rtol=1e-10, atol=1e-12)
+        assert_same_gradients(model, attention, packing_collator()(list(filled)), pad_rows(rows))
 
     def test_a_run_has_the_same_losses_and_weights(self):
         rows, trainers = ragged_rows(43, seed=0), []

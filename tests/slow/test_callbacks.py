@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from foundry.common import reports
-from foundry.common.curves import curve, draw_curves, draw_scores, eval_metrics
+from foundry.common.curves import curve, draw_curves, eval_metrics
 from foundry.common.reports import (
     end_summary,
     human_bytes,
@@ -50,6 +50,7 @@ from foundry.runs.callbacks import (
     install_callbacks,
 )
 from tools import plot_runs
+from tools.seed_scores import draw_scores
 
 
 class Clock:

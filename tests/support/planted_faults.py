@@ -217,8 +217,8 @@ FAULTS = [
     Fault(
         "gradient_without_smoothing",
         "foundry/modeling/loss.py",
-        "d_logits.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))",
-        "d_logits.scatter_add_(1, index, torch.full_like(log_z, -1.0))",
+        "found.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))",
+        "found.scatter_add_(1, index, torch.full_like(log_z, -1.0))",
         LOSS,
     ),
     Fault(
