@@ -18,7 +18,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -161,6 +161,7 @@ def activation_bytes(
     logit_copies: int = 0,
     form: str = "float32",
     low_rank: Sequence[tuple[int, ...]] = (),
+    has_decoder: bool = True,
 ) -> Activations:
     """Bytes that a forward pass leaves in memory, without dropout and without torch.compile (which keeps less).
 
@@ -172,10 +173,13 @@ def activation_bytes(
     anew for every product, and only a block that is not recomputed keeps the copies. form: of the frozen weights
     (modeling/forms.py); only float32 needs copies. low_rank: shapes of matrices trained beside frozen ones; bfloat16
     copies of them are kept, and for each row the output [rank] of each layer's first one. logit_copies: float32 tensors
-    of a chunk's logits that features add.
+    of a chunk's logits that features add. has_decoder: otherwise there is an encoder alone, whose few outputs are not
+    counted.
     """
-    s, t = batch * source, batch * target  # rows of the two stacks' matrices
     shape = shape_of(config)
+    if not has_decoder:
+        shape, target = replace(shape, decoder=replace(shape.decoder, layers=0), vocabulary=0), 0
+    s, t = batch * source, batch * target  # rows of the two stacks' matrices
     encoder, decoder = shape.encoder, shape.decoder
     copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
     part = _Part(batch, attention, bf16, on_cpu, low_rank)
@@ -188,7 +192,7 @@ def activation_bytes(
     decoder_block += part.cross_attention(target, source, decoder, encoder.width, shape.merged)
     decoder_block += part.feed_forward(t, decoder)
 
-    copied, recomputed = matrix_parameters(config), 0
+    copied, recomputed = shape.layer_weights + shape.head, 0
     trained = max(0, copied - frozen)
     head = shape.head if form == "float32" or shape.tied else 0  # else its weights are bfloat16 already
     if form != "float32":
@@ -198,7 +202,8 @@ def activation_bytes(
         """The most bytes that a block needs during its backward pass. First its feed-forward layer has gradients of its
         wide tensors and of two matrices. When these are freed, eager attention has gradients of scores, attention
         weights and bias."""
-        copies = (2 * weights if bf16 and form == "float32" else 0) + copies_of_low_rank // decoder.layers
+        copies = 2 * weights if bf16 and form == "float32" else 0
+        copies += copies_of_low_rank // (decoder.layers or encoder.layers)
         wide = 2 * rows * stack.feed_forward * low + 4 * min(2 * stack.width * stack.feed_forward, trained)
         quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
         return block + copies + max(wide, int(quadratic) - part.feed_forward(rows, stack))

@@ -73,7 +73,7 @@ class Job(Batches):
     weights: shapes of the trained tensors. frozen: number of the weights that are not trained. attention: the model's
     implementation so far; attention_is_given: whether --attn_implementation names it. steps: -1 if only epochs are
     known. earlier: the flags that the run which is resumed has recorded; {} if none is. low_rank: whether the trained
-    tensors are small matrices beside frozen ones.
+    tensors are small matrices beside frozen ones. has_decoder: otherwise the encoder reads sources and targets.
     form: the form of frozen weights that a flag asks for, or None; frozen_bytes: {form: bytes of the frozen weights}.
     """
 
@@ -86,6 +86,7 @@ class Job(Batches):
     frozen: int = 0
     attention_is_given: bool = False
     low_rank: bool = False
+    has_decoder: bool = True
     form: str | None = None
     frozen_bytes: dict[str, int] = field(default_factory=dict)
 
@@ -342,8 +343,10 @@ def needed_bytes(
         low_rank=job.weights if job.low_rank else (),
         logit_copies=sum(learning.logit_copies for learning in args.features.of(Learning)),
     )
-    lengths = size, job.source, job.target
-    return fixed + activation_bytes(job.config, *lengths, attention, bf16, args.activation_checkpointing, **more).total
+    more |= dict(checkpointing=args.activation_checkpointing, has_decoder=job.has_decoder)
+    if not job.has_decoder:
+        fixed += activation_bytes(job.config, size, job.target, 0, attention, bf16, **more).stored
+    return fixed + activation_bytes(job.config, size, job.source, job.target, attention, bf16, **more).total
 
 
 def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) -> str:
@@ -427,6 +430,7 @@ def job_of(
         weights=[tuple(p.shape) for p in planned.parameters() if p.requires_grad],
         frozen=count_parameters(planned) - count_parameters(planned, True),
         low_rank=is_adapted(planned),
+        has_decoder=planned.can_generate(),
         form=form,
         frozen_bytes={form: weight_bytes(planned, form, trained=False) for form in FORMS},
         earlier=run_of(checkpoint).get("arguments", {}),
