@@ -21,7 +21,10 @@ class Overrides(Feature):
 
 
 class ModelSource(Feature):
-    """Which model is trained or exported: by the core the encoder-decoder with the weights of one checkpoint."""
+    """Which model is trained or exported: by the core the encoder-decoder with the weights of one checkpoint.
+
+    A model's `trained_whole` names new modules that `Weights` which freeze the rest must train and save whole.
+    """
 
     def created(self, config: "PreTrainedConfig", attention: str | None) -> "PreTrainedModel | None":
         """The model of fresh weights, made once on the meta device too; None: the core's own."""
