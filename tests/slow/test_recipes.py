@@ -180,7 +180,7 @@ def write_data(folder: Path) -> None:
     write_rows(folder / "pairs.jsonl", pairs)
     tagged = [{"words": line.split(), "tags": ["B-A"] + ["O"] * line.count(" ")} for line in lines]
     write_rows(folder / "tagged.jsonl", tagged)
-    write_rows(folder / "residues.jsonl", [{"sequence": "aeiou", "tags": "HHECC"}] * 60)
+    write_rows(folder / "residues.jsonl", [{"sequence": word, "tags": "HECHECH"[: len(word)]} for word in words])
     (folder / "books").mkdir()
     for book in range(4):
         (folder / "books" / f"{book}.txt").write_text("\n\n".join(lines[book * 100 : book * 100 + 100]))
