@@ -1,5 +1,6 @@
-"""Writes the encoder alone for CTranslate2's `Encoder`, which has no converter for T5's: its parts are converted by
-those for whole models.
+"""Writes the encoder alone for CTranslate2's `Encoder`.
+
+It has no converter for T5's: the encoder's parts are converted by those for whole models.
 
     encoder = ctranslate2.Encoder("ctranslate2_encoder")
     states = encoder.forward_batch([[8774, 296, 1]]).last_hidden_state      # ids of each text -> [B, S, D]

@@ -108,8 +108,10 @@ def of_record(words: Any, tags: Any, form: Form, place: str) -> Tagged:
 
 def check_words(words: Any, what: str) -> None:
     """UserError unless these are words."""
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
         raise UserError(f"{what} must be a list of words, not {_shown(words)}")
+    if not words:
+        raise UserError(f"{what} is an empty list: leave the row out")
     if spaced := next((word for word in words if word.split() != [word]), None):
         raise UserError(f"{what} has the word {spaced!r:.60}, with a space: make it several words")
 

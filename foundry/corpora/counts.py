@@ -140,8 +140,9 @@ def groups_of_files(files: Sequence[Path], counts: list[list[int]]) -> dict[str,
     """{name: [files, bytes, tokens]} of files whose names begin alike up to a digit: "train-*" for train-00000.parquet.
     Many such names become "validation", "test" and "others", or none. counts: [documents, bytes, tokens] of each
     file, zeros or [] where nothing was counted."""
-    common = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
-    names = [file.relative_to(common).as_posix() for file in files]
+    whole = [file.absolute() for file in files]
+    common = Path(os.path.commonpath([file.parent for file in whole])) if files else Path()
+    names = [file.relative_to(common).as_posix() for file in whole]
     begins = [re.sub(r"\d.*", "*", name) for name in names]
     if len({*begins}) > MOST_GROUPS:
         begins = [next(iter(evaluated_words(name)), "others") for name in names]

@@ -90,6 +90,8 @@ class CountsTest(parameterized.TestCase):
         ]
         groups = groups_of_files([Path("data") / name for name in names], [[1, 4, 1]] * 19)
         self.assertEqual(groups, {"train-*": [16, 64, 16], "validation-*": [2, 8, 2], "test-*": [1, 4, 1]})
+        mixed = [Path(name) if number % 2 else Path("data", name).absolute() for number, name in enumerate(names)]
+        self.assertLen(groups_of_files(mixed, []), 3)  # relative and absolute names
         self.assertEqual(groups_of_files([Path(f"wiki_{n:02}") for n in range(40)], []), {})
         self.assertEqual(groups_of_files([Path(f"{letter}.txt") for letter in "abcdefgh"], []), {})
         self.assertEqual(groups_of_files([Path(f"{letter}.txt") for letter in "abc"], [[0, 0, 0]] * 3), {})

@@ -75,6 +75,7 @@ class ReadingTest(parameterized.TestCase):
         (["a", "b"], ["O"], WORDS, "2 words and 1 tags: each must have one"),
         (["a"], "O", WORDS, "the column tags is the text 'O', and must be a list"),
         ("a b", ["O"], WORDS, "the column words must be a list of words, not 'a b'"),
+        ([], [], WORDS, "the column words is an empty list: leave the row out"),
         (["a b"], ["O"], WORDS, "the column words has the word 'a b', with a space"),
         (["a"], [None], WORDS, "the column tags has an empty tag"),
         (["a"], 3, WORDS, "the column tags must be a list of tags, not 3"),
