@@ -53,16 +53,9 @@ def model_card(
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
     steps, seconds = (max((line.get(key, 0) for line in record["metrics"]), default=0) for key in ("step", "seconds"))
     part = part_of(model.config)
-    encoder_class = part and type(model).__name__
-    if part == "a head" and type(model.config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
-        encoder_class = type(model).__name__.replace("ForTokenClassification", "EncoderModel")
     front = _front_matter(name, arguments, local, objective, task, entry, numbers, given)
     if part:
-        front.pipeline_tag = _encoder_task(arguments, part, embeds)
-        front.library_name = "sentence-transformers" if embeds else "transformers"
-        front.metrics = [metric for metric in numbers if not metric.endswith("loss")] or None  # no text is scored
-        for result in front.eval_results or []:
-            result.task_type = front.pipeline_tag
+        _name_encoder(front, _encoder_task(arguments, part, embeds), numbers, embeds)
     card = ModelCard.from_template(
         front,
         TEMPLATE,
@@ -75,7 +68,7 @@ def model_card(
         config=model.config,
         tied=is_tied(model),
         kind={"a head": "encoder with a head", "an encoder alone": "encoder"}.get(part or "", "encoder-decoder model"),
-        encoder_class=encoder_class,
+        encoder_class=part and _encoder_class(model, part),
         has_head=part == "a head",
         embeds=embeds,
         shape=shape_of(model.config),
@@ -157,6 +150,21 @@ def _encoder_task(arguments: dict, part: str, embeds: bool) -> str:
         return "sentence-similarity"
     of_head = "token-classification" if arguments.get("head") in (None, "tokens") else "text-classification"
     return of_head if part == "a head" else "feature-extraction"
+
+
+def _encoder_class(model: PreTrainedModel, part: str) -> str:
+    """transformers' class that loads the folder."""
+    name = type(model).__name__
+    is_ours = part == "a head" and type(model.config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+    return name.replace("ForTokenClassification", "EncoderModel") if is_ours else name
+
+
+def _name_encoder(front: ModelCardData, what: str, numbers: dict, embeds: bool) -> None:
+    """Front matter of an encoder. what: the Hub's name for what it does."""
+    front.pipeline_tag, front.library_name = what, "sentence-transformers" if embeds else "transformers"
+    front.metrics = [metric for metric in numbers if not metric.endswith("loss")] or None  # no text is scored
+    for result in front.eval_results or []:
+        result.task_type = what
 
 
 def _is_prefix(denoiser: dict) -> bool:

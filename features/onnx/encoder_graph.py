@@ -49,11 +49,12 @@ class Graph(torch.nn.Module):
 
 
 def refuse_model(config: PreTrainedConfig, kind: str) -> None:
-    """UserError for a LongT5 with global tokens: their number, S / 16, would stay that of the traced batch."""
-    if isinstance(config, LongT5Config) and config.encoder_attention_type != "local":
+    """UserError for a LongT5: how many blocks of tokens and global tokens there are would stay as in the traced
+    batch."""
+    if isinstance(config, LongT5Config):
         raise UserError(
-            f"--formats {kind}: not for longt5 models with global tokens, whose graph would hold for one length of "
-            "texts alone. Give encoder"
+            f"--formats {kind}: not for longt5 models, whose graph would hold for some lengths of texts alone. "
+            "Give encoder"
         )
 
 

@@ -33,7 +33,7 @@ from foundry.common.flags import MOST
 from foundry.common.processes import cores_of_a_process, free_memory, processes_here
 from foundry.common.reports import human_bytes
 from foundry.model_t5 import build_config, count_parameters, is_adapted
-from foundry.modeling.families import Stack, family_of, shape_of
+from foundry.modeling.families import Shape, Stack, family_of, shape_of
 from foundry.modeling.forms import BLOCK, weight_bytes
 from foundry.modeling.learning import held
 from foundry.modeling.loss import CHUNK
@@ -225,21 +225,28 @@ def activation_bytes(
         copied = max(trained, head)
     else:
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
-    cap = low if family_of(config).logit_cap(config) else 0  # the tanh of the logits' soft cap
-    loss = t * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
-    if chunk:  # its logits and their gradient; if the head is trained, its weights' gradient and what the chunk adds
-        loss = min(t, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
-    loss += min(t, chunk or CHUNK) * shape.vocabulary * logit_copies * 4
     largest = max(stack.width * max(stack.feed_forward, stack.inner) for stack in (encoder, decoder))
     dequantised = largest * low + 4 * largest // BLOCK if form in ("int8", "nf4") else 0
     return Activations(
         stored=ends + integers + kept,
         recomputed=recomputed,
-        loss=loss,
+        loss=loss_bytes(config, t, shape, trained, low, z_loss, chunk, logit_copies),
         weight_copies=(2 * copied if bf16 else 0) + (0 if checkpointing else copies_of_low_rank),
         packed=2 * largest + PRODUCT_BUFFERS if bf16 and on_cpu else 0,
         dequantised=dequantised,
     )
+
+
+def loss_bytes(
+    config: T5Config, rows: int, shape: Shape, trained: int, low: int, z_loss: bool, chunk: int, logit_copies: int
+) -> int:
+    """Bytes of the logits of all target tokens, or of a chunk's, and of what the loss computes from them. rows: target
+    tokens of a batch. trained: number of weights. low: bytes of a number in a matrix product."""
+    cap = low if family_of(config).logit_cap(config) else 0  # the tanh of the logits' soft cap
+    loss = rows * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
+    if chunk:  # its logits and their gradient; if the head is trained, its weights' gradient and what the chunk adds
+        loss = min(rows, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
+    return loss + min(rows, chunk or CHUNK) * shape.vocabulary * logit_copies * 4
 
 
 def matrix_parameters(config: T5Config) -> int:
