@@ -1,59 +1,32 @@
 """The study runs all steps, its scores are those of sacrebleu's command, and it goes on where it was stopped."""
 
 import contextlib
-import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 from absl.testing import absltest, parameterized
-from helpers import OVERRIDES, run_main, sentences
+from helpers import OVERRIDES, run_main
+from studied import StudyTestCase
 
 from features.back_translation import back_translate, translation_study
-from foundry.common.reports import PROJECT
 from tools import study_steps
 
 TRAINED = "--max_steps 4 --save_steps 2 --eval_steps 4 --report_to none --use_cpu --per_device_train_batch_size 4"
 TRAINED += " --disable_tqdm true --warmup_steps 0 --preprocessing_num_workers 1"
 
 
-class StudyTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        texts = sentences(80)
-        for name, lines in (("train", texts[:60]), ("dev", texts[60:70]), ("test", texts[70:])):
-            (self.folder / f"{name}.a").write_text("".join(f"{line}\n" for line in lines))
-            (self.folder / f"{name}.b").write_text("".join(f"{line.swapcase()}\n" for line in lines))
-        self.started: list[str] = []
-        self.dies_at = ""
-
+class StudyTest(StudyTestCase):
     def run_study(self, *more, code: int | None = None) -> tuple[str, str, str]:
-        """(the table, stdout, stderr); the scripts run in this process. One of them fails if it is `dies_at`."""
-
-        def call(command: list[str], env: dict | None = None) -> int:
-            self.assertEqual((env or {"PYTHONPATH": str(PROJECT)})["PYTHONPATH"], str(PROJECT))
-            script = Path(command[1]).relative_to(PROJECT).with_suffix("")
-            place = next(n for n, word in enumerate(command) if word in ("--output_dir", "--output_file"))
-            self.started.append(command[place + 1])
-            if self.started[-1] == self.dies_at:
-                return 75
-            try:
-                importlib.import_module(".".join(script.parts)).main(command[2:])
-            except SystemExit as stop:
-                return stop.code
-            return 0
-
+        """(the table, stdout, stderr)."""
         words = [
             ["--output_dir", self.folder / "out"],
             ["--seeds", "3"],
             ["--most_pairs", "40"],
             ["--vocab_size", "300"],
         ]
-        for name in translation_study.DATA:
-            split, side = name.split("_")
-            words.append([f"--{name}", self.folder / f"{split}.{'a' if side == 'source' else 'b'}"])
+        words += self.sides(translation_study.DATA)
         words += [["--average_last", "2"], ["--num_beams", "2"], ["--num_drawn", "3"]]
         cache = f"--data_cache_dir {self.folder}/cache"
         words += [[f"--pre_train_flags={TRAINED} {cache} --config_overrides {OVERRIDES}"]]
@@ -62,8 +35,8 @@ class StudyTest(parameterized.TestCase):
         own_shape = mock.Mock(return_value=["--config_name", "tiny", "--config_overrides", OVERRIDES])
         with contextlib.ExitStack() as patched:
             for module, name, other in (
-                (study_steps, "run_command", call),
-                (back_translate, "run_command", call),
+                (study_steps, "run_command", self.call),
+                (back_translate, "run_command", self.call_as_it_is),
                 (translation_study, "shape", own_shape),
             ):
                 patched.enter_context(mock.patch.object(module, name, other))

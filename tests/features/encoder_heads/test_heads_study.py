@@ -1,70 +1,46 @@
 """The study runs all parts, its scores are those that others compute of the answers, and it goes on after a stop."""
 
-import importlib
 import json
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
 from absl.testing import absltest, parameterized
-from helpers import run_main, sentences
+from helpers import run_main
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.util import cos_sim
+from studied import StudyTestCase
 
 from features.encoder_heads import heads_study
-from foundry.common.reports import PROJECT
 from tools import study_steps
 
 TRAINED = "--max_steps 2 --save_steps 2 --eval_steps 2 --report_to none --use_cpu --per_device_train_batch_size 4"
 TRAINED += " --disable_tqdm true --warmup_steps 0"
 
 
-class StudyTest(parameterized.TestCase):
+class StudyTest(StudyTestCase):
     def setUp(self):
         super().setUp()
-        texts = sentences(80)
-        for name, lines in (("train", texts[:60]), ("dev", texts[60:70]), ("test", texts[70:])):
-            (self.folder / f"{name}.a").write_text("".join(f"{line}\n" for line in lines))
-            (self.folder / f"{name}.b").write_text("".join(f"{line.swapcase()}\n" for line in lines))
         tags = ["B-PER", "I-PER", *["O"] * 8, "B-LOC", "O"]
-        rows = [{"tokens": line.split(), "ner_tags": tags} for line in texts]
+        rows = [{"tokens": line.split(), "ner_tags": tags} for line in self.texts]
         (self.folder / "tagged.json").write_text(json.dumps(rows))
-        self.started: list[str] = []
-        self.dies_at = ""
 
     def run_study(self, *more, code: int | None = None) -> tuple[str, str, str]:
-        """(the tables, stdout, stderr); the scripts run in this process. One of them fails if it is `dies_at`."""
-
-        def call(command: list[str], env: dict) -> int:
-            self.assertEqual(env["PYTHONPATH"], str(PROJECT))
-            script = Path(command[1]).relative_to(PROJECT).with_suffix("")
-            place = next(n for n, word in enumerate(command) if word in ("--output_dir", "--output_file"))
-            self.started.append(Path(command[place + 1]).name)
-            if self.started[-1] == self.dies_at:
-                return 75
-            try:
-                importlib.import_module(".".join(script.parts)).main(command[2:])
-            except SystemExit as stop:
-                return stop.code
-            return 0
-
+        """(the tables, stdout, stderr)."""
         words = [["--output_dir", self.folder / "out"], ["--seeds", "3"], ["--vocab_size", "300"]]
         words += [["--entities_file", self.folder / "tagged.json"], ["--test_sentences", "10"]]
         words += [["--dev_sentences", "10"], ["--labelled", "20"], ["--unlabelled", "300"]]
-        for name in heads_study.PAIRS:
-            split, side = name.split("_")
-            words.append([f"--{name}", self.folder / f"{split}.{'a' if side == 'source' else 'b'}"])
+        words += self.sides(heads_study.PAIRS)
         pre_trained = f"{TRAINED} --data_cache_dir {self.folder}/cache --input_seq_length 32"
         pre_trained += " --validation_split_percentage 30"
         words += [[f"--pre_train_flags={pre_trained}"], [f"--fine_tune_flags={TRAINED}"]]
         words = [word for pair in words if pair[0] not in more for word in pair]
-        with mock.patch.object(study_steps, "run_command", call):
+        with mock.patch.object(study_steps, "run_command", self.call):
             return run_main(heads_study.main, *words, *more, code=code)
 
     def test_all_parts(self):
         out = self.folder / "out"
-        self.dies_at = "pre-trained_here_3"
+        self.dies_at = str((out / "entities" / "pre-trained_here_3").resolve())
         self.run_study(code=75)
         before = list(self.started)
         self.dies_at = ""
