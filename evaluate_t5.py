@@ -36,6 +36,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from constants import DATASET_VALS, TASK_RECORD
+from features import of_evaluation, of_pre_training, task_features
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.own_pairs import OWN, names_own_pairs
 from foundry.arguments.task import TaskArguments, check_task, check_tasks, split_task
@@ -59,7 +60,7 @@ from foundry.common.words import comma_words
 from foundry.corpora.preview import described_spread, print_preview
 from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
-from foundry.features import Features, features_of, features_of_tasks
+from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
@@ -84,7 +85,7 @@ NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 PRE_TRAINING_FLAGS = (
     "text_column",
     "input_ids_column",
-    *recorded_types("pre_train_t5"),
+    *recorded_types(of_pre_training()),
     "max_train_samples",
     "max_eval_samples",
     "bf16",
@@ -138,13 +139,13 @@ class EvaluationRunArguments(T5TrainingArguments):
     report_to: list[str] = option(["none"], "Trackers: wandb, tensorboard, trackio, none.")
 
     def __post_init__(self):
-        self.features = Features([kind() for kind in features_of("evaluate_t5")])  # they have no flags here
+        self.features = Features([kind() for kind in of_evaluation()])  # they have no flags here
         output_dir = self.output_dir
         super().__post_init__()
         self.output_dir = output_dir  # transformers would invent a name
 
 
-FEATURES = features_of("evaluate_t5")
+FEATURES = of_evaluation()
 DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *FEATURES]
 
 
@@ -376,7 +377,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
                 f"{task.name} {split}: {endless:,} of {len(answers):,} answers have no end within {most:,} tokens"
             )
     columns = {"prediction": answers}
-    for feature in features_of_tasks() if scored else ():
+    for feature in task_features() if scored else ():
         columns |= feature.measures.answered(task.entry, output.predictions[1])
     found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if scored:

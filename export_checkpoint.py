@@ -28,6 +28,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import TASK_RECORD
+from features import FORMATS, of_export
 from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import task_arguments, task_names
 from foundry.arguments.training import PreTrainingArguments
@@ -50,7 +51,7 @@ from foundry.corpora.files import check_file, is_plain_text
 from foundry.corpora.preview import KEPT_TOKENS, Sample
 from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
-from foundry.features import Features, features_of, offered
+from foundry.features import Features
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from foundry.modeling.families import outgrows_cache
 from foundry.modeling.generation_settings import drop_idle_search
@@ -78,8 +79,7 @@ from tasks.task_records import read_record
 
 # Files that load_model reads; it merges those of adapters.
 READ_WEIGHTS = WEIGHTS + tuple(adapter.weights for adapter in adapters())
-FEATURES = features_of("export_checkpoint")
-FORMATS = offered("FORMATS")  # {format: function that imports its Format}
+FEATURES = of_export()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (

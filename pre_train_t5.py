@@ -21,6 +21,7 @@ from pathlib import Path
 from transformers import set_seed
 
 from constants import OBJECTIVES
+from features import of_pre_training
 from foundry.arguments.model import ModelArguments, check_model
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.arguments.training import PreTrainingArguments, check_best_metric, settle_training
@@ -29,7 +30,7 @@ from foundry.common.processes import prepare_process, run_script
 from foundry.corpora.own_ids import has_ids, ids_offset
 from foundry.corpora.sources import find_corpora
 from foundry.corpora.tokenizers import named_tokenizer
-from foundry.features import Features, features_of
+from foundry.features import Features
 from foundry.objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from foundry.objectives.objective_types import get_objective, objective_type, packed_flag
 from foundry.runs.decision import Decision, build_model, settle
@@ -41,7 +42,7 @@ from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import check_resumed
 from tasks.front import prompt_command
 
-FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments, *features_of("pre_train_t5")]
+FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments, *of_pre_training()]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
 

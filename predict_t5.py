@@ -34,6 +34,7 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
 from constants import TASK_RECORD
+from features import BACKENDS, of_prediction
 from foundry.arguments.own_pairs import column_names, prefix_of
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -52,7 +53,7 @@ from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.preview import UNCUT, Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
-from foundry.features import Features, features_of, offered
+from foundry.features import Features
 from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import own_limit
 from foundry.modeling.weights import Weights
@@ -64,8 +65,7 @@ from tasks.front import Front, check_front, fronts
 from tasks.model_folders import answers_of
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, check_files, recorded_task
 
-FEATURES = features_of("predict_t5")
-BACKENDS = offered("BACKENDS")  # {--backend: function that imports its Backend}
+FEATURES = of_prediction()
 GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 

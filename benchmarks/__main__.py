@@ -34,6 +34,8 @@ import transformers
 from benchmarks import inputs, kernels, mistakes, plan, scripts, step, step_profile, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from constants import HARDWARE_PEAKS, OPTIMIZERS
+from features.server.load import SERVE
+from features.streams.simulation import STREAM
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option
@@ -41,7 +43,6 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import bf16_units, run_script
 from foundry.common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
 from foundry.common.words import did_you_mean
-from foundry.features import offered
 from foundry.modeling.attentions import attention_names
 from foundry.runs.duration import MFU
 from tools.seed_scores import draw_scores
@@ -112,9 +113,7 @@ PARTS = {
         dict(model="t5-v1_1-xl", batch=16, source_length=512),
     ),
 }
-if "t5_fused" not in attention_names():
-    del PARTS["kernels"]
-PARTS |= {name: Part(*load()) for name, load in offered("BENCHMARKS").items()}
+PARTS |= {"serve": Part(*SERVE), "stream": Part(*STREAM)}
 # The command gpu: {--part: (command, its flags, share of --minutes after which it begins nothing new)}, in this order.
 SUITE = {
     "kernels": ("kernels", {}, 0.1),

@@ -1,1 +1,227 @@
-"""What not every training needs: one folder for each feature. Who deletes a folder deletes the feature, and no more."""
+"""What not every training needs, one folder each: this page is the table of contents.
+
+The core and the scripts read these tables; nothing searches the folders. Each entry is a function, because what it
+imports may need torch or a library that is not installed, and this page is read at every start, also for --help.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foundry.features import Feature, TaskFeature
+    from foundry.modeling.attentions import Attention
+    from foundry.modeling.families import Family
+    from foundry.modeling.weights import Adapter
+    from foundry.objectives.objective import Objective
+    from foundry.publishing.exports import Format
+    from tasks.answering import Backend
+    from tasks.model_folders import Answers
+
+
+# ---------------------------------------------------------------- flags of the scripts: the dataclasses that each adds
+def of_pre_training() -> "list[type[Feature]]":
+    from features.distillation import Distillation
+    from features.fewer_layers import FewerLayers
+    from features.hub import RunHub
+    from features.lora import LowRank
+    from features.moving_average import MovingAverage
+    from features.streams import Streams
+    from features.trackers import Trackers
+
+    return [Distillation, FewerLayers, RunHub, LowRank, MovingAverage, Streams, Trackers]
+
+
+def of_fine_tuning() -> "list[type[Feature]]":
+    from features.distillation import TaskDistillation
+    from features.encoder_heads import Heads
+    from features.fewer_layers import FewerLayers
+    from features.hub import RunHub
+    from features.lora import LowRank
+    from features.moving_average import MovingAverage
+    from features.preferences import Preferences
+    from features.rewards import Rewards
+    from features.streams import TaskStreams
+    from features.trackers import Trackers
+
+    first = [TaskDistillation, Heads, FewerLayers, RunHub, LowRank]
+    return [*first, MovingAverage, Preferences, Rewards, TaskStreams, Trackers]
+
+
+def of_evaluation() -> "list[type[Feature]]":
+    from features.comet import Comet
+    from features.lora import HeldToAnswer
+    from features.streams import EvaluatedStreams
+    from features.trackers import Trackers
+    from features.win_rates import WinRates
+
+    return [Comet, HeldToAnswer, EvaluatedStreams, Trackers, WinRates]
+
+
+def of_prediction() -> "list[type[Feature]]":
+    from features.ctranslate2 import Backend
+    from features.gguf import Backend as LlamaBackend
+    from features.lora import HeldToAnswer
+    from features.prompt import Prompt
+    from features.rerank import Rerank
+    from features.server import Server
+    from features.web_page import WebPage
+
+    return [Backend, LlamaBackend, HeldToAnswer, Prompt, Rerank, Server, WebPage]
+
+
+def of_export() -> "list[type[Feature]]":
+    from features.averages import Averages
+    from features.ctranslate2 import Export
+    from features.encoder_heads import Exported
+    from features.gguf import Export as LlamaExport
+    from features.hub import ExportHub
+    from features.onnx import Export as OnnxExport
+
+    return [Averages, Export, Exported, LlamaExport, ExportHub, OnnxExport]
+
+
+def of_tokenizers() -> "list[type[Feature]]":
+    from features.streams import StreamedDataSet
+
+    return [StreamedDataSet]
+
+
+def task_features() -> "list[type[TaskFeature]]":
+    """Those that add fields to the entries of tasks, and so flags to all scripts that know tasks."""
+    from features.preferences import ComparedAnswers
+    from features.rewards import RewardedTask
+
+    return [ComparedAnswers, RewardedTask]
+
+
+# ---------------------------------------------------------------- objectives of pre-training
+def denoiser_mixture() -> "type[Objective]":
+    """All entries of OBJECTIVES (constants.py) but span corruption."""
+    from features.ul2.denoisers import DenoiserMixture
+
+    return DenoiserMixture
+
+
+def _documents() -> "type[Objective]":
+    from features.documents.document_spans import DocumentSpans
+
+    return DocumentSpans
+
+
+PACKINGS: "dict[str, Callable[[], type[Objective]]]" = {"documents": _documents}  # by value of --packing
+
+
+# ---------------------------------------------------------------- models
+def _t5gemma() -> "Family":
+    from features.gemma.t5gemma import T5GEMMA
+
+    return T5GEMMA
+
+
+def _t5gemma2() -> "Family":
+    from features.gemma.t5gemma import T5GEMMA_2
+
+    return T5GEMMA_2
+
+
+def _fused_attention() -> "Attention":
+    from features.fused_attention.attention import kernel_of
+
+    return kernel_of
+
+
+def _low_rank_folder() -> "Adapter":
+    from features.lora.low_rank import LowRankFolder
+
+    return LowRankFolder()
+
+
+MORE_FAMILIES: "dict[str, Callable[[], Family]]" = {"t5gemma": _t5gemma, "t5gemma2": _t5gemma2}  # by model_type
+ATTENTIONS: "dict[str, Callable[[], Attention]]" = {"t5_fused": _fused_attention}  # by --attn_implementation
+ADAPTERS: "list[Callable[[], Adapter]]" = [_low_rank_folder]  # folders of what was trained beside a checkpoint
+
+
+# ---------------------------------------------------------------- formats of export_checkpoint.py
+def _ctranslate2_format() -> "Format":
+    from features.ctranslate2.engine import FORMAT
+
+    return FORMAT
+
+
+def _ctranslate2_encoder_format() -> "Format":
+    from features.ctranslate2.encoder_writing import FORMAT
+
+    return FORMAT
+
+
+def _encoder_format() -> "Format":
+    from features.encoder.encoder import FORMAT
+
+    return FORMAT
+
+
+def _gguf_format() -> "Format":
+    from features.gguf.llama_engine import FORMAT
+
+    return FORMAT
+
+
+def _onnx_encoder_format() -> "Format":
+    from features.onnx.encoder_graph import FORMAT
+
+    return FORMAT
+
+
+FORMATS: "dict[str, Callable[[], Format]]" = {  # by value of --formats
+    "ctranslate2": _ctranslate2_format,
+    "ctranslate2_int8": _ctranslate2_format,
+    "ctranslate2_encoder": _ctranslate2_encoder_format,
+    "encoder": _encoder_format,
+    "sentence_transformers": _encoder_format,
+    "gguf": _gguf_format,
+    "gguf_q8_0": _gguf_format,
+    "gguf_encoder": _gguf_format,
+    "onnx_encoder": _onnx_encoder_format,
+}
+
+
+# ---------------------------------------------------------------- engines of predict_t5.py
+def _ctranslate2_backend() -> "Backend":
+    from features.ctranslate2.engine import BACKEND
+
+    return BACKEND
+
+
+def _gguf_backend() -> "Backend":
+    from features.gguf.llama_engine import BACKEND
+
+    return BACKEND
+
+
+BACKENDS: "dict[str, Callable[[], Backend]]" = {"ctranslate2": _ctranslate2_backend, "gguf": _gguf_backend}
+
+
+# ---------------------------------------------------------------- folders whose models write no text
+def _head_answers() -> "Answers":
+    from features.encoder_heads.head_answers import HeadAnswers
+
+    return HeadAnswers()
+
+
+def _embedding_answers() -> "Answers":
+    from features.encoder_heads.embedding_answers import EmbeddingAnswers
+
+    return EmbeddingAnswers()
+
+
+def _sentence_answers() -> "Answers":
+    from features.encoder_heads.sentence_answers import SentenceAnswers
+
+    return SentenceAnswers()
+
+
+ANSWERING: "dict[str, Callable[[], Answers]]" = {  # by a field of task.json, or a file of the folder
+    "head": _head_answers,
+    "embedding": _embedding_answers,
+    "modules.json": _sentence_answers,
+}

@@ -1,25 +1,15 @@
-"""Features: what not every training needs, each in one folder below features/ that may be deleted.
+"""Features: what not every training needs, each in one folder below features/, whose `__init__.py` lists them all.
 
-A folder's `__init__.py` has `FEATURE`, {script: subclass of Feature}, and perhaps under "tasks" a TaskFeature. The
-fields of the class are the feature's flags, its methods are what the core calls. The core finds the folders that are
-there, and names none:
-
-    classes = features_of("fine_tune_t5")             # for the command line
-    for feature in args.features:                     # those that are on
-        collator = feature.collator(collator)
-
-`__init__.py` is read at every start, also for --help: it imports torch and the feature's other modules in the methods.
+A feature is a dataclass: its fields are its flags, its methods are what the core calls. The `__init__.py` of its folder
+is read at every start, also for --help: it imports torch and the feature's other modules in the methods.
 """
 
 import dataclasses
-import functools
-import importlib
-import pkgutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from features import task_features
 from foundry.common.flags import Flags, Rules, check_rules
-from foundry.common.reports import PROJECT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,9 +143,10 @@ class Measures:
 
 @dataclasses.dataclass
 class TaskFeature:
-    """What a feature changes in tasks, in fine-tuning, evaluation and predictions: `FEATURE["tasks"]`. Its fields are
-    flags of a task, which TaskArguments inherits (keyword-only; None if they are not given). The core calls the other
-    members on the class. Whether the feature is on, the flags of own pairs or the task's entry say.
+    """What a feature changes in tasks, in fine-tuning, evaluation and predictions (`task_features` of
+    features/__init__.py). Its fields are flags of a task, which TaskArguments inherits (keyword-only; None if they are
+    not given). The core calls the other members on the class. Whether the feature is on, the flags of own pairs or the
+    task's entry say.
 
     args: TaskArguments. task: an entry of DATASET_VALS, of which `fields` are further fields.
     """
@@ -194,34 +185,6 @@ class TaskFeature:
         return rows
 
 
-@functools.cache
-def features_of_tasks() -> list[type[TaskFeature]]:
-    """The classes of the features that change tasks."""
-    return features_of("tasks")
-
-
 def further_fields(kind: str) -> list[str]:
     """The further fields of an entry that are of this kind (`TaskFeature.fields`)."""
-    return [field for feature in features_of_tasks() for field, of in feature.fields.items() if of == kind]
-
-
-def features_of(script: str) -> list[Any]:
-    """The classes of the features that a script knows, in the order of their folders' names."""
-    found = (folder.FEATURE.get(script) for folder in _folders())
-    return [each for each in found if each is not None]
-
-
-def offered(kind: str) -> dict[str, Callable[[], Any]]:
-    """{name: function that imports it} of what the features give to a registry of the core: the entries
-    {name: "module:attribute"} of the dictionaries of this name in their `__init__.py`."""
-    return {
-        name: functools.partial(pkgutil.resolve_name, f"{folder.__name__}.{place}")
-        for folder in _folders()
-        for name, place in getattr(folder, kind, {}).items()
-    }
-
-
-def _folders() -> list[Any]:
-    """The folders below features/, as packages."""
-    names = sorted(path.parent.name for path in (PROJECT / "features").glob("*/__init__.py"))
-    return [importlib.import_module(f"features.{name}") for name in names]
+    return [field for feature in task_features() for field, of in feature.fields.items() if of == kind]

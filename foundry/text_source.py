@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
-from foundry.features import Feature, features_of
+from foundry.features import Feature
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +47,7 @@ class TextSource(Feature):
         return text, itertools.islice(documents, most), itertools.islice(validation, MOST_TEXTS)
 
 
-def recorded_types(script: str) -> dict[str, Any]:
-    """{flag: its type} of what evaluations take over from a training by this script."""
-    kinds = [kind for kind in features_of(script) if issubclass(kind, TextSource)]
+def recorded_types(features: Sequence[type[Feature]]) -> dict[str, Any]:
+    """{flag: its type} of what evaluations take over from a training that knows these features."""
+    kinds = [kind for kind in features if issubclass(kind, TextSource)]
     return {name: get_type_hints(kind)[name] for kind in kinds for name in kind.recorded}

@@ -106,7 +106,7 @@ class Plan:
 
 
 class Backend(NamedTuple):
-    """What a feature offers by an entry of `BACKENDS` in its `__init__.py`. engine: makes the Engine. files: those that
+    """An entry of BACKENDS (features/__init__.py). engine: makes the Engine. files: those that
     it loads from --model_name_or_path; answers of a stopped run are only continued while their contents are the same.
     """
 

@@ -19,11 +19,11 @@ from transformers.trainer_utils import EvalPrediction
 
 from constants import IGNORE_INDEX
 from data_collator_t5 import find_bos_id
+from features import task_features
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.corpora.round_trip import LONGEST_TEXT, Losses, round_trip, sampled
 from foundry.corpora.tokenizers import decoded, encode_targets
-from foundry.features import features_of_tasks
 from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics.scoring import METRICS, score_predictions
 from tasks.registry import (
@@ -286,7 +286,7 @@ def task_metrics(
 
     def compute(output: EvalPrediction) -> dict[str, float]:
         measure: Callable = measured
-        for feature in features_of_tasks():
+        for feature in task_features():
             measure = feature.measures.measured(task, measure)
         return measure(*output.predictions, rows)
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from constants import TASK_RECORD
+from features import ANSWERING
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.reports import read_json
-from foundry.features import offered
 
 
 class Answers(Protocol):
-    """An entry {field of task.json, or name of a file: "module:attribute"} of `ANSWERING` in a feature's `__init__.py`:
-    an object that does what evaluate_t5.py and predict_t5.py do, for folders whose task.json has this field, or that
-    have this file. groups: the dataclasses of the script's flags; about: its docstring."""
+    """An entry of ANSWERING (features/__init__.py), by a field of task.json or the name of a file: it does what
+    evaluate_t5.py and predict_t5.py do, for folders whose task.json has this field, or that have this file. groups: the
+    dataclasses of the script's flags; about: its docstring."""
 
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict: ...
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict: ...
@@ -61,5 +61,5 @@ def answers_of(argv: Sequence[object] | None) -> Any | None:
     record, folder = {}, Path(named_model(argv))
     with contextlib.suppress(UserError):
         record = read_json(folder / TASK_RECORD)
-    known = (load for name, load in offered("ANSWERING").items() if name in record or (folder / name).is_file())
-    return next((load()() for load in known), None)
+    known = (load for name, load in ANSWERING.items() if name in record or (folder / name).is_file())
+    return next((load() for load in known), None)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from features import task_features
 from foundry.arguments.task import TARGET_TYPES
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean, listed
-from foundry.features import Column, features_of_tasks, further_fields
+from foundry.features import Column, further_fields
 from tasks.transforms import TRANSFORMS
 
 # {what a value must be: (fields of an entry, the test of a value)}
@@ -213,7 +214,7 @@ def metric_names(task: dict) -> dict[str, str]:
     metrics = [*task["metrics"], "loss", "token_accuracy"]
     if task["target_type"] != "text":
         metrics.append("invalid_outputs")
-    metrics += (metric for feature in features_of_tasks() for metric in feature.measures.names(task))
+    metrics += (metric for feature in task_features() for metric in feature.measures.names(task))
     splits = eval_splits(task)
     return {metric if len(splits) == 1 else f"{split}_{metric}": metric for split in splits for metric in metrics}
 
@@ -248,7 +249,7 @@ def further_columns(task: dict) -> dict[str, Column]:
         name: Column(kind, name, plural=f"{name} answers", shown=name)
         for name, kind in (task.get("columns") or {}).items()
     }
-    for feature in features_of_tasks():
+    for feature in task_features():
         found |= feature.columns(task)
     return found
 

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from constants import DATASET_VALS, TASK_RECORD
+from features import of_fine_tuning, task_features
 from foundry.arguments.own_pairs import FLAGS_OF_FEATURES, OWN
 from foundry.arguments.task import LENGTHS, TaskArguments, task_arguments
 from foundry.common.errors import UserError
@@ -18,7 +19,6 @@ from foundry.common.processes import print_once
 from foundry.common.reports import is_of, record_json
 from foundry.common.words import comma_words
 from foundry.corpora.files import compressed
-from foundry.features import features_of_tasks
 from foundry.text_source import recorded_types
 from tasks.metrics.scoring import METRICS
 from tasks.registry import as_list
@@ -27,7 +27,7 @@ from tasks.trained_rows import TrainedRows
 # The flags that say where the rows are: taken from the record all together or not at all.
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
-_OF_FEATURES = recorded_types("fine_tune_t5")  # {flag: its type}
+_OF_FEATURES = recorded_types(of_fine_tuning())  # {flag: its type}
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", *_OF_FEATURES)
 _OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
 _OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where", "json_as_text")
@@ -178,7 +178,7 @@ def _left_out(record: dict, values: dict, given: Collection[str], names: set[str
 def _replaced(record: dict, values: dict, given: Collection[str]) -> set[str]:
     """The recorded flags that say how own pairs are read or scored, and that other flags `given` replace: a shape
     replaces columns, columns a shape, and a feature what it says."""
-    replaced = set().union(*(feature.replaced(record, values, given) for feature in features_of_tasks()))
+    replaced = set().union(*(feature.replaced(record, values, given) for feature in task_features()))
     if "record_shape" in given:
         return replaced | {"source_column", "target_column", "tsv_header", "record_shape"}
     return replaced | {"record_shape"} if "source_column" in given and "record_shape" in record else replaced

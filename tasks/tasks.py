@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from features import task_features
 from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
@@ -44,7 +45,7 @@ from foundry.corpora.round_trip import Losses, percent
 from foundry.corpora.token_files import TOKENS_FORMAT
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
-from foundry.features import features_of_tasks, further_fields
+from foundry.features import further_fields
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
 from foundry.trainer_t5 import EvaluationTask, T5Trainer
@@ -160,7 +161,7 @@ class LoadedTask(Task):
         for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
             of_split = examples.without_end_tokens(self.entry, tokenizer, all_rows[:limit], self._place(split))
-            for feature in features_of_tasks():
+            for feature in task_features():
                 of_split = feature.rows(self.entry, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)

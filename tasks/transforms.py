@@ -15,9 +15,9 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from features import task_features
 from foundry.common.errors import UserError
 from foundry.corpora.reading import is_missing
-from foundry.features import features_of_tasks
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names of the roles
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
@@ -274,5 +274,5 @@ TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "conversations": functools.partial(_messages, column="conversations"),
     "prompt_completion": _prompt_completion,
     **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},
-    **{shape: function for feature in features_of_tasks() for shape, (_, function) in feature.shapes.items()},
+    **{shape: function for feature in task_features() for shape, (_, function) in feature.shapes.items()},
 }

@@ -69,6 +69,3 @@ class Averages(ModelSource):
     def _names(self) -> list[str]:
         names = [path.name for path in self.folders]
         return names if len({*names}) == len(names) else [f"{path.parent.name}/{path.name}" for path in self.folders]
-
-
-FEATURE = {"export_checkpoint": Averages}

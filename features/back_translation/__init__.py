@@ -5,5 +5,3 @@ r"""Text from one side only: a trained model writes the other side, and pairs ar
 
 back_translate.py has predict_t5.py answer the text, filters what it wrote, and mixes it with real pairs.
 """
-
-FEATURE = {}  # it is a command, without a flag of the scripts

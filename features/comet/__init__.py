@@ -56,6 +56,3 @@ class Comet(Comparison):
         if entry["target_type"] != "text":
             return {}
         return {"comet": comet_score(self.comet_command, Path(self.comet_model), triples(entry, records))}
-
-
-FEATURE = {"evaluate_t5": Comet}

@@ -15,10 +15,6 @@ from typing import ClassVar
 from foundry.common.flags import Rules
 from foundry.features import Feature
 
-FORMATS = dict.fromkeys(("ctranslate2", "ctranslate2_int8"), "engine:FORMAT")
-FORMATS |= {"ctranslate2_encoder": "encoder_writing:FORMAT"}
-BACKENDS = {"ctranslate2": "engine:BACKEND"}
-
 
 @dataclass
 class Export(Feature):
@@ -27,7 +23,7 @@ class Export(Feature):
     rules: ClassVar[Rules] = (
         (
             "formats",
-            lambda flags: {*flags.formats} & {*FORMATS} and importlib.util.find_spec("ctranslate2") is None,
+            lambda flags: "ctranslate2" in " ".join(flags.formats) and importlib.util.find_spec("ctranslate2") is None,
             "needs ctranslate2: pip install -r requirements/export.txt",
         ),
     )
@@ -43,13 +39,10 @@ class Backend(Feature):
     rules: ClassVar[Rules] = (
         (
             "backend",
-            lambda flags: flags.backend in BACKENDS and (flags.do_sample or flags.bf16),
+            lambda flags: flags.backend == "ctranslate2" and (flags.do_sample or flags.bf16),
             "excludes --bf16, and --do_sample, which would draw other tokens than transformers",
         ),
     )
 
     def is_on(self) -> bool:
         return True
-
-
-FEATURE = {"export_checkpoint": Export, "predict_t5": Backend}

@@ -209,6 +209,3 @@ class TaskDistillation(Distillation):
         from features.distillation.cached_teacher import TaughtCollator
 
         return TaughtCollator(collator, self.top_k) if self.top_k else collator
-
-
-FEATURE = {"pre_train_t5": Distillation, "fine_tune_t5": TaskDistillation}

@@ -4,6 +4,3 @@
 
 document_spans.py has their rule, their index and masks. foundry/objectives/packed_rows.py makes the tensors.
 """
-
-FEATURE = {}  # --packing is the core's, with a value for each feature that offers one
-PACKINGS = {"documents": "document_spans:DocumentSpans"}

@@ -4,6 +4,3 @@
 
 encoder.py writes and compares it.
 """
-
-FEATURE = {}  # it has no flag of its own
-FORMATS = dict.fromkeys(("encoder", "sentence_transformers"), "encoder:FORMAT")

@@ -210,8 +210,3 @@ class Exported(ModelSource):
         from features.encoder_heads.encoders import load_encoder
 
         return load_encoder(name_or_path, attention)
-
-
-FEATURE = {"fine_tune_t5": Heads, "export_checkpoint": Exported}
-ANSWERING = {"head": "head_answers:HeadAnswers", "embedding": "embedding_answers:EmbeddingAnswers"}
-ANSWERING |= {"modules.json": "sentence_answers:SentenceAnswers"}

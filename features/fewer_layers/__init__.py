@@ -20,6 +20,3 @@ class FewerLayers(Overrides):
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         return {"layers kept": getattr(model, "kept_layers", None)}
-
-
-FEATURE = dict.fromkeys(("pre_train_t5", "fine_tune_t5"), FewerLayers)

@@ -6,6 +6,3 @@
 attention.py gives it to transformers, kernel_choice.py chooses among the kernels of library.py, bias_gradient.py and
 triton_bias_gradient.py have the gradient. `--speed auto` chooses it on a GPU where dropout is 0.
 """
-
-FEATURE = {}  # --attn_implementation is the core's, with a value for each feature that offers one
-ATTENTIONS = {"t5_fused": "attention:kernel_of"}

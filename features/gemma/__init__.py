@@ -5,6 +5,3 @@
 
 t5gemma.py has both families, adaptation.py the weights of an adapted model, adapt_decoder.py its script.
 """
-
-FEATURE = {}  # it has no flag of its own
-FAMILIES = {"t5gemma": "t5gemma:T5GEMMA", "t5gemma2": "t5gemma:T5GEMMA_2"}

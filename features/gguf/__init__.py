@@ -13,9 +13,6 @@ from typing import ClassVar
 from foundry.common.flags import Rules
 from foundry.features import Feature
 
-FORMATS = dict.fromkeys(("gguf", "gguf_q8_0", "gguf_encoder"), "llama_engine:FORMAT")
-BACKENDS = {"gguf": "llama_engine:BACKEND"}
-
 
 @dataclass
 class Export(Feature):
@@ -24,7 +21,7 @@ class Export(Feature):
     rules: ClassVar[Rules] = (
         (
             "formats",
-            lambda flags: {*flags.formats} & {*FORMATS} and importlib.util.find_spec("gguf") is None,
+            lambda flags: "gguf" in " ".join(flags.formats) and importlib.util.find_spec("gguf") is None,
             "needs gguf: pip install -r requirements/export.txt",
         ),
     )
@@ -40,18 +37,15 @@ class Backend(Feature):
     rules: ClassVar[Rules] = (
         (
             "backend",
-            lambda flags: flags.backend in BACKENDS and (flags.do_sample or flags.bf16),
+            lambda flags: flags.backend == "gguf" and (flags.do_sample or flags.bf16),
             "excludes --bf16, and --do_sample, which would draw other tokens than transformers",
         ),
         (
             "backend",
-            lambda flags: flags.backend in BACKENDS and importlib.util.find_spec("llama_cpp") is None,
+            lambda flags: flags.backend == "gguf" and importlib.util.find_spec("llama_cpp") is None,
             "needs llama-cpp-python: pip install -r requirements/llama_cpp.txt",
         ),
     )
 
     def is_on(self) -> bool:
         return True
-
-
-FEATURE = {"export_checkpoint": Export, "predict_t5": Backend}

@@ -105,6 +105,3 @@ class ExportHub(Publication):
             return {"uploaded to": upload(output_dir, files, self.push_to_hub, private, "Model and card")}
         except UserError as error:
             raise UserError(f"{error}; --overwrite_output_dir lets the same command try again") from None
-
-
-FEATURE = dict.fromkeys(("pre_train_t5", "fine_tune_t5"), RunHub) | {"export_checkpoint": ExportHub}

@@ -181,12 +181,3 @@ class HeldToAnswer(_Frozen):
 
     def hold(self, model: Any, device: Any, bf16: bool) -> None:
         super().hold(model.requires_grad_(False), device, bf16)
-
-
-ADAPTERS = {"lora": "low_rank:LowRankFolder"}
-FEATURE = {
-    "pre_train_t5": LowRank,
-    "fine_tune_t5": LowRank,
-    "evaluate_t5": HeldToAnswer,
-    "predict_t5": HeldToAnswer,
-}

@@ -58,6 +58,3 @@ class MovingAverage(Learning):
         return {
             "moving average": f"of the weights, decay {self.ema_decay:g}{until}: is evaluated and saved as the model"
         }
-
-
-FEATURE = dict.fromkeys(("pre_train_t5", "fine_tune_t5"), MovingAverage)

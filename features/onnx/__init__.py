@@ -12,7 +12,6 @@ from typing import ClassVar
 from foundry.common.flags import Rules
 from foundry.features import Feature
 
-FORMATS = {"onnx_encoder": "encoder_graph:FORMAT"}
 PACKAGES = ("onnxscript", "onnxruntime")
 
 
@@ -23,13 +22,10 @@ class Export(Feature):
     rules: ClassVar[Rules] = (
         (
             "formats",
-            lambda flags: {*flags.formats} & {*FORMATS} and not all(map(importlib.util.find_spec, PACKAGES)),
+            lambda flags: "onnx_encoder" in flags.formats and not all(map(importlib.util.find_spec, PACKAGES)),
             "needs onnxscript and onnxruntime: pip install -r requirements/export.txt",
         ),
     )
 
     def is_on(self) -> bool:
         return True
-
-
-FEATURE = {"export_checkpoint": Export}

@@ -275,6 +275,3 @@ class Preferences(Learning):
         else:
             text += f"; mean log-probabilities of a token, without a reference, gamma {preference.gamma:g}"
         return {"preference": text}
-
-
-FEATURE = {"fine_tune_t5": Preferences, "tasks": ComparedAnswers}

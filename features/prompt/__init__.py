@@ -42,6 +42,3 @@ class Prompt(Front):
         from features.prompt.prompt import prompt
 
         prompt(plan, engine)
-
-
-FEATURE = {"predict_t5": Prompt}

@@ -136,6 +136,3 @@ class Rerank(Choice):
 def in_order(found: list, numbers_of: Callable[[Any], dict[str, float]]) -> list:
     """The answers to a source with the largest first number first; of equal ones the first stays before the others."""
     return sorted(found, key=lambda one: -next(iter(numbers_of(one).values())))
-
-
-FEATURE = {"predict_t5": Rerank}

@@ -225,6 +225,3 @@ class Rewards(Learning):
                 f"--resume_from_checkpoint {checkpoint}: the starting weights of --reward_kl: {before} in its run, "
                 f"{now} now: name the same --model_name_or_path"
             )
-
-
-FEATURE = {"fine_tune_t5": Rewards, "tasks": RewardedTask}

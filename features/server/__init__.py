@@ -58,7 +58,3 @@ class Server(Front):
         from features.server.encoded_texts import serve_encoder
 
         serve_encoder(args, load(), self)
-
-
-FEATURE = {"predict_t5": Server}
-BENCHMARKS = {"serve": "load:SERVE"}

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from features import BACKENDS, FORMATS
 from foundry.common.errors import UserError
 from foundry.common.processes import end_with_parent
 from foundry.common.reports import PROJECT, aligned
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
-from foundry.features import offered
 from foundry.model_t5 import build_config, create_model
 
 CLIENTS = (1, 8, 64)
@@ -108,7 +108,7 @@ def measure_serve(args: Namespace) -> dict:
         ours = ["predict_t5.py", "--serve", "--use_cpu", "--port", 0, "--max_new_tokens", NEW_TOKENS]
         servers = {"plain handler": ["-c", PLAIN, folder, NEW_TOKENS]}
         servers["transformers"] = [*ours, "--model_name_or_path", folder, "--num_beams", 1]
-        for backend in sorted(offered("BACKENDS").keys() & offered("FORMATS").keys()):
+        for backend in sorted(BACKENDS.keys() & FORMATS.keys()):
             words = ["export_checkpoint.py", "--model_name_or_path", folder, "--output_dir", Path(place, backend)]
             words += ["--formats", backend]
             done = subprocess.run([sys.executable, *map(str, words)], cwd=PROJECT, capture_output=True, text=True)

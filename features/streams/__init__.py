@@ -145,12 +145,3 @@ class StreamedDataSet(TextSource):
         from features.streams.streamed_text import streamed_documents
 
         return streamed_documents(args, most)
-
-
-FEATURE = {
-    "pre_train_t5": Streams,
-    "fine_tune_t5": TaskStreams,
-    "evaluate_t5": EvaluatedStreams,
-    "create_tokenizer": StreamedDataSet,
-}
-BENCHMARKS = {"stream": "simulation:STREAM"}

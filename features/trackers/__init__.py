@@ -32,6 +32,3 @@ class Trackers(Tracker):
         from features.trackers.trackers import finish_tracking
 
         return {"tracked": "; ".join(finish_tracking(trainer)) or None}
-
-
-FEATURE = dict.fromkeys(("pre_train_t5", "fine_tune_t5", "evaluate_t5"), Trackers)

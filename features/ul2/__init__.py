@@ -4,6 +4,3 @@
 
 denoisers.py has their rows, masks and modes. They are rows of several examples: foundry/objectives/packed_rows.py.
 """
-
-FEATURE = {}  # it has no flag of its own
-MIXTURES = {"denoisers": "denoisers:DenoiserMixture"}

@@ -41,6 +41,3 @@ class WebPage(Front):
         from features.web_page.show import show_encoder
 
         show_encoder(args, load())
-
-
-FEATURE = {"predict_t5": WebPage}

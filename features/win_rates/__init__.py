@@ -33,6 +33,3 @@ class WinRates(Comparison):
         from features.win_rates.rates import read_others, win_rates
 
         return win_rates(entry, records, read_others(self.against, records))
-
-
-FEATURE = {"evaluate_t5": WinRates}

@@ -9,12 +9,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from features import task_features
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO
 from foundry.common.paths import home_path
 from foundry.common.words import comma_words
 from foundry.corpora.files import TEXT_SUFFIXES, expand_files
-from foundry.features import features_of_tasks, further_fields
+from foundry.features import further_fields
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
@@ -23,7 +24,7 @@ HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 _MADE = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = ("instruction", "output")
 _MADE |= {"messages": ("messages",), "conversations": ("conversations",)}
-_OF_FEATURES = {shape: columns for feature in features_of_tasks() for shape, (columns, _) in feature.shapes.items()}
+_OF_FEATURES = {shape: columns for feature in task_features() for shape, (columns, _) in feature.shapes.items()}
 _MADE |= _OF_FEATURES
 SHAPES = _MADE | {  # in the shapes below, the two columns are source and target
     "pretokenized": ("inputs_pretokenized", "targets_pretokenized"),  # P3, of which T0 was made
@@ -33,7 +34,7 @@ SHAPES = _MADE | {  # in the shapes below, the two columns are source and target
 _MAY_BE_MESSAGES = ("prompt_completion",)  # whose columns tasks.transforms reads where they hold messages
 _METRICS = {"class": ["accuracy", "f1_macro"], "number": ["pearson", "spearman"], "text": ["rougeL", "bleu"]}
 _LENGTHS = {"class": (512, 8), "number": (512, 16), "text": (512, 128)}
-FLAGS_OF_FEATURES = tuple(field.name for feature in features_of_tasks() for field in dataclasses.fields(feature))
+FLAGS_OF_FEATURES = tuple(field.name for feature in task_features() for field in dataclasses.fields(feature))
 SOURCES = ("train_file", "source_file", "hub_dataset", "validation_file", "validation_source_file")
 _DESCRIBING = (
     "source_column",
@@ -90,7 +91,7 @@ def names_own_pairs(args: Any) -> bool:
 def shapes_for(args: Any) -> tuple[Sequence[str], str]:
     """(names of the record shapes that are tried in this order, what an error asks for beside --source_column and
     --target_column): those of the feature that the flags ask for, or else all others."""
-    asked = (feature.shapes_for(args) for feature in features_of_tasks())
+    asked = (feature.shapes_for(args) for feature in task_features())
     return next(filter(None, asked), ([shape for shape in SHAPES if shape not in _OF_FEATURES], ""))
 
 
@@ -154,7 +155,7 @@ def own_entry(args: Any) -> dict:
 
 
 def _fields_of_features(args: Any) -> dict[str, Any]:
-    return {name: value for feature in features_of_tasks() for name, value in feature.fields_of(args).items()}
+    return {name: value for feature in task_features() for name, value in feature.fields_of(args).items()}
 
 
 def prefix_of(text: str | None) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from constants import DATASET_VALS
+from features import task_features
 from foundry.arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
 from foundry.arguments.text import LONGEST, MOST_PROCESSES
 from foundry.common.errors import UserError
@@ -13,7 +14,6 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.common.words import comma_words, did_you_mean
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
-from foundry.features import features_of_tasks
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
 TARGET_TYPES = ("class", "number", "text")
@@ -25,7 +25,7 @@ _BUILTIN = ("builtin", "package_topic")  # the task if none is named
 
 
 @dataclass
-class TaskArguments(*features_of_tasks()):  # type: ignore[misc]
+class TaskArguments(*task_features()):  # type: ignore[misc]
     """Which task, and how much of it; and the flags of the features that change tasks."""
 
     _argument_group_name = "task"

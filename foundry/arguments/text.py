@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
+from features import PACKINGS
 from foundry.common.errors import UserError
 from foundry.common.flags import check_rules, option, refuse
 from foundry.common.paths import check_folder
 from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from foundry.corpora.own_ids import corpus_files
-from foundry.features import offered
 
 # What decides which tokens are masked, and how the rows are cut.
 CORRUPTION_FLAGS = (
@@ -68,9 +68,7 @@ class PreTrainingDataArguments:
     mean_noise_span_length: float = option(
         _SPANS["mean_noise_span_length"], "Mean length of a masked span.", at_least=1, at_most=LONGEST, unit="token"
     )
-    packing: str = option(
-        CHUNKS, "Rows of running text, or of separate documents.", choices=(CHUNKS, *offered("PACKINGS"))
-    )
+    packing: str = option(CHUNKS, "Rows of running text, or of separate documents.", choices=(CHUNKS, *PACKINGS))
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
     preprocessing_num_workers: int = option(
         cores_here(),
@@ -92,11 +90,6 @@ def _without_hub_name(args: PreTrainingDataArguments) -> bool:
 
 _HELD_OUT = "validation_split_percentage validation_split_count"
 _RULES = (
-    (
-        "objective",
-        lambda args: args.objective != "span_corruption" and not offered("MIXTURES"),
-        "the feature that mixes denoisers is not in features/: put its folder back, or leave the flag out",
-    ),
     ("dataset_name", lambda args: args.train_file, "excludes --train_file: name one source of text"),
     (
         "dataset_config_name",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from constants import ATTENTION_IMPLEMENTATIONS
-from foundry.features import offered
+from features import ATTENTIONS
 
 
 class Case(NamedTuple):
@@ -21,19 +21,19 @@ class Case(NamedTuple):
     causal: bool
 
 
-# What a feature offers by an entry of `ATTENTIONS` in its `__init__.py`. Importing it makes its name known to
+# An entry of ATTENTIONS (features/__init__.py). Importing it makes its name known to
 # transformers, and it returns the kernel that a case runs on. It has no dropout.
 Attention = Callable[[Case], str]
 
 
 def attention_names() -> tuple[str, ...]:
     """The values of --attn_implementation: transformers' own, then those of features."""
-    return (*ATTENTION_IMPLEMENTATIONS, *offered("ATTENTIONS"))
+    return (*ATTENTION_IMPLEMENTATIONS, *ATTENTIONS)
 
 
 def register_attention(name: str | None) -> None:
     """Makes a feature's attention known to transformers, if `name` is one."""
-    if load := offered("ATTENTIONS").get(name):
+    if load := ATTENTIONS.get(name):
         load()
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
+from features import MORE_FAMILIES
 from foundry.common.errors import UserError
-from foundry.features import offered
 
 Window = tuple[int, int] | None  # (tokens before, tokens after) its own place that a token sees; None: all tokens
 
@@ -243,7 +243,7 @@ _found: dict[str, Family] = {}  # a dictionary, which torch.compile can look int
 def families() -> dict[str, Family]:
     """{model_type: family}: FAMILIES, and those of the features."""
     if not _found:
-        _found.update(FAMILIES | {kind: load() for kind, load in offered("FAMILIES").items()})
+        _found.update(FAMILIES | {kind: load() for kind, load in MORE_FAMILIES.items()})
     return _found
 
 

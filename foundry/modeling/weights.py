@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from features import ADAPTERS
 from foundry.common.errors import UserError
-from foundry.features import Feature, offered
+from foundry.features import Feature
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -86,4 +87,4 @@ class Adapter:
 
 def adapters() -> list[Adapter]:
     """The kinds of folders that hold what was trained beside a checkpoint."""
-    return [load()() for load in offered("ADAPTERS").values()]
+    return [load() for load in ADAPTERS]

@@ -56,7 +56,7 @@ class Original:
 
 
 class Format(NamedTuple):
-    """What a feature offers by an entry of `FORMATS` in its `__init__.py`.
+    """An entry of FORMATS (features/__init__.py).
 
     write: writes the format of this name into a new folder and loads it again; returns (its comparison with PyTorch,
     one line about it). UserError if they differ. check: UserError that says what is missing, if the format of this name

@@ -18,9 +18,9 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, T5Config
 
+from features import ATTENTIONS
 from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
 from foundry.common.processes import bf16_units, lacks_compiler, triton_lacks
-from foundry.features import offered
 from foundry.model_t5 import count_parameters, dropout_of, flops_per_sequence, is_adapted, set_attention
 from foundry.modeling.attentions import Case
 from foundry.modeling.families import family_of, shape_of
@@ -389,7 +389,7 @@ def _decided(gpu: Gpu | None, launcher: Launcher, job: Job, args) -> Speed:
     (choices,) = broadcast_object_list([choose(gpu, job, args, launcher)])
     values = {choice.name: choice.value for choice in choices}
     name = values["attn_implementation"]
-    if (load := offered("ATTENTIONS").get(name)) and not (job.dropout or args.assume_gpu):
+    if (load := ATTENTIONS.get(name)) and not (job.dropout or args.assume_gpu):
         kernel = load()(_encoder_case(job, args.device, values["bf16"]))
         choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == name else c for c in choices]
     batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))

@@ -19,9 +19,9 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedToke
 
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
+from features import task_features
 from foundry.arguments.training import FineTuningArguments
 from foundry.corpora.chunks import longest_first, row_lengths
-from foundry.features import features_of_tasks
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.segment_masks import enable_packing
 
@@ -177,7 +177,7 @@ class FurtherColumns:
     @staticmethod
     def statistics(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Tensor, inputs: dict) -> torch.Tensor:
         """What features keep of each row [B, n] (`Measures`), for `score_rows`."""
-        kept = [feature.measures.statistics(nats, labels, correct, inputs) for feature in features_of_tasks()]
+        kept = [feature.measures.statistics(nats, labels, correct, inputs) for feature in task_features()]
         return torch.cat(kept, dim=1) if kept else nats.new_zeros(len(nats), 0)
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from constants import GREATER_IS_BETTER, PERCENT_METRICS, SMALLER_IS_BETTER
+from features import of_evaluation
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean
-from foundry.features import features_of
 from tasks.metrics import answers, general
 from tasks.metrics.comparison import Comparison
 from tasks.registry import INVALID, as_list, number_text, positive_label, value_of_text
@@ -93,7 +93,7 @@ def check_metrics(task_name: str, task: dict) -> None:
             try:
                 module = _load_evaluate(name)
             except Exception as error:  # whatever a user's module or `evaluate` raises
-                kinds = [kind for kind in features_of("evaluate_t5") if issubclass(kind, Comparison)]
+                kinds = [kind for kind in of_evaluation() if issubclass(kind, Comparison)]
                 flags = [flag.name for kind in kinds for flag in dataclasses.fields(kind)]
                 flag = next((f", but evaluate_t5.py has --{flag}" for flag in flags if flag.startswith(f"{name}_")), "")
                 raise UserError(

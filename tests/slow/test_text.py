@@ -15,17 +15,17 @@ from absl.testing import parameterized
 from transformers import T5Config, T5ForConditionalGeneration
 
 import constants
+from features import PACKINGS
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.own_ids import has_ids
 from foundry.data_t5 import Text
-from foundry.features import offered
 from foundry.objectives import objective_types
 from foundry.objectives.objective_types import get_objective, objective_type
 from foundry.objectives.spans import SpanCorruption
 from foundry.text_source import TextSource
 
-OBJECTIVES: dict[str, dict] = {"spans": {}} | {name: {"packing": name} for name in offered("PACKINGS")}
-OBJECTIVES |= {"ul2": {"objective": "ul2"}, "prefix": {"objective": "prefix_lm"}} if offered("MIXTURES") else {}
+OBJECTIVES: dict[str, dict] = {"spans": {}} | {name: {"packing": name} for name in PACKINGS}
+OBJECTIVES |= {"ul2": {"objective": "ul2"}, "prefix": {"objective": "prefix_lm"}}
 TEXTS = ("file", "weighted", "ids_json", "ids_npy", "ids_flat", "saved", "weighted_saved", "weighted_ids")
 LENGTH, BATCH = 64, 12
 IDS = 50

@@ -9,10 +9,9 @@ from helpers import argv_of, run_main, sentences, write_tiny_model
 
 import fine_tune_t5
 import predict_t5
-from foundry.features import offered
 
-ARE_THERE = "embedding" in offered("ANSWERING") and importlib.util.find_spec("sentence_transformers") is not None
-NOT_THERE = "there are no heads, or sentence-transformers is not installed (requirements/embeddings.txt)"
+ARE_THERE = importlib.util.find_spec("sentence_transformers") is not None
+NOT_THERE = "sentence-transformers is not installed (requirements/embeddings.txt)"
 QUICK = dict(max_steps=2, per_device_train_batch_size=8, report_to="none", disable_tqdm=True, use_cpu=True)
 QUICK |= dict(eval_strategy="no", save_strategy="no", load_best_model_at_end=False)
 COLUMNS = {

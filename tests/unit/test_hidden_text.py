@@ -15,16 +15,16 @@ from absl.testing import parameterized
 from test_data_collator_t5 import EOS, make_tokenizer
 from test_trainer_t5 import arguments, quietly
 
+from features import PACKINGS
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.token_files import TokenFile
-from foundry.features import offered
 from foundry.model_t5 import build_config, create_model
 from foundry.objectives.objective_types import get_objective, objective_type
 from foundry.trainer_t5 import T5Trainer
 
 VOCABULARY, BYTES = 400, 3.0  # bytes that a token of text stands for
 SHAPE = dict(d_model=16, d_kv=8, d_ff=32, num_heads=2, num_layers=1, num_decoder_layers=1)
-KINDS = ("chunks", *offered("PACKINGS"), *(("ul2", "prefix_lm") if offered("MIXTURES") else ()))
+KINDS = ("chunks", *PACKINGS, "ul2", "prefix_lm")
 
 
 def documents(longest: int) -> np.ndarray:

@@ -20,11 +20,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 
 import predict_t5
 from constants import DATASET_VALS
+from features import FORMATS
 from foundry.arguments.own_pairs import SHAPES
 from foundry.common.errors import UserError
 from foundry.common.reports import write_json
 from foundry.corpora.tokenizers import load_tokenizer
-from foundry.features import offered
 from foundry.model_t5 import load_model
 from foundry.publishing.exports import COMPARISON, Answers, Original
 from foundry.training.drawn_answers import Drawn, uniform_numbers
@@ -42,7 +42,7 @@ def write_format(export: Path, kind: str, model: PreTrainedModel) -> None:
     """Writes the model in the format of a backend into its folder of an export."""
     shutil.rmtree(export / kind, ignore_errors=True)
     original = Original(model, load_tokenizer(str(export)), [], Answers([], []))
-    found, _ = offered("FORMATS")[kind]().write(kind, original, export / kind)
+    found, _ = FORMATS[kind]().write(kind, original, export / kind)
     write_json(export / kind / COMPARISON, found)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import zoo
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import needs_newer_transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, Gemma2Config, Gemma2ForCausalLM
@@ -26,7 +26,6 @@ from data_collator_t5 import T5DataCollator, find_bos_id, find_sentinel_ids
 from features.gemma.adaptation import adapt
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
-from foundry.features import offered
 from foundry.model_t5 import create_model, dropout_of, flops_per_sequence, load_model, set_dropout
 from foundry.modeling.families import family_of, output_head, shape_of, stacks
 from foundry.modeling.loss import compute_loss_in_forward, nats_of
@@ -238,7 +237,6 @@ class BosTest(parameterized.TestCase):
         text = [n for n in inputs + labels if n >= 110]
         self.assertCountEqual(text, tokens[0].tolist())
 
-    @absltest.skipUnless(offered("MIXTURES"), "features/ul2 is not here")
     @parameterized.parameters("ul2", "prefix_lm")
     def test_rows_of_several_examples(self, objective):
         flags = PreTrainingDataArguments(objective=objective, input_seq_length=64)

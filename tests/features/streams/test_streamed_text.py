@@ -16,6 +16,7 @@ import zoo
 from absl.testing import parameterized
 from test_text import BATCH, LENGTH, OBJECTIVES, TEXTS, lines
 
+from features import PACKINGS
 from features.streams import Streams, blocks, lanes, streamed_text
 from features.streams.blocks import FileCorpus
 from features.streams.lanes import MixedLane, StreamLoader
@@ -23,7 +24,6 @@ from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import load_tokenizer
-from foundry.features import offered
 
 
 class StreamCase(test_text.TestCase):
@@ -95,7 +95,7 @@ class NewObjectiveTest(StreamCase, test_text.NewObjectiveTest):
 
 class StreamedTextTest(StreamCase):
     @parameterized.parameters(
-        *((kind, {"packing": name}) for kind in TEXTS for name in offered("PACKINGS")),
+        *((kind, {"packing": name}) for kind in TEXTS for name in PACKINGS),
         *zip(TEXTS, itertools.cycle(OBJECTIVES.values()), strict=False),
     )
     def test_ranks_and_resuming_change_nothing(self, kind, objective):
