@@ -67,7 +67,9 @@ class Growing:
         self.tokenizer, self.settled, self.begin, self.end = tokenizer, "", 0, 0
 
     def text(self, tokens: list[int]) -> str:
-        """The text of the tokens, which begin with those of the calls before."""
+        """The text of the tokens, which begin with those of the calls before, or with less: an answer begun anew."""
+        if len(tokens) < self.end:
+            self.settled, self.begin, self.end = "", 0, 0
         parts = [tokens[self.begin : place] for place in (self.end, -1, None)]
         known, before, found = decoded(self.tokenizer, parts)
         text = self.settled + found[len(known) :]

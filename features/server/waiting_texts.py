@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 from starlette.exceptions import HTTPException
-from torch.nn.utils.rnn import pad_sequence
 from transformers import TopPLogitsWarper
 
 from constants import IGNORE_INDEX
@@ -84,7 +83,11 @@ class Draws(Drawn):
     """Draws the tokens of the rows that draw from softmax(logits / temperature), within top_p."""
 
     def __init__(self, rows: Sequence[Row]):
-        super().__init__(pad_sequence([row.draws for row in rows], batch_first=True, padding_value=torch.nan))
+        longest = max(row.limit for row in rows)  # that of a row which does not draw, too
+        draws = torch.full((len(rows), longest), torch.nan, dtype=torch.float64)
+        for place, row in enumerate(rows):
+            draws[place, : len(row.draws)] = row.draws
+        super().__init__(draws)
         self.rows = rows
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -108,7 +111,7 @@ class Batches(threading.Thread):
         self.engine, self.counters, self.most_rows, self.most_tokens = engine, counters, most_rows, most_tokens
         self.most_waiting, self.seconds = most_waiting, seconds
         self.waiting: list[Row] = []
-        self.changed, self.is_closed, self.is_answering = threading.Condition(), False, False
+        self.changed, self.is_closed = threading.Condition(), False
 
     def put(self, rows: Sequence[Row]) -> None:
         """Lets texts wait, all or none of them. HTTPException if that cannot be."""
@@ -138,15 +141,21 @@ class Batches(threading.Thread):
 
     def run(self) -> None:
         while batch := self._next():
-            try:
-                self._answer(batch)
-            except Exception:
-                traceback.print_exc()
-                for row in (row for row in batch if not row.done):
-                    row.answers = [Answer(reason="failed") for _ in row.answers]
-                    row.end()
-            finally:
-                self.is_answering = False
+            self._answer_each(batch)
+
+    def _answer_each(self, batch: list[Row]) -> None:
+        """Answers a batch. If that fails, its texts are answered alone: an error belongs to its own text."""
+        try:
+            self._answer(batch)
+        except Exception:
+            traceback.print_exc()
+            left = [row for row in batch if not row.done]
+            for row in left:
+                row.answers = [Answer() for _ in row.answers]
+                if len(batch) > 1:
+                    self._answer_each([row])
+                else:
+                    row.end("failed")
 
     def _next(self) -> list[Row]:
         """The next batch, as soon as it is full or its oldest text has waited long enough; [] at the end. It holds the
@@ -160,7 +169,6 @@ class Batches(threading.Thread):
                     break
                 self.changed.wait(left)
             self.waiting = [row for row in self.waiting if row not in batch]
-            self.is_answering = bool(batch)
         return sorted(batch, key=lambda row: -len(row.source))
 
     def _nearest(self) -> list[Row]:

@@ -159,6 +159,47 @@ class ServerTest(TestCase):
             likeliest = it.texts(prompt=TEXTS[0], temperature=1.0, top_p=1e-6, seed=1)
             self.assertEqual(likeliest, plain_answers(TEXTS[:1]))
 
+    def test_an_error_belongs_to_its_own_text(self):
+        """Texts that are answered together: one draws fewer tokens than the others may have, one fails."""
+        begun, goes_on = threading.Event(), threading.Event()
+        drawn = dict(prompt=TEXTS[0], temperature=1.5, seed=5, max_tokens=2)
+        stopped = dict(prompt=TEXTS[2], stop=["no such text"], logprobs=1)
+        with served("--model_name_or_path", self.model, "--max_wait_ms", 0) as it, ThreadPoolExecutor(8) as clients:
+            alone, stopped_alone = it.texts(**drawn), it.complete(**stopped)["choices"]
+            batches, engine = it.service.batches, it.service.batches.engine
+            (source,) = load_tokenizer(str(self.model))([TEXTS[3]])["input_ids"]
+
+            def held(sources: list, **settings: object) -> object:
+                begun.set()
+                self.assertTrue(goes_on.wait(60))
+                written = engine.write(sources, **settings)
+                if source in sources:
+                    raise RuntimeError("this text fails")
+                return written
+
+            batches.engine = engine._replace(write=held)
+            first = clients.submit(it.texts, prompt=TEXTS[5])
+            self.assertTrue(begun.wait(60))
+            beside = [clients.submit(it.texts, prompt=text) for text in TEXTS[:3]]
+            beside_drawn = clients.submit(it.texts, **drawn)
+            beside_stopped = clients.submit(it.complete, **stopped)
+            streamed = clients.submit(it.events, prompt=TEXTS[2])
+            failing = clients.submit(it.ask, "/v1/completions", {"prompt": TEXTS[3], "logprobs": 1})
+            with batches.changed:
+                self.assertTrue(batches.changed.wait_for(lambda: len(batches.waiting) == 7, 60))
+            with mock.patch("traceback.print_exc") as printed:
+                goes_on.set()
+                wanted = plain_answers(TEXTS)
+                self.assertEqual(first.result(), wanted[5:])
+                self.assertEqual([one.result() for one in beside], [[text] for text in wanted[:3]])
+                self.assertEqual(beside_drawn.result(), alone)
+                self.assertEqual("".join(e["choices"][0]["text"] for e in streamed.result()), wanted[2])
+                self.assertEqual(failing.result()[0], 500)
+                (choice,), (other,) = beside_stopped.result()["choices"], stopped_alone
+                self.assertEqual(choice["text"], other["text"])
+            self.assertEqual(printed.call_count, 2)  # of the batch, and of the text alone
+            self.assertEqual(it.service.counters.requests[500], 1)
+
     def test_stop_length_usage_and_log_probabilities(self):
         with served("--model_name_or_path", self.model) as it:
             tokenizer, whole = AutoTokenizer.from_pretrained(self.model), it.complete(prompt=TEXTS[2], logprobs=1)
