@@ -22,6 +22,9 @@ import sys
 from numbers import Real
 from pathlib import Path
 
+if not __package__:  # started by its path: Python then looks beside this file alone for modules
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from foundry.common.curves import check_picture, draw_curves, eval_loss_key, eval_metrics
 from foundry.common.errors import UserError
 from foundry.common.help import introduction

@@ -31,6 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 
+if not __package__:  # started by its path: Python then looks beside this file alone for modules
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from constants import DATASET_VALS, PREEMPTED_EXIT_CODE
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments, check_tasks

@@ -21,7 +21,11 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+if not __package__:  # started by its path: Python then looks beside this file alone for modules
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from constants import PREEMPTED_EXIT_CODE
 from foundry.common.command_line import exit_on_user_error, parse_arguments

@@ -12,9 +12,13 @@ the checkpoint's own type.
 """
 
 import shlex
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+if not __package__:  # started by its path: Python then looks beside this file alone for modules
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError

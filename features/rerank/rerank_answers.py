@@ -10,9 +10,13 @@ The same command resumes a stopped run.
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+if not __package__:  # started by its path: Python then looks beside this file alone for modules
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from features.rerank import RULES, Rerank, in_order
 from foundry.common.command_line import exit_on_user_error, parse_arguments

@@ -37,7 +37,7 @@ from foundry.common.reports import environment_record
 from foundry.runs.memory import communication_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+MEASUREMENTS = (ROOT / "docs/measurements.md").read_text(encoding="utf-8")
 TINY = dict(d_model=32, d_kv=8, d_ff=48, num_heads=2, num_layers=1, num_decoder_layers=1)
 # What a GPU machine without data and tracking packages lacks.
 NOT_NEEDED = "datasets wandb deepspeed absl sentencepiece evaluate optuna matplotlib sklearn sacrebleu psutil".split()
@@ -342,7 +342,7 @@ class CommandsTest(BenchmarkTest):
 
 
 class MistakesTest(BenchmarkTest):
-    def test_the_table_of_the_readme_is_what_the_command_measures(self):
+    def test_the_table_of_the_docs_is_what_the_command_measures(self):
         """The first loss is that of T5 v1.1 small, 512 input and 114 target tokens; other shapes give others."""
         with mock.patch.object(sys, "executable", warm_python("python_of_libraries")):
             found = {row.pop("name"): row for row in mistakes.measure_mistakes(arguments("mistakes"))["rows"]}
@@ -355,7 +355,7 @@ class MistakesTest(BenchmarkTest):
             row = found[name]
             self.assertAlmostEqual(row["transformers"], transformers, delta=0.6 * 0.1**digits, msg=row)
             self.assertAlmostEqual(row["here"], here, delta=0.6 * 0.1**digits, msg=row)
-            line = next(line for line in README.splitlines() if f"| {transformers:.{digits}f}" in line)
+            line = next(line for line in MEASUREMENTS.splitlines() if f"| {transformers:.{digits}f}" in line)
             self.assertIn(f"| {here:.{digits}f} |", line)
         self.assertAlmostEqual(found["first_loss"]["right"], np.log(32_128))
         for name, delta in (("accumulation", 1e-5), ("two_ranks", 1e-5), ("sentinels", 0)):

@@ -48,8 +48,8 @@ class DocsTest(parameterized.TestCase):
 
     @parameterized.parameters(1, 10, 50, 500)
     def test_hours_over_a_text_are_the_plan_s(self, gigabytes):
-        """As the text above the table of the README says: 4 bytes a token, 16-bit tokens on disk, rows of 512 input
-        tokens, DDP at the plan's rate."""
+        """As the text above the table of docs/pre_train.md says: 4 bytes a token, 16-bit tokens on disk, rows of 512
+        input tokens, DDP at the plan's rate."""
         tokens, cells = gigabytes / 4, [f"{gigabytes} GB", f"{gigabytes / 4:g} billion"]
         cells += ["`--streaming`", "none"] if gigabytes == 500 else ["cached", f"{2 * tokens:g} GB"]
         for gpu, count in (("RTX 4090", 1), ("H100", 1), ("H100", 8)):
@@ -58,11 +58,12 @@ class DocsTest(parameterized.TestCase):
             rate = next(row["sequences_per_second"] for row in rows if row["name"] == "DDP")
             hours = tokens * 1e9 / compute_input_and_target_lengths(512, 0.15, 3.0)[0] / rate / 3600
             cells.append(f"{float(f'{hours:.2g}'):g} h")
-        self.assertIn(f"\n| {' | '.join(cells)} |\n", README)
+        page = (ROOT / "docs/pre_train.md").read_text(encoding="utf-8")
+        self.assertIn(f"\n| {' | '.join(cells)} |\n", page)
 
-    def test_two_minutes_to_read_and_eleven_pages(self):
-        self.assertLessEqual(len(README.splitlines()), 150)
-        self.assertLen(list(ROOT.glob("docs/*.md")), 11)
+    def test_words(self):
+        """Words as `wc -w` counts them, table rules and commands too."""
+        self.assertLessEqual(len(README.split()), 900)
 
     def test_a_folder_is_a_shape_too(self):
         benchmark_config("tiny").save_pretrained(self.folder)

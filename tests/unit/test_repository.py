@@ -66,10 +66,11 @@ class RepositoryTest(parameterized.TestCase):
         self.assertLessEqual(text("CHANGELOG.md").count("\n"), 60)
         rows = [line for line in text("results/LOG.md").splitlines() if line.startswith("|")]
         self.assertLessEqual(len(rows), 120)
-        pages = [ROOT / "README.md", ROOT / "results/LOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*.yaml")]
+        places = ("README.md", "results/*.md", "docs/*.md", "recipes/*.yaml")
+        pages = [page for place in places for page in ROOT.glob(place)]
         named = " ".join(named_in(page.read_text(encoding="utf-8")) for page in pages)
-        for path in (ROOT / "results").iterdir():
-            self.assertIn(path.name, f"{named} LOG.md")
+        for path in (ROOT / "results").glob("*.[jp]*"):
+            self.assertIn(path.name, named)
 
     def test_every_script_is_a_command_when_installed(self):
         scripts = set().union(*(scripts_in(f"{place}/*.py") for place in commands.PLACES)) - NO_COMMANDS
@@ -95,6 +96,16 @@ class RepositoryTest(parameterized.TestCase):
         self.assertEqual(started.call_args.args[1][3:], argv[1:])
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn(f"{name}.py", done.stdout)
+
+    @parameterized.parameters(
+        *sorted(name for name in PROJECT["project"]["scripts"] if not (ROOT / f"{name}.py").is_file())
+    )
+    def test_a_script_of_a_folder_runs_by_its_path(self, name):
+        """As the README names it, from any folder; `python -m` starts it in the checkout."""
+        (script,) = (path for place in commands.PLACES for path in ROOT.glob(f"{place}/{name}.py"))
+        done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, cwd=self.folder)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn(f"usage: {name}.py", done.stdout)
 
     def test_the_package_has_its_names(self):
         spec = importlib.util.spec_from_file_location("t5_foundry", ROOT / "__init__.py")
