@@ -21,20 +21,18 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- flags of the scripts: the dataclasses that each adds
 def of_pre_training() -> "list[type[Feature]]":
     from features.distillation import Distillation
-    from features.fewer_layers import FewerLayers
     from features.hub import RunHub
     from features.lora import LowRank
     from features.moving_average import MovingAverage
     from features.streams import Streams
     from features.trackers import Trackers
 
-    return [Distillation, FewerLayers, RunHub, LowRank, MovingAverage, Streams, Trackers]
+    return [Distillation, RunHub, LowRank, MovingAverage, Streams, Trackers]
 
 
 def of_fine_tuning() -> "list[type[Feature]]":
     from features.distillation import TaskDistillation
     from features.encoder_heads import Heads
-    from features.fewer_layers import FewerLayers
     from features.hub import RunHub
     from features.lora import LowRank
     from features.moving_average import MovingAverage
@@ -43,7 +41,7 @@ def of_fine_tuning() -> "list[type[Feature]]":
     from features.streams import TaskStreams
     from features.trackers import Trackers
 
-    first = [TaskDistillation, Heads, FewerLayers, RunHub, LowRank]
+    first = [TaskDistillation, Heads, RunHub, LowRank]
     return [*first, MovingAverage, Preferences, Rewards, TaskStreams, Trackers]
 
 

@@ -46,12 +46,13 @@ from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer
 from foundry.features import NO_FEATURES, Features
 from foundry.modeling.attentions import attention_names, register_attention
 from foundry.modeling.families import families, family_of, refuse_lacking, shape_of, stacks
+from foundry.modeling.fewer_layers import leave_out_layers
 from foundry.modeling.forms import bytes_of, number_of, reads_as_saved
 from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
-from foundry.modeling.weights import ModelSource, Overrides, Weights, adapters
+from foundry.modeling.weights import ModelSource, Weights, adapters
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -156,7 +157,7 @@ def get_model(
         as_saved = reads_as_saved(features.one(Weights).form())
         model = source.loaded(args.model_name_or_path, args.attn_implementation)
         model = model or load_model(args.model_name_or_path, args.attn_implementation, as_saved)
-        features.one(Overrides).change(model, parse_overrides(args.config_overrides))
+        leave_out_layers(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
     else:
@@ -191,7 +192,7 @@ def planned_model(
         model = features.one(ModelSource).created(config, args.attn_implementation)
         model = model or create_model(config, args.attn_implementation)
     if args.model_name_or_path:
-        features.one(Overrides).change(model, parse_overrides(args.config_overrides))
+        leave_out_layers(model, parse_overrides(args.config_overrides))
     _adjust(model, args, dropout, features)
     return model
 

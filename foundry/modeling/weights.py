@@ -4,21 +4,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from features import ADAPTERS
-from foundry.common.errors import UserError
 from foundry.features import Feature
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-
-class Overrides(Feature):
-    """What --config_overrides changes of a checkpoint: by the core nothing."""
-
-    def change(self, model: "PreTrainedModel", overrides: dict) -> None:
-        """Changes the model's shape, once before its weights are read too (on the meta device). UserError for an
-        override that is not understood."""
-        for key, value in overrides.items():
-            raise UserError(f"--config_overrides {key}={value}: is for a new model, and a checkpoint has its own shape")
 
 
 class ModelSource(Feature):

@@ -183,6 +183,7 @@ class TrainingRun(Run):
         other = other_defaults(args)
         return {
             "model": described_model(self.trainer.model),
+            "layers kept": getattr(self.trainer.model, "kept_layers", None),
             **self.rows,
             **self.data.plan(steps),
             "lost by the tokenizer": described_losses(self.data.losses),

@@ -9,8 +9,8 @@ import zoo
 from absl.testing import parameterized
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from features.fewer_layers.left_out import evenly_spaced, leave_out_layers
 from foundry.model_t5 import create_model
+from foundry.modeling.fewer_layers import evenly_spaced, leave_out_layers
 
 WORDS = 300
 EXACT = dict(rtol=1e-9, atol=1e-11)
