@@ -57,7 +57,7 @@ from foundry.features import Features
 from foundry.model_t5 import build_config, load_model
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.new_vocabulary import change_vocabulary
-from foundry.text_source import TextSource
+from foundry.text_source import documents_of
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> str:
         return args.output_dir
     if args.config_name:
         build_config(args.config_name)  # refuses an unknown name before the training
-    text, documents, held_out = Features(features).one(TextSource).documents(data_args, args.max_train_samples)
+    text, documents, held_out = documents_of(Features(features), data_args, args.max_train_samples)
     start_summary(text | {"tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
     seen, sample = Seen(), Sample()
     with made_aside(Path(args.output_dir)) as folder:

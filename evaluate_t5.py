@@ -64,18 +64,17 @@ from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
-from foundry.modeling.weights import Weights
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.tracker import finish_trackers, show_table, start_trackers
-from foundry.text_source import TextSource, recorded_types
+from foundry.text_source import found_text, recorded_types
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from tasks.examples import answer_texts, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
 from tasks.model_folders import answers_of, named_model
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
-from tasks.row_source import RowSource
+from tasks.row_source import task_of
 from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths, recorded_rows
 from tasks.tasks import LoadedTask, Task, TaskRows, Tasks
 from tasks.trained_rows import TrainedRows
@@ -267,8 +266,8 @@ def build_job(
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
-    source, recorded = run_args.features.one(RowSource), recorded_fields(model, trained)
-    task = source.task(name, check_task(args), args, is_one_of_several, recorded)
+    recorded = recorded_fields(model, trained)
+    task = task_of(run_args.features, name, check_task(args), args, is_one_of_several, recorded)
     check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
@@ -333,8 +332,7 @@ def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
 
 def load(evaluation: EvaluationArguments, name: str, args: EvaluationRunArguments) -> PreTrainedModel:
     """The checkpoint in the form of weights that the flags ask for."""
-    weights = args.features.one(Weights)
-    return load_to_answer(name, evaluation.attn_implementation, weights, args.device, bool(args.bf16))
+    return load_to_answer(name, evaluation.attn_implementation, args.features, args.device, bool(args.bf16))
 
 
 def build_trainer(
@@ -505,7 +503,7 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
         named, tokenizer_name = evaluation.model_name_or_path, evaluation.tokenizer_name
         model_args = ModelArguments(model_name_or_path=named, tokenizer_name=tokenizer_name)
         tokenizer = answering_tokenizer(named, tokenizer_name)
-        found = args.features.one(TextSource).found_text(text_args, model_args, tokenizer)
+        found = found_text(args.features, text_args, model_args, tokenizer)
     model = load(evaluation, evaluation.model_name_or_path, args)
     fit_vocabulary(model, len(tokenizer))
     objective = get_objective(text_args, tokenizer, model)

@@ -52,7 +52,7 @@ from foundry.runs.speed import Batches
 from foundry.training.batching import train_collator
 from foundry.training.checkpoints import check_resumed
 from tasks.predictions import other_task
-from tasks.row_source import RowSource
+from tasks.row_source import tasks_of
 from tasks.tasks import Tasks
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *of_fine_tuning()]
@@ -71,7 +71,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
     )
     args = args.replaced(features=Features(features))
     check_model(model)
-    tasks = args.features.one(RowSource).tasks(data)
+    tasks = tasks_of(args.features, data)
     if not (model.model_name_or_path or model.config_name or all("builtin" in task.entry for task in tasks)):
         raise UserError(
             f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "

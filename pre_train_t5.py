@@ -37,7 +37,7 @@ from foundry.runs.decision import Decision, build_model, settle
 from foundry.runs.run import TrainingRun
 from foundry.runs.speed import Batches
 from foundry.runs.tracker import show_table
-from foundry.text_source import TextSource
+from foundry.text_source import found_text
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import check_resumed
 from tasks.front import prompt_command
@@ -92,8 +92,8 @@ def main(argv: list[str] | None = None) -> dict:
     run = decide(argv)
     set_seed(run.args.seed)
     with run.args.main_process_first():
-        source = run.args.features.one(TextSource)
-        found = source.found_text(run.data, run.model, run.tokenizer)  # trains a tokenizer where none is named
+        # Trains a tokenizer where none is named.
+        found = found_text(run.args.features, run.data, run.model, run.tokenizer)
     tokenizer = found.tokenizer
     if run.model.model_name_or_path is None:
         tokenizer = objective_type(run.data).new_tokenizer(tokenizer, run.data)

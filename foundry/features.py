@@ -73,9 +73,9 @@ class Features:
         """Those of a kind that are on, in the order of the folders' names."""
         return [feature for feature in self if isinstance(feature, kind)]
 
-    def one(self, kind: type[Kind]) -> Kind:
-        """The one of a kind that is on; without any the core's own way, which is an instance of the kind itself."""
-        return next(iter(self.of(kind)), None) or kind()
+    def first(self, kind: type[Kind]) -> Kind | None:
+        """The one of a kind that is on; None: the core's own way."""
+        return next(iter(self.of(kind)), None)
 
     def replaced(self, old: Feature, new: Feature) -> "Features":
         """These features with `new` in place of `old`."""

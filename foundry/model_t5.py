@@ -52,7 +52,7 @@ from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
-from foundry.modeling.weights import ModelSource, Weights, adapters
+from foundry.modeling.weights import Weights, adapters, created_by_feature, frozen_form, hold_frozen, loaded_by_feature
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -152,10 +152,10 @@ def get_model(
     was pre-trained with 0 and is fine-tuned with 0.1). None: the rate of args goes into the configuration, too.
     ValueError if tokenizer and model do not fit.
     """
-    changed, source = None, features.one(ModelSource)
+    changed = None
     if args.model_name_or_path:
-        as_saved = reads_as_saved(features.one(Weights).form())
-        model = source.loaded(args.model_name_or_path, args.attn_implementation)
+        as_saved = reads_as_saved(frozen_form(features))
+        model = loaded_by_feature(features, args.model_name_or_path, args.attn_implementation)
         model = model or load_model(args.model_name_or_path, args.attn_implementation, as_saved)
         leave_out_layers(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
@@ -166,7 +166,8 @@ def get_model(
         # Trainer would add the tokenizer's EOS to T5's, id 1, which may be another token of this tokenizer.
         for name in ("pad_token_id", "eos_token_id"):
             setattr(config, name, getattr(tokenizer, name))
-        model = source.created(config, args.attn_implementation) or create_model(config, args.attn_implementation)
+        model = created_by_feature(features, config, args.attn_implementation)
+        model = model or create_model(config, args.attn_implementation)
     fit_vocabulary(model, len(tokenizer))
     _adjust(model, args, dropout, features, changed)
     return model, changed
@@ -189,7 +190,7 @@ def planned_model(
         overrides = parse_overrides(args.config_overrides)
         config = build_config(args.config_name or "t5-v1_1-small", vocab_size, overrides)
     with torch.device("meta"):
-        model = features.one(ModelSource).created(config, args.attn_implementation)
+        model = created_by_feature(features, config, args.attn_implementation)
         model = model or create_model(config, args.attn_implementation)
     if args.model_name_or_path:
         leave_out_layers(model, parse_overrides(args.config_overrides))
@@ -202,7 +203,9 @@ def _adjust(
 ) -> None:
     """Decides what of a model is trained, and with which dropout, as the flags ask; dropout as in `get_model`.
     vocabulary: as of `Weights.adapt`."""
-    features.one(Weights).adapt(model, args.model_name_or_path, vocabulary)
+    weights = features.first(Weights)
+    if weights:
+        weights.adapt(model, args.model_name_or_path, vocabulary)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
         set_dropout(model, rate)
@@ -349,19 +352,19 @@ def load_model(
 
 
 def load_to_answer(
-    name_or_path: str, attn_implementation: str | None, weights: Weights, device: torch.device, bf16: bool
+    name_or_path: str, attn_implementation: str | None, features: Features, device: torch.device, bf16: bool
 ) -> PreTrainedModel:
     """`load_model` for evaluation and prediction. Where the weights are held in a form other than float32, an
     adapter is not merged, since the merged model would not fit where the frozen weights do. UserError for weights that
     are not finite, with which all answers would be empty (one pass over the weights)."""
-    as_saved = reads_as_saved(weights.form())
+    as_saved = reads_as_saved(frozen_form(features))
     model = load_model(name_or_path, attn_implementation, as_saved, merge=not as_saved)
     for name, weight in model.named_parameters():
         if not torch.stack(weight.detach().aminmax()).isfinite().all():  # a NaN is least and largest
             raise UserError(
                 f"--model_name_or_path {name_or_path}: {name} has NaN or infinite numbers. Take an earlier checkpoint"
             )
-    weights.hold(model, device, bf16)
+    hold_frozen(features, model, device, bf16)
     return model
 
 

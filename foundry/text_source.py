@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
-from foundry.features import Feature
+from foundry.features import Feature, Features
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -13,38 +13,59 @@ if TYPE_CHECKING:
     from foundry.arguments.text import PreTrainingDataArguments
     from foundry.data_t5 import FoundText
 
+    Documents = tuple[dict[str, str | None], Iterator[str], Iterator[str]]
+
 
 class TextSource(Feature):
-    """How a text is read: by the core whole, into a cache, before the training."""
+    """Reads a text otherwise than whole, into a cache, before the training."""
 
     recorded: ClassVar[Sequence[str]] = ()  # flags that an evaluation takes over from the training
 
     def found_text(
         self, args: "PreTrainingDataArguments", model: "ModelArguments", tokenizer: "PreTrainedTokenizerBase | None"
     ) -> "FoundText":
-        """The text that the flags name. tokenizer: the one that they name, or None."""
-        from foundry.data_t5 import FoundText
+        """As the function `found_text`."""
+        raise NotImplementedError
 
-        return FoundText(args, model, tokenizer)
+    def documents(self, args: "PreTrainingDataArguments", most: int | None) -> "Documents":
+        """As the function `documents_of`."""
+        raise NotImplementedError
 
-    def documents(
-        self, args: "PreTrainingDataArguments", most: int | None
-    ) -> tuple[dict[str, str | None], Iterator[str], Iterator[str]]:
-        """(rows of a summary about the text, its first documents, at most `most` of them, the first ones of its
-        validation text), for a tokenizer."""
-        from foundry.corpora.preview import described_files, files_read
-        from foundry.corpora.round_trip import MOST_TEXTS
-        from foundry.corpora.sources import described, find_corpora, find_sources
 
-        splits = [find_sources(alone) for _, alone in find_corpora(args).values()]
-        sources = [of_corpus["train"] for of_corpus in splits]
-        held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
-        files = files_read({"train": [source.files for source in sources]})
-        documents = itertools.chain.from_iterable(source.documents() for source in sources)
-        limit = f", its first {most:,} documents" if most else ""
-        validation = itertools.chain.from_iterable(source.documents() for source in held_out)
-        text = {"text": described(sources) + limit, "files": described_files(files, "train")}
-        return text, itertools.islice(documents, most), itertools.islice(validation, MOST_TEXTS)
+def found_text(
+    features: Features,
+    args: "PreTrainingDataArguments",
+    model: "ModelArguments",
+    tokenizer: "PreTrainedTokenizerBase | None",
+) -> "FoundText":
+    """The text that the flags name. tokenizer: the one that they name, or None."""
+    from foundry.data_t5 import FoundText
+
+    source = features.first(TextSource)
+    if source:
+        return source.found_text(args, model, tokenizer)
+    return FoundText(args, model, tokenizer)
+
+
+def documents_of(features: Features, args: "PreTrainingDataArguments", most: int | None) -> "Documents":
+    """(rows of a summary about the text, its first documents, at most `most` of them, the first ones of its validation
+    text), for a tokenizer."""
+    from foundry.corpora.preview import described_files, files_read
+    from foundry.corpora.round_trip import MOST_TEXTS
+    from foundry.corpora.sources import described, find_corpora, find_sources
+
+    source = features.first(TextSource)
+    if source:
+        return source.documents(args, most)
+    splits = [find_sources(alone) for _, alone in find_corpora(args).values()]
+    sources = [of_corpus["train"] for of_corpus in splits]
+    held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
+    files = files_read({"train": [source.files for source in sources]})
+    documents = itertools.chain.from_iterable(source.documents() for source in sources)
+    limit = f", its first {most:,} documents" if most else ""
+    validation = itertools.chain.from_iterable(source.documents() for source in held_out)
+    text = {"text": described(sources) + limit, "files": described_files(files, "train")}
+    return text, itertools.islice(documents, most), itertools.islice(validation, MOST_TEXTS)
 
 
 def recorded_types(features: Sequence[type[Feature]]) -> dict[str, Any]:

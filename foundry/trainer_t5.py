@@ -123,7 +123,8 @@ class T5Trainer(FiniteTrainer):
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
-        self.uploads = args.features.one(Publication).uploads(args)
+        publication = args.features.first(Publication)
+        self.uploads = publication.uploads(args) if publication else None
         if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
             args = args.replaced(push_to_hub=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:

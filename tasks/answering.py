@@ -25,7 +25,7 @@ from foundry.modeling.forms import reads_as_saved
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
-from foundry.modeling.weights import Weights
+from foundry.modeling.weights import frozen_form
 from foundry.training.drawn_answers import drawing, uniform_numbers
 from tasks.choice import Candidate, Chooser
 from tasks.examples import decode_texts
@@ -131,10 +131,10 @@ def padded_answers(ids: list[list[int]]) -> np.ndarray:
 
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`, which answers by `generate`."""
-    args, weights, tokenizer = plan.args, plan.features.one(Weights), plan.tokenizer
-    model = load_to_answer(args.model_name_or_path, args.attn_implementation, weights, device, args.bf16)
+    args, tokenizer = plan.args, plan.tokenizer
+    model = load_to_answer(args.model_name_or_path, args.attn_implementation, plan.features, device, args.bf16)
     fit_vocabulary(model, len(tokenizer))
-    as_saved = reads_as_saved(weights.form())
+    as_saved = reads_as_saved(frozen_form(plan.features))
     model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and as_saved)
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts

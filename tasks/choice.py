@@ -24,10 +24,10 @@ Chooser = Callable[[list[str], list[list[Candidate]]], list[list[Candidate]]]
 
 
 class Choice(Feature):
-    """Which of the texts of an input is its answer: by the core the first one of the search, and the likeliest one of
+    """Which of the texts of an input is its answer, in place of the first one of the search, or the likeliest one of
     those that were drawn."""
 
-    def chooser(self, plan: Any, device: "torch.device") -> Chooser | None:
-        """What chooses, with all that it needs loaded; None: the first one. plan: the Plan of tasks/answering.py.
-        UserError if it does not go with the task."""
-        return None
+    def chooser(self, plan: Any, device: "torch.device") -> Chooser:
+        """What chooses, with all that it needs loaded. plan: the Plan of tasks/answering.py. UserError if it does not
+        go with the task."""
+        raise NotImplementedError

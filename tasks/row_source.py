@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from foundry.features import Feature
+from foundry.features import Feature, Features
 
 if TYPE_CHECKING:
     from foundry.arguments.task import TaskArguments
@@ -10,18 +10,41 @@ if TYPE_CHECKING:
 
 
 class RowSource(Feature):
-    """How the rows of tasks are read: by the core all of them, before the training."""
+    """Reads the rows of tasks otherwise than all of them, before the training."""
 
     def task(
         self, name: str, entry: dict, args: "TaskArguments", is_one_of_several: bool, recorded: dict | None = None
     ) -> "Task":
-        """The task of an entry, with arguments as of `Task`."""
-        from tasks.tasks import Task
-
-        return Task(name, entry, args, is_one_of_several, recorded)
+        """As the function `task_of`."""
+        raise NotImplementedError
 
     def tasks(self, args: "TaskArguments") -> "Tasks":
-        """Those that the flags name; their `data` reads the rows."""
-        from tasks.tasks import Tasks
+        """As the function `tasks_of`."""
+        raise NotImplementedError
 
-        return Tasks.of_flags(args)
+
+def task_of(
+    features: Features,
+    name: str,
+    entry: dict,
+    args: "TaskArguments",
+    is_one_of_several: bool,
+    recorded: dict | None = None,
+) -> "Task":
+    """The task of an entry, with arguments as of `Task`."""
+    from tasks.tasks import Task
+
+    source = features.first(RowSource)
+    if source:
+        return source.task(name, entry, args, is_one_of_several, recorded)
+    return Task(name, entry, args, is_one_of_several, recorded)
+
+
+def tasks_of(features: Features, args: "TaskArguments") -> "Tasks":
+    """The tasks that the flags name; their `data` reads the rows."""
+    from tasks.tasks import Tasks
+
+    source = features.first(RowSource)
+    if source:
+        return source.tasks(args)
+    return Tasks.of_flags(args)

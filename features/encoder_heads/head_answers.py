@@ -50,7 +50,7 @@ from foundry.corpora.reading import read_rows
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
-from foundry.modeling.weights import Weights
+from foundry.modeling.weights import frozen_form
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.tracker import finish_trackers, start_trackers
@@ -286,7 +286,7 @@ def check_prediction(args: Any, search: Any, features: Features, suffix: str = "
     flags = Flags(args, search, *features.all)
     check_front(flags)
     features.decide(flags)
-    if features.one(Weights).form() is not None:
+    if frozen_form(features) is not None:
         raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another form")
     fronts = features.of(Front)
     if not fronts:

@@ -427,7 +427,8 @@ def settle_training(
     decide_features(settled, data, model)
     for learning in settled.features.of(Learning):
         job = learning.job(job)
-    check_training(settled, job + settled.features.one(Weights).suffix)
+    weights = settled.features.first(Weights)
+    check_training(settled, job + weights.suffix if weights else job)
     return settled
 
 

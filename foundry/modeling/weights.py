@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from features import ADAPTERS
-from foundry.features import Feature
+from foundry.features import Feature, Features
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class ModelSource(Feature):
-    """Which model is trained or exported: by the core the encoder-decoder with the weights of one checkpoint.
+    """Trains or exports another model than the encoder-decoder with the weights of one checkpoint.
 
     A model's `trained_whole` names new modules that `Weights` which freeze the rest must train and save whole.
     """
@@ -26,12 +26,11 @@ class ModelSource(Feature):
 
 
 class Weights(Feature):
-    """Which weights are trained, and in which form the others are held (modeling/forms.py): by the core all of them,
-    in float32."""
+    """Which weights are trained, and in which form the others are held (modeling/forms.py). Without such a feature all
+    are trained, in float32."""
 
     suffix: ClassVar[str] = ""  # follows the key of TRAINING_DEFAULTS that a run has without it
-    # What to take if weights, gradients and optimizer are too much for the memory.
-    smaller: ClassVar[str] = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
+    smaller: ClassVar[str]  # what to take if weights, gradients and optimizer are too much for the memory
 
     def adapt(self, model: "PreTrainedModel", base: str, vocabulary: str | None = None) -> None:
         """Decides what of the model is trained, once without its weights too (on the meta device). What is then saved
@@ -56,6 +55,25 @@ class Weights(Feature):
         """Gives the frozen weights their form, before training or answering."""
 
 
+def frozen_form(features: Features) -> str | None:
+    """The form of frozen weights that the flags ask for; None: none, or they leave it open."""
+    weights = features.first(Weights)
+    return weights.form() if weights else None
+
+
+def held_in(features: Features, form: str | None) -> Features:
+    """The features with flags that ask for the form of frozen weights that was decided."""
+    weights = features.first(Weights)
+    return features.replaced(weights, weights.in_form(form)) if weights else features
+
+
+def hold_frozen(features: Features, model: "PreTrainedModel", device: Any, bf16: bool) -> None:
+    """Gives the frozen weights their form, before training or answering."""
+    weights = features.first(Weights)
+    if weights:
+        weights.hold(model, device, bf16)
+
+
 class Adapter:
     """A kind of folder that holds what was trained beside a checkpoint's weights, and names that checkpoint."""
 
@@ -72,6 +90,20 @@ class Adapter:
         """The model of the folder. read: reads a checkpoint. merge: whether what the folder holds is merged into the
         weights. flag: the flag that names the folder. UserError if it does not fit the checkpoint."""
         raise NotImplementedError
+
+
+def created_by_feature(
+    features: Features, config: "PreTrainedConfig", attention: str | None
+) -> "PreTrainedModel | None":
+    """`ModelSource.created` of the feature that is on; None without one."""
+    source = features.first(ModelSource)
+    return source.created(config, attention) if source else None
+
+
+def loaded_by_feature(features: Features, name_or_path: str, attention: str | None) -> "PreTrainedModel | None":
+    """`ModelSource.loaded` of the feature that is on; None without one."""
+    source = features.first(ModelSource)
+    return source.loaded(name_or_path, attention) if source else None
 
 
 def adapters() -> list[Adapter]:

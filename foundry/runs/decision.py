@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.training import T5TrainingArguments
 from foundry.model_t5 import check_model_source, get_model, planned_model
-from foundry.modeling.weights import Weights
+from foundry.modeling.weights import frozen_form, held_in, hold_frozen
 from foundry.runs.memory import check_before_data
 from foundry.runs.speed import Batches, Speed, decide_speed, job_of, use_speed
 from foundry.training.checkpoints import check_same_flags, prepare_output_dir
@@ -65,18 +65,16 @@ def settle(
 ) -> Decision:
     """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
     call this. UserError for a run that cannot work on this machine."""
-    weights = args.features.one(Weights)
-    check_model_source(model, args, batches.packed, weights.form())
+    form = frozen_form(args.features)
+    check_model_source(model, args, batches.packed, form)
     check_same_flags(model, data, *args.groups)
     checkpoint = prepare_output_dir(args)
     planned = planned_model(model, tokenizer, args.default_dropout, args.features)
-    job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, weights.form())
+    job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, form)
     speed = decide_speed(job, args)
     # The evaluation at the start of the run that is resumed counts already: in its log, and for the patience.
     first = args.eval_on_start and not checkpoint
-    args = args.replaced(
-        **speed.flags(args), eval_on_start=first, features=args.features.replaced(weights, weights.in_form(speed.form))
-    )
+    args = args.replaced(**speed.flags(args), eval_on_start=first, features=held_in(args.features, speed.form))
     packed = batches.packed or getattr(args, "packing", None)
     for feature in args.features:
         feature.check(args, planned.config, tokenizer, packed)
@@ -93,6 +91,6 @@ def build_model(run: Decision, tokenizer: PreTrainedTokenizerBase) -> tuple[PreT
             feature.check(run.args, config, tokenizer)
     model, vocabulary = get_model(run.model, tokenizer, dropout, features)
     if not run.args.dry_run:  # which needs no quantised weights
-        features.one(Weights).hold(model, run.args.device, bool(run.args.bf16))
+        hold_frozen(features, model, run.args.device, bool(run.args.bf16))
     use_speed(run.speed, model, run.args)
     return model, vocabulary

@@ -223,7 +223,10 @@ def _residual(_gpu: None, job: Job, _args, _launcher: Launcher, chosen: dict) ->
 
 
 def _form(gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
-    return args.features.one(Weights).choose_form(gpu, chosen["bf16"].value, launcher.sharding, job.earlier)
+    weights = args.features.first(Weights)
+    if weights is None:
+        return None
+    return weights.choose_form(gpu, chosen["bf16"].value, launcher.sharding, job.earlier)
 
 
 def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: dict) -> tuple[str, str]:

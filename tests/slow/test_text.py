@@ -19,10 +19,10 @@ from features import PACKINGS
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.own_ids import has_ids
 from foundry.data_t5 import Text
-from foundry.objectives import objective_types
+from foundry.features import Features
 from foundry.objectives.objective_types import get_objective, objective_type
 from foundry.objectives.spans import SpanCorruption
-from foundry.text_source import TextSource
+from foundry.text_source import found_text
 
 OBJECTIVES: dict[str, dict] = {"spans": {}} | {name: {"packing": name} for name in PACKINGS}
 OBJECTIVES |= {"ul2": {"objective": "ul2"}, "prefix": {"objective": "prefix_lm"}}
@@ -40,7 +40,7 @@ def lines(seed: int, count: int = 400) -> list[str]:
 
 
 class TestCase(parameterized.TestCase):
-    source = TextSource()  # a feature has its own
+    features = Features()
 
     @classmethod
     def setUpClass(cls):
@@ -82,7 +82,7 @@ class TestCase(parameterized.TestCase):
         """(text, objective, training examples) of a rank."""
         name = None if has_ids(flags) else "letters"
         model_args = SimpleNamespace(tokenizer_name=name, model_name_or_path=None, vocab_size=IDS)
-        found = self.source.found_text(flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
+        found = found_text(self.features, flags, model_args, None if has_ids(flags) else self.byte_tokenizer())
         tokenizer = objective_type(flags).new_tokenizer(found.tokenizer, flags)
         config = T5Config(
             vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
@@ -202,7 +202,7 @@ class CachedTextTest(TestCase):
 
 
 class NewObjectiveTest(TestCase):
-    """What CONTRIBUTING.md shows: an objective is one entry, or one class that a feature offers."""
+    """What CONTRIBUTING.md shows: an objective is one entry, or one class in a table of features/__init__.py."""
 
     def test_a_mixture_is_an_entry(self):
         denoisers = {"half": dict(noise_density=0.5, mean_noise_span_length=5.0)}
@@ -212,7 +212,7 @@ class NewObjectiveTest(TestCase):
         self.assertEqual(objective.names, ["half", "span_corruption"])
         self.assertEqual(objective(train.__getitems__([0, 1]))["labels"].shape, (2, objective.targets_length))
 
-    def test_a_class_that_a_feature_offers(self):
+    def test_a_class_in_the_table(self):
         class LastTokens(SpanCorruption):
             """Masks the last tokens of a chunk instead of random spans."""
 
@@ -223,7 +223,7 @@ class NewObjectiveTest(TestCase):
                 labels = torch.cat([tokens[:, 1 - self.targets_length :], eos], dim=1)
                 return {"input_ids": inputs, "labels": labels}
 
-        with mock.patch.object(objective_types, "offered", return_value={"last": lambda: LastTokens}):
+        with mock.patch.dict(PACKINGS, last=lambda: LastTokens):
             self.check_rows()
 
     def check_rows(self):

@@ -34,7 +34,7 @@ from foundry.corpora.token_files import MOST_PLACES, TokenWriter
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.features import NO_FEATURES, Features
 from foundry.training.batching import padding_collator
-from tasks.row_source import RowSource
+from tasks.row_source import tasks_of
 from tasks.tasks import Task, TaskData, Tasks
 
 SPLITS = ("train", "validation")
@@ -232,7 +232,7 @@ class TasksTest(parameterized.TestCase):
         task_args, args, *features = parse_arguments([TaskArguments, FineTuningArguments, *self.features], argv)
         args = args.replaced(features=Features(features))
         with contextlib.redirect_stdout(io.StringIO()):
-            tasks = args.features.one(RowSource).tasks(task_args)
+            tasks = tasks_of(args.features, task_args)
             data = tasks.data(BYTES, args.replaced(**tasks.flags(args)))
         parts = [part for row in data.shown(whole=dry_run) for part in row]
         return data, {part.name: part.text(BYTES, 999) for part in parts}

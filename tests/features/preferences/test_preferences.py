@@ -544,7 +544,7 @@ class RecordsTest(parameterized.TestCase):
 
     def test_a_model_from_scratch_has_no_preferences(self):
         tasks, args = self.parsed("--preference dpo")
-        learning = args.features.one(Learning)
+        learning = args.features.first(Learning)
         self.assertEqual(learning.job(tasks.job(True)), "learning preferences")
         with self.assertRaisesRegex(UserError, "--preference dpo: begins with a model that does the task already"):
             learning.job(tasks.job(False))

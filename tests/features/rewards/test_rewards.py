@@ -33,7 +33,7 @@ from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.drawn_answers import uniform_numbers, write_answers
-from tasks.row_source import RowSource
+from tasks.row_source import tasks_of
 from tasks.tasks import TaskData, Tasks
 
 EOS, LONGEST, TOKENS = 1, 3, 10
@@ -487,7 +487,7 @@ class FlagsTest(parameterized.TestCase):
         task, args, *groups = parse_arguments(kinds, [*argv, *flags.split()])
         args = args.replaced(features=Features(groups))
         with contextlib.redirect_stdout(io.StringIO()):
-            tasks = args.features.one(RowSource).tasks(task)
+            tasks = tasks_of(args.features, task)
             return tasks, args.replaced(**tasks.flags(args))
 
     @parameterized.parameters(

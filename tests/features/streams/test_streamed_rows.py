@@ -39,7 +39,7 @@ from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import read_rows, text_of
 from foundry.features import Features
 from tasks.registry import reference_texts, source_text
-from tasks.row_source import RowSource
+from tasks.row_source import tasks_of
 from tasks.tasks import Task, Tasks
 
 setUpModule = test_data_t5.setUpModule
@@ -237,7 +237,7 @@ class OwnPairsTest(test_own_pairs.ReadTest):
         kinds = [TaskArguments, FineTuningArguments, *of_fine_tuning()]
         args, training, *features = parse_arguments(kinds, flags.split())
         training = training.replaced(features=Features(features))
-        return training.features.one(RowSource).tasks(args), training
+        return tasks_of(training.features, args), training
 
     def test_a_hub_stream_has_several_targets(self):
         (task,), _ = self.of_flags("--hub_dataset some/set --source_column q --target_column a,b --streaming")

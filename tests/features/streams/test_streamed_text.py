@@ -24,12 +24,13 @@ from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import load_tokenizer
+from foundry.features import Features
 
 
 class StreamCase(test_text.TestCase):
     """Texts whose examples are made on the fly."""
 
-    source = Streams(streaming=True, shuffle_buffer_size=96)
+    features = Features([Streams(streaming=True, shuffle_buffer_size=96)])
 
     @classmethod
     def setUpClass(cls):
@@ -195,7 +196,7 @@ class StreamedTextTest(StreamCase):
             mock.patch.object(blocks, "BLOCK_BYTES", 10**9),
             mock.patch.object(lanes, "LANE_BYTES", 10**9),
         )
-        self.source = Streams(streaming=True, shuffle_buffer_size=1)
+        self.features = Features([Streams(streaming=True, shuffle_buffer_size=1)])
         with one_block, one_lane:
             text, objective, stream = self.open(
                 self.flags(
