@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO, cast
 
 from foundry.common.errors import UserError
 
@@ -294,8 +295,18 @@ class LastingStream(io.FileIO):
     log = ""  # the file's name, which forked processes share
 
     def write(self, data: Any) -> int:
+        """Writes all of the data: where there is no buffer, nobody else would write the rest."""
+        left = memoryview(data)
+        while left:
+            left = left[self._write_part(left) :]
+        return len(data)
+
+    def _write_part(self, data: memoryview) -> int:
         try:
-            return super().write(data)
+            written = super().write(data)
+            if written is None:  # it does not block, and its reader is not ready
+                select.select([], [self], [])
+            return written or 0
         except OSError as error:
             self.go_on(error)
             with contextlib.suppress(OSError):
@@ -334,7 +345,9 @@ def outlive_streams() -> None:
         raw.name = name
         if stream is None:  # closed before the start
             raw.go_on(OSError(errno.EBADF, os.strerror(errno.EBADF)))
-        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", **form))
+        is_unbuffered = form.get("write_through", False)  # python -u or PYTHONUNBUFFERED
+        buffer = cast("BinaryIO", raw if is_unbuffered else io.BufferedWriter(raw))
+        setattr(sys, name, io.TextIOWrapper(buffer, errors="backslashreplace", **form))
 
 
 def end_with_parent() -> None:

@@ -66,6 +66,17 @@ class OutputTest(parameterized.TestCase):
             for path in self.folder.glob("cache/t5_foundry/output/*"):
                 path.unlink()
 
+    def test_without_a_buffer_a_killed_process_leaves_what_it_said(self):
+        """PYTHONUNBUFFERED, and -u, into a file; a pipe that does not block gets all of a text larger than itself."""
+        script = SCRIPT.replace("sys.exit(3)", "print('half a line', end=''); import os; os.kill(os.getpid(), 9)")
+        log, whole = self.folder / "log", "first ü\u2028\n" + "".join(f"a line of the run {n}\n" for n in range(9000))
+        for how, more in (("$PYTHON", {"PYTHONUNBUFFERED": "1"}), ("$PYTHON -u", {})):
+            self.run_shell(f'{how} -c "$SCRIPT" > {log} 2> {self.folder}/errors', SCRIPT=script, **more)
+            self.assertEqual(log.read_text(), f"{whole}last\nhalf a line")
+        large = "import os; os.set_blocking(1, False)\n" + SCRIPT.replace('"last"', '"x" * 10**6')
+        self.run_shell(f'$PYTHON -u -c "$SCRIPT" 2>/dev/null | cat > {log}', SCRIPT=large)
+        self.assertEqual(log.read_text(), f"{whole}{'x' * 10**6}\n")
+
     def test_goes_nowhere_if_the_cache_cannot_be_written(self):
         (self.folder / "cache").touch()
         code, error, _ = self.run_shell(f"$PYTHON -c '{SCRIPT}' > /dev/full")
