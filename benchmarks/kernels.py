@@ -24,12 +24,12 @@ PARITY_SECONDS = 60.0  # after this time the comparison with float64 begins no f
 
 
 def parity_row(device: torch.device) -> dict:
-    """A row from the report of features/fused_attention/check_attention.py, which compares
+    """A row from the report of experiments/fused_attention/check_attention.py, which compares
     every attention kernel of this machine with float64."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "parity.json")
         words = ["--device", device.type, "--output", str(file), "--seconds", str(PARITY_SECONDS)]
-        code = run_script("features/fused_attention/check_attention.py", words, Path(folder, "log"), wrong=1)
+        code = run_script("experiments/fused_attention/check_attention.py", words, Path(folder, "log"), wrong=1)
         row = {"name": "parity", "what": "attention kernels, against float64", "ours": True} | read_json(file)
     return row | ({"error": f"{row['wrong']} of {row['checked']} are wrong"} if code else {})
 

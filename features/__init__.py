@@ -123,7 +123,7 @@ def _t5gemma2() -> "Family":
 
 
 def _fused_attention() -> "Attention":
-    from features.fused_attention.attention import kernel_of
+    from experiments.fused_attention.attention import kernel_of
 
     return kernel_of
 

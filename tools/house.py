@@ -20,7 +20,7 @@ from pathlib import Path
 from foundry.common.processes import say
 
 ROOT = Path(__file__).resolve().parent.parent
-APART = ("features", "tools", "search")  # what is not the core, beside benchmarks
+APART = ("features", "experiments", "studies", "tools", "search")  # what is not the core, beside benchmarks
 ROOTS = ("Feature", "TaskFeature")  # of the classes that features fill
 PER_FUNCTION = 20  # branches beyond which a function is counted as long
 

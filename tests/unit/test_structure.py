@@ -32,8 +32,8 @@ LINES = (
     {"foundry.trainer_t5"},
     {"foundry.runs"},
     {"tasks", "tools"},
-    {"features"},
-    {"benchmarks"},
+    {"features", "experiments"},
+    {"benchmarks", "studies"},
 )
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py")) if path.stem != "__init__"}
 FILES |= {

@@ -21,7 +21,7 @@ from warm_python import warm_python
 import constants
 import evaluate_t5
 import fine_tune_t5
-from features.rewards import study
+from studies import rewards_study as study
 
 ROOT = Path(constants.__file__).parent
 _RLOO = dict(reward_kl=0.1, supervised_share=0.2)

@@ -6,7 +6,7 @@ Hermetic; seconds.
 import torch
 from absl.testing import absltest, parameterized
 
-from features.fused_attention.kernel_choice import attention, use_attention_kernel
+from experiments.fused_attention.kernel_choice import attention, use_attention_kernel
 
 B, S, H, D = 3, 20, 2, 16
 
@@ -44,8 +44,8 @@ class StridesTest(parameterized.TestCase):
 
 def triton_error() -> dict[str, float]:
     """How far Triton's d(bias) of the parts is from that of copies, and from float64 (test_triton_kernel)."""
-    from features.fused_attention.bias_gradient import Inputs, bias_gradient_torch
-    from features.fused_attention.triton_bias_gradient import bias_gradient_triton
+    from experiments.fused_attention.bias_gradient import Inputs, bias_gradient_torch
+    from experiments.fused_attention.triton_bias_gradient import bias_gradient_triton
 
     strided, copies, bias = parts()
     grad = torch.randn(B, S, H, D, generator=torch.Generator().manual_seed(2))

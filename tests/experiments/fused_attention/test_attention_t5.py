@@ -15,12 +15,12 @@ import torch
 from absl.testing import absltest, parameterized
 from transformers import MT5Config, T5Config, UMT5Config
 
-import features.fused_attention.attention
-import features.fused_attention.kernel_choice
+import experiments.fused_attention.attention
+import experiments.fused_attention.kernel_choice
 from data_collator_t5 import shift_right
-from features.fused_attention import bias_gradient, library
-from features.fused_attention.attention import t5_fused_attention, t5_fused_mask
-from features.fused_attention.kernel_choice import attention, use_attention_kernel
+from experiments.fused_attention import bias_gradient, library
+from experiments.fused_attention.attention import t5_fused_attention, t5_fused_mask
+from experiments.fused_attention.kernel_choice import attention, use_attention_kernel
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.attentions import attention_names
 
@@ -175,9 +175,9 @@ class OperatorTest(parameterized.TestCase):
 class ChoiceTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        features.fused_attention.kernel_choice._choice.cache_clear()
-        features.fused_attention.kernel_choice._say_once.cache_clear()
-        self.addCleanup(features.fused_attention.kernel_choice._choice.cache_clear)
+        experiments.fused_attention.kernel_choice._choice.cache_clear()
+        experiments.fused_attention.kernel_choice._say_once.cache_clear()
+        self.addCleanup(experiments.fused_attention.kernel_choice._choice.cache_clear)
 
     def run_once(self) -> str:
         """What attention prints on one small problem."""
@@ -231,7 +231,8 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_a_missing_triton_is_named(self):
         refusal = self.assertRaisesRegex(ValueError, "the package triton is not installed")
-        with mock.patch.object(features.fused_attention.kernel_choice, "triton_is_installed", lambda: False), refusal:
+        kernels = experiments.fused_attention.kernel_choice
+        with mock.patch.object(kernels, "triton_is_installed", lambda: False), refusal:
             use_attention_kernel(bias_gradient="triton").__enter__()
 
     @parameterized.parameters((64, 64), (192, 128), (128, 704))
@@ -363,8 +364,8 @@ class ModelTest(parameterized.TestCase):
                 position_bias = position_bias.detach()
             return true_attention(module, *args, position_bias=position_bias, **kwargs)
 
-        features.fused_attention.attention.AttentionInterface.register("t5_fused", first_layer_only)
-        self.addCleanup(features.fused_attention.attention.AttentionInterface.register, "t5_fused", true_attention)
+        experiments.fused_attention.attention.AttentionInterface.register("t5_fused", first_layer_only)
+        self.addCleanup(experiments.fused_attention.attention.AttentionInterface.register, "t5_fused", true_attention)
         first = gradients(model, model(**examples, use_cache=False).loss)[name]
         self.assertGreater((whole - first).abs().max(), 1e-3 * whole.abs().max())
 
@@ -404,14 +405,14 @@ class ModelTest(parameterized.TestCase):
             seen.append(attention_mask)
             return true_attention(module, query, key, value, attention_mask, **kwargs)
 
-        features.fused_attention.attention.AttentionInterface.register("t5_fused", watch)
-        self.addCleanup(features.fused_attention.attention.AttentionInterface.register, "t5_fused", true_attention)
+        experiments.fused_attention.attention.AttentionInterface.register("t5_fused", watch)
+        self.addCleanup(experiments.fused_attention.attention.AttentionInterface.register, "t5_fused", true_attention)
         model = tiny("t5_fused", num_layers=1, num_decoder_layers=1)
         torch.compile(model, backend="eager")(**batch(9, 4, padded=False), use_cache=False)
         self.assertEqual(seen, [None] * 3)
 
     def test_dropout_goes_to_sdpa_and_says_so_once(self):
-        features.fused_attention.attention._handed_over.clear()
+        experiments.fused_attention.attention._handed_over.clear()
         examples = batch(9, 4, padded=False)
         results = []
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -420,7 +421,7 @@ class ModelTest(parameterized.TestCase):
                 torch.manual_seed(5)
                 results.append(model(**examples, use_cache=False).loss.item())
             torch._dynamo.reset()
-            features.fused_attention.attention._handed_over.clear()
+            experiments.fused_attention.attention._handed_over.clear()
             torch.compile(model, fullgraph=True, backend="eager")(**examples, use_cache=False)
         self.assertEqual(results[0], results[1])
         self.assertEqual(printed.getvalue().count("t5_fused does not support dropout of attention weights"), 2)
@@ -451,7 +452,7 @@ class ModelTest(parameterized.TestCase):
 
     def test_padding_masks_stay_small(self):
         padding = torch.tensor([[True, True, False], [True, True, True]])
-        both_ways = features.fused_attention.attention.bidirectional_mask_function
+        both_ways = experiments.fused_attention.attention.bidirectional_mask_function
         mask = t5_fused_mask(2, 5, 3, mask_function=both_ways, attention_mask=padding, allow_is_causal_skip=False)
         self.assertEqual(mask.shape, (2, 1, 1, 3))
         self.assertTrue(torch.equal(mask[:, 0, 0], padding))
@@ -467,6 +468,6 @@ class ModelTest(parameterized.TestCase):
 class GPUTest(absltest.TestCase):
     def test_every_kernel_against_float64_in_bfloat16_and_float32(self):
         """check_attention.py in this process: its table is printed, its verdict asserted."""
-        from features.fused_attention import check_attention
+        from experiments.fused_attention import check_attention
 
         self.assertEqual(check_attention.main([]), 0)

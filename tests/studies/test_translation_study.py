@@ -10,8 +10,8 @@ from absl.testing import absltest, parameterized
 from helpers import OVERRIDES, run_main
 from studied import StudyTestCase
 
-from features.back_translation import back_translate, translation_study
-from tools import study_steps
+from features.back_translation import back_translate
+from studies import study_steps, translation_study
 
 TRAINED = "--max_steps 4 --save_steps 2 --eval_steps 4 --report_to none --use_cpu --per_device_train_batch_size 4"
 TRAINED += " --disable_tqdm true --warmup_steps 0 --preprocessing_num_workers 1"

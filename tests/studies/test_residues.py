@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from helpers import run_main
 
-from features.encoder_heads import residues
+from studies import residues
 
 
 class ResiduesTest(parameterized.TestCase):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from features.fused_attention.bias_gradient import Inputs, accumulation_dtype, batch_chunks, part_of
+from experiments.fused_attention.bias_gradient import Inputs, accumulation_dtype, batch_chunks, part_of
 
 aten = torch.ops.aten
 ALIGNMENT = 16  # elements: each row of a bias begins at a multiple of this

@@ -1,6 +1,6 @@
 r"""Sequences of amino acids whose labels are known, and the accuracy that no reader of them can exceed.
 
-    python -m features.encoder_heads.residues --output_dir out/residues --labelled 200 --unlabelled 20000
+    python -m studies.residues --output_dir out/residues --labelled 200 --unlabelled 20000
 
 A hidden Markov model walks through states of helix (H), strand (E) and coil (C), and each state emits a letter by its
 own probabilities. A helix repeats four states and a strand two, as their sides face water or the protein in turn. So a
@@ -23,7 +23,7 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.flags import option
 from foundry.common.processes import run_script, say
 from foundry.common.reports import write_json
-from tools.study_steps import write_text
+from studies.study_steps import write_text
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 LABELS = "HEC"

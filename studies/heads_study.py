@@ -1,6 +1,6 @@
 r"""What pre-training gives a head on the encoder: tables of entities, residues and embeddings over several seeds.
 
-    python -m features.encoder_heads.heads_study --output_dir out/heads --seeds 0,1,2 \
+    python -m studies.heads_study --output_dir out/heads --seeds 0,1,2 \
         --entities_file ronec/valid.json ronec/test.json --text_file 'novels/*.txt' --train_source train.en \
         --train_target train.de --dev_source val.en --dev_target val.de --test_source test.en --test_target test.de
 
@@ -9,7 +9,7 @@ the head with each seed: from scratch and from the pre-trained encoder. Parts wi
 
 - entities: the sentences are shuffled with seed 0; the last --test_sentences are the test, those before them the
   development. A third row has the pre-trained T5 write the entities as text ("PERSON: Ana; GPE: Cluj").
-- residues: `python -m features.encoder_heads.residues` makes the sequences, and the accuracy that is possible.
+- residues: `python -m studies.residues` makes the sequences, and the accuracy that is possible.
 - embeddings: text files with a sentence on each line, and their translations.
 
 A step that is finished is not repeated, one that was stopped goes on, so the same command resumes. All scores are
@@ -33,8 +33,8 @@ from foundry.common.processes import run_script, say
 from foundry.common.reports import markdown_table, read_json, write_json
 from foundry.common.words import comma_words
 from foundry.common.yaml_files import read_yaml
+from studies.study_steps import RECIPES, Steps, lines_of, seeds_of, write_text
 from tools.seed_scores import mean_and_deviation
-from tools.study_steps import RECIPES, Steps, lines_of, seeds_of, write_text
 
 PAIRS = ("train_source", "train_target", "dev_source", "dev_target", "test_source", "test_target")
 SCRATCH, TUNED, AS_TEXT = "from scratch", "pre-trained here", "pre-trained here, as text"
@@ -233,7 +233,7 @@ class Residues(Part):
 
     def prepare(self) -> None:
         words = ["--labelled", self.args.labelled, "--unlabelled", self.args.unlabelled, "--output_dir", self.folder]
-        self.steps.run("residues data", "features/encoder_heads/residues.py", *words)
+        self.steps.run("residues data", "studies/residues.py", *words)
         # 20 letters need few tokens: without bytes no tokenizer is as small as the text.
         self.pre_trained([], "--vocab_size", 400, "--byte_fallback", "true")
 

@@ -1,6 +1,6 @@
 r"""Does learning from a reward do more than as many further steps on the targets? Several seeds, the rates searched.
 
-    python -m features.rewards.study out/study --reward rougeL --test_file test.jsonl \
+    python -m studies.rewards_study out/study --reward rougeL --test_file test.jsonl \
         --start_flags "--model_name_or_path out/pre_train_t5 --learning_rate 1e-2" -- \
         --train_file train.jsonl --validation_file dev.jsonl --source_column text --target_column summary \
         --metrics rougeL,exact_match --per_device_train_batch_size 32

@@ -1,6 +1,6 @@
 """Compares every attention kernel of this machine with eager attention in float64: one command, one table, one verdict.
 
-    python -m features.fused_attention.check_attention --output results/attention_check.json      (a minute on a GPU)
+    python -m experiments.fused_attention.check_attention --output results/attention_check.json      (a minute on a GPU)
 
 Lengths on and off the block sizes, with n % 128 == 64 among them; no mask, padding, documents, causal; scores around
 -100. For each kernel and dtype: the largest error of the output, dq, dk, dv and d(bias) relative to the largest value,
@@ -20,12 +20,12 @@ from pathlib import Path
 
 import torch
 
-from features.fused_attention.kernel_choice import (
+from experiments.fused_attention.kernel_choice import (
     BIAS_GRADIENTS,
     attention,
     use_attention_kernel,
 )
-from features.fused_attention.library import KERNELS
+from experiments.fused_attention.library import KERNELS
 from foundry.common.processes import say, triton_is_installed
 
 BATCH, HEADS = 4, 3

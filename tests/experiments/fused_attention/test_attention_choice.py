@@ -12,14 +12,14 @@ from absl.testing import absltest, parameterized
 from test_host_waits import Calls
 from transformers.masking_utils import bidirectional_mask_function
 
-from features.fused_attention import check_attention, library
-from features.fused_attention import kernel_choice as kernels
-from features.fused_attention.attention import t5_fused_mask
-from features.fused_attention.bias_gradient import MASKED, Inputs, bias_gradient_torch
+from experiments.fused_attention import check_attention, library
+from experiments.fused_attention import kernel_choice as kernels
+from experiments.fused_attention.attention import t5_fused_mask
+from experiments.fused_attention.bias_gradient import MASKED, Inputs, bias_gradient_torch
 from foundry.modeling.attentions import Case
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
-TRITON = "features.fused_attention.triton_bias_gradient"
+TRITON = "experiments.fused_attention.triton_bias_gradient"
 # {what it is: (own, causal)} of Case
 KINDS = {"encoder": ((False, True), False), "decoder": ((False, True), True), "padding": ((True, True), False)}
 KINDS |= {"documents": ((True, True), True), "cross": (None, False)}

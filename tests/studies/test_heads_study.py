@@ -11,8 +11,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.util import cos_sim
 from studied import StudyTestCase
 
-from features.encoder_heads import heads_study
-from tools import study_steps
+from studies import heads_study, study_steps
 
 TRAINED = "--max_steps 2 --save_steps 2 --eval_steps 2 --report_to none --use_cpu --per_device_train_batch_size 4"
 TRAINED += " --disable_tqdm true --warmup_steps 0"

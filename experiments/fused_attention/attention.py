@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from features.fused_attention.kernel_choice import PROBE_TOLERANCE, added_scores, attention, kernels_of
+from experiments.fused_attention.kernel_choice import PROBE_TOLERANCE, added_scores, attention, kernels_of
 from foundry.common.processes import print_once
 from foundry.modeling.attentions import Case
 

@@ -1,6 +1,6 @@
 r"""A translation system from nothing, scored after every step: one table of chrF and BLEU over several seeds.
 
-    python -m features.back_translation.translation_study --output_dir out/translation --seeds 0,1,2 \
+    python -m studies.translation_study --output_dir out/translation --seeds 0,1,2 \
         --train_source train.de --train_target train.en --dev_source val.de --dev_target val.en \
         --test_source test.de --test_target test.en --most_pairs 10000
 
@@ -26,8 +26,8 @@ from foundry.common.flags import option
 from foundry.common.processes import run_script, say
 from foundry.common.reports import PROJECT, markdown_table, write_json
 from foundry.common.yaml_files import read_yaml
+from studies.study_steps import RECIPES, Steps, lines_of, seeds_of, write_text
 from tools.seed_scores import mean_and_deviation
-from tools.study_steps import RECIPES, Steps, lines_of, seeds_of, write_text
 
 DATA = ("train_source", "train_target", "dev_source", "dev_target", "test_source", "test_target")
 METRICS = {"chrF": "CHRF", "BLEU": "BLEU"}  # {column of the table: class of sacrebleu}

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from features.fused_attention.bias_gradient import MASKED, Inputs, rows_dense
+from experiments.fused_attention.bias_gradient import MASKED, Inputs, rows_dense
 
 _ROWS = 32  # rows that one program of `_row_sums` adds up
 _LOWEST = tl.constexpr(MASKED / 2)
@@ -217,7 +217,7 @@ def bias_gradient_triton(
     parts: int | None = None,
     tile: dict | None = None,
 ) -> torch.Tensor:
-    """d(bias), float32 [1, H, Q, K]. Arguments as `features.fused_attention.bias_gradient.bias_gradient_torch`.
+    """d(bias), float32 [1, H, Q, K]. Arguments as `experiments.fused_attention.bias_gradient.bias_gradient_torch`.
 
     parts (of the batch), tile (as `tile_of` answers): for benchmarks and tests; not set, they follow from the shapes.
     """

@@ -21,14 +21,14 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from features.fused_attention.bias_gradient import (
+from experiments.fused_attention.bias_gradient import (
     MASKED,
     Inputs,
     accumulation_dtype,
     bias_gradient_torch,
     rows_dense,
 )
-from features.fused_attention.library import ALIGNMENT, KERNELS, aligned
+from experiments.fused_attention.library import ALIGNMENT, KERNELS, aligned
 from foundry.common.processes import print_once, triton_is_installed, triton_lacks
 from foundry.common.reports import first_line
 from foundry.modeling.attentions import Case, lower_triangle
@@ -60,7 +60,7 @@ def bias_gradient(
     given = given._replace(bias=given.bias.to(given.q.dtype))
     if name == "torch":
         return bias_gradient_torch(grad_out, given, out, lse)
-    from features.fused_attention.triton_bias_gradient import bias_gradient_triton  # needs triton
+    from experiments.fused_attention.triton_bias_gradient import bias_gradient_triton  # needs triton
 
     return bias_gradient_triton(grad_out, given, out, lse)
 

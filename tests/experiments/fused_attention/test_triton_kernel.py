@@ -21,9 +21,9 @@ from test_attention_strides import triton_error
 from test_attention_t5 import eager, inputs, masks
 from warm_python import warm_python
 
-from features.fused_attention import library
-from features.fused_attention.bias_gradient import Inputs
-from features.fused_attention.kernel_choice import attention, triton_is_installed, use_attention_kernel
+from experiments.fused_attention import library
+from experiments.fused_attention.bias_gradient import Inputs
+from experiments.fused_attention.kernel_choice import attention, triton_is_installed, use_attention_kernel
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have, CUDA guide table 16
@@ -70,7 +70,7 @@ def print_all() -> None:
 
 def compare_with_eager() -> dict[str, float]:
     """{case: largest error of Triton's d(bias) against float64, relative to the largest value}."""
-    from features.fused_attention.triton_bias_gradient import bias_gradient_triton, tile_of
+    from experiments.fused_attention.triton_bias_gradient import bias_gradient_triton, tile_of
 
     errors = {}
     for queries, keys, width, causal, kind, parts, block in (
@@ -118,7 +118,7 @@ def compiled(
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from features.fused_attention import triton_bias_gradient
+    from experiments.fused_attention import triton_bias_gradient
 
     heads, found, run = 4, [], JITFunction.run
     gpu = SimpleNamespace(
