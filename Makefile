@@ -3,7 +3,8 @@
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
 # make test-more   set up, then: the tests of experiments/ and studies/
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
-# make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300)
+# make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300);
+#              and exported models under node (npm's Transformers.js)
 # make test-slurm   set up, then: the job scripts on a SLURM cluster of two nodes that the test starts on this machine
 # make gpu    the first minutes on a new GPU, or one part of them (MINUTES=25 PART=headline OUTPUT=out/gpu TRAIN_FILE=my_text.txt)
 # make peers  an environment in out/peers to time the published models of nanoT5 and FAT5 (python -m benchmarks step --nanot5)
@@ -91,6 +92,7 @@ test-launchers: setup
 torture: setup
 	$(BIN)/python tests/support/torture.py --kills $(KILLS) --output out/torture.json
 	T5_SERVE_REQUESTS=10000 $(PYTEST) -n 0 -s tests/features/server -k of_all_kinds
+	T5_TRANSFORMERS_JS=1 $(PYTEST) -n 0 tests/features/onnx -k transformers_js
 
 clean:
 	rm -rf out .pytest_cache .ruff_cache

@@ -7,8 +7,7 @@
 Reads the checkpoints of our runs under any launcher, and LoRA's matrices, which it merges. Each format is loaded again
 and compared with PyTorch on real texts before it is kept: greedy tokens must be equal, and log-probabilities equal
 within a tolerance, which is printed. The folder appears when it is complete. A model of 1M parameters takes 20 s of one
-core in all formats but ONNX, which takes longer. Whole models in ONNX: Optimum reads the exported folder,
-`optimum-cli export onnx --model out/export onnx`.
+core in all formats but ONNX, which takes longer.
 """
 
 from foundry.common.command_line import answer_early

@@ -164,6 +164,12 @@ def _gguf_format() -> "Format":
     return FORMAT
 
 
+def _onnx_format() -> "Format":
+    from features.onnx.whole_graph import FORMAT
+
+    return FORMAT
+
+
 def _onnx_encoder_format() -> "Format":
     from features.onnx.encoder_graph import FORMAT
 
@@ -179,6 +185,7 @@ FORMATS: "dict[str, Callable[[], Format]]" = {  # by value of --formats
     "gguf": _gguf_format,
     "gguf_q8_0": _gguf_format,
     "gguf_encoder": _gguf_format,
+    "onnx": _onnx_format,
     "onnx_encoder": _onnx_encoder_format,
 }
 

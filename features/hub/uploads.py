@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # so that this module does not import torch
 # What others need to use a model, by the names of its files: nothing else of a run or an export is published.
 PUBLISHED = {
     "weights": ("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "model.bin")
-    + ("model.gguf", "model.onnx", "model.onnx.data"),
+    + ("model.gguf", "model.onnx", "model.onnx.data", "encoder_model.onnx*", "decoder_model_merged.onnx*"),
     "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     + ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "shared_vocabulary.json"),
     "configurations": ("config.json", "generation_config.json", "adapter_config.json")

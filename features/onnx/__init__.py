@@ -1,8 +1,9 @@
-"""ONNX: the encoder alone, for ONNX Runtime.
+"""ONNX: a whole T5 with its cache for browsers, or the encoder alone, for ONNX Runtime.
 
+    python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats onnx
     python export_checkpoint.py --model_name_or_path out/fine_tune_t5 --formats onnx_encoder
 
-encoder_graph.py writes the file, and compares what ONNX Runtime computes with PyTorch.
+whole_graph.py and encoder_graph.py write the files, and compare what ONNX Runtime computes with PyTorch.
 """
 
 import importlib.util
@@ -12,17 +13,18 @@ from typing import ClassVar
 from foundry.common.flags import Rules
 from foundry.features import Feature
 
+FORMATS = {"onnx", "onnx_encoder"}
 PACKAGES = ("onnxscript", "onnxruntime")
 
 
 @dataclass
 class Export(Feature):
-    """Writes the encoder for ONNX Runtime."""
+    """Writes the model, or its encoder, for ONNX Runtime."""
 
     rules: ClassVar[Rules] = (
         (
             "formats",
-            lambda flags: "onnx_encoder" in flags.formats and not all(map(importlib.util.find_spec, PACKAGES)),
+            lambda flags: FORMATS & {*flags.formats} and not all(map(importlib.util.find_spec, PACKAGES)),
             "needs onnxscript and onnxruntime: pip install -r requirements/export.txt",
         ),
     )

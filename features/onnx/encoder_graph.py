@@ -12,12 +12,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import LongT5Config, PreTrainedConfig, PreTrainedModel
+from transformers.tokenization_utils_base import LARGE_INTEGER
 
+from constants import TASK_RECORD
 from foundry.common.errors import UserError
+from foundry.common.reports import read_json, write_json
 from foundry.corpora.tokenizers import save_tokenizer
 from foundry.publishing.exports import (
     LONGEST_SOURCE,
@@ -31,7 +35,9 @@ from foundry.publishing.exports import (
     part_of,
 )
 
-FILE = "onnx/model.onnx"  # where sentence-transformers, text-embeddings-inference and Transformers.js look for it
+# Where sentence-transformers, fastembed, text-embeddings-inference and PreTrainedModel of Transformers.js look for it;
+# the latter's AutoModel takes every t5 for a whole one, and looks for a decoder too.
+FILE = "onnx/model.onnx"
 INPUTS = ("input_ids", "attention_mask")
 TRACED = (2, 8)  # rows and tokens of the batch by which the graph is found; any others can be read
 TOLERANCE = 1e-3  # largest difference of any number in the output
@@ -69,11 +75,26 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     config.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     copy_pooling(original, folder)
+    longest = name_longest_text(original, folder)
     result = compare_graph(kind, original.model, original.sources, folder / FILE)
     result["megabytes"] = round(sum(file.stat().st_size for file in (folder / FILE).parent.iterdir()) / 1e6, 1)
     how = "each alone, all in a padded batch, and as one"
     what = "the encoder with its head" if part_of(config) == "a head" else "the encoder alone"
-    return result, f"{what}: {described_within(result)} of PyTorch's in {result['texts']} texts, {how}"
+    line = f"{what}: {described_within(result)} of PyTorch's in {result['texts']} texts, {how}"
+    return result, f"{line}; its tokenizer cuts texts at {longest} tokens (model_max_length of tokenizer_config.json)"
+
+
+def name_longest_text(original: Original, folder: Path) -> int:
+    """The tokens at which programs cut a text, which the tokenizer's configuration in `folder` then names: what it has
+    itself, or the embedding's length, the task's, or else LONGEST_SOURCE. fastembed refuses a tokenizer without one."""
+    path = folder / "tokenizer_config.json"
+    content = read_json(path)
+    embedding, task = read_json(folder / "sentence_bert_config.json"), read_json(original.folder / TASK_RECORD)
+    longest = content.get("model_max_length")
+    if longest is None or longest >= LARGE_INTEGER:
+        longest = embedding.get("max_seq_length") or task.get("max_source_length") or LONGEST_SOURCE
+        write_json(path, content | {"model_max_length": longest})
+    return longest
 
 
 def write_graph(model: PreTrainedModel, file: Path) -> None:
@@ -81,16 +102,22 @@ def write_graph(model: PreTrainedModel, file: Path) -> None:
     stand in a file beside it."""
     ids, sizes = torch.full(TRACED, 3), {0: "batch", 1: "tokens"}
     output = next(iter(model(input_ids=ids)))
+    exported(
+        model,
+        Graph(model),
+        (ids, torch.ones_like(ids)),
+        file,
+        input_names=INPUTS,
+        output_names=[output],
+        dynamic_shapes={name: sizes for name in INPUTS},
+    )
+
+
+def exported(model: PreTrainedModel, graph: torch.nn.Module, inputs: tuple, file: Path, **names: Any) -> None:
+    """Writes `graph`, a function of `inputs` that runs the model, with its attention written out. names: further
+    arguments of torch.onnx.export."""
     with eager(model), quiet():
-        program = torch.onnx.export(
-            Graph(model).eval(),
-            (ids, torch.ones_like(ids)),
-            input_names=INPUTS,
-            output_names=[output],
-            dynamic_shapes={name: sizes for name in INPUTS},
-            dynamo=True,
-            verbose=False,
-        )
+        program = torch.onnx.export(graph.eval(), inputs, **names, dynamo=True, verbose=False)
     program.save(str(file))
 
 
@@ -108,13 +135,19 @@ def compare_graph(kind: str, model: PreTrainedModel, sources: list[list[int]], f
 
 def run(session, sources: list[list[int]]) -> list[np.ndarray]:
     """The output [S, D] of each row of a batch, which is padded on the right."""
-    ids = np.zeros((len(sources), max(map(len, sources))), dtype=np.int64)
-    mask = np.zeros_like(ids)
-    for row, source in enumerate(sources):
-        ids[row, : len(source)] = source
-        mask[row, : len(source)] = 1
+    ids, mask = padded(sources)
     (output,) = session.run(None, dict(zip(INPUTS, (ids, mask), strict=True)))
     return [states[: len(source)] for states, source in zip(output, sources, strict=True)]
+
+
+def padded(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(token ids, mask) [B, S] of the rows in one batch, padded on the right."""
+    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+        mask[number, : len(row)] = 1
+    return ids, mask
 
 
 @contextmanager
