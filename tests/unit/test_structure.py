@@ -17,7 +17,7 @@ from transformers import Seq2SeqTrainer
 
 import constants
 from foundry.trainer_t5 import T5Trainer
-from tools.house import Kinds, defined_in, files_of, loaded
+from tools.house import files_of, loaded
 
 ROOT = Path(constants.__file__).parent
 # Who may import whom: a line's files and folders import those of the lines above, and each other without a circle.
@@ -206,10 +206,6 @@ class StructureTest(parameterized.TestCase):
         root = [name for name in FILES if "." not in name]
         self.assertLessEqual(len(root), 8, ", ".join(root))
 
-    def test_no_two_modules_have_a_name(self):
-        stems = sorted(path.stem for path in FILES.values())
-        self.assertEqual(stems, sorted(set(stems)))
-
     @parameterized.parameters(*FILES)
     def test_every_module_says_what_it_is(self, name):
         docstring = ast.get_docstring(sources()[name]) or ""
@@ -244,45 +240,25 @@ class StructureTest(parameterized.TestCase):
         self.assertTrue(is_script(ast.parse("if __name__ == '__main__':\n    g()")))
 
 
-class KindsTest(parameterized.TestCase):
-    """Kinds of features (ARCHITECTURE.md: Features): classes of the core that inherit from Feature."""
+class LightImportsTest(parameterized.TestCase):
+    """What --help reads (features/__init__.py, the `__init__.py` of each folder, the kinds) imports no library."""
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.files = {name: text for name, text in files_of(None).items() if not name.startswith("tests/")}
-        cls.trees = {name: ast.parse(text) for name, text in cls.files.items()}
-        found = Kinds(cls.trees)
-        cls.members, cls.kinds = found.members, sorted(found.members.keys() - {"Feature", "TaskFeature"})
-        cls.nodes = {kind: found.core[kind] for kind in cls.kinds}
+        cls.files = {name: text for name, text in files_of(None).items() if name.endswith(".py")}
 
-    def heavy(self, start: str) -> set[str]:
+    def libraries(self, start: str) -> set[str]:
         """What is no part of Python or of this project among the imports that reading a file runs."""
-        nodes = [node for name in loaded(self.files, start) for node in self.trees[name].body]
+        nodes = [node for name in loaded(self.files, start) for node in ast.parse(self.files[name]).body]
         modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
         ours = {name.split("/")[0].removesuffix(".py") for name in self.files}
         return {module.split(".")[0] for module in modules} - sys.stdlib_module_names - ours
 
-    def test_a_member_has_one_meaning(self):
-        """A folder may be of several kinds, and each name is asked for by one caller."""
-        self.assertGreaterEqual(len(self.kinds), 9)
-        self.assertLessEqual(len(self.members["Feature"]), 12)
-        for one, other in itertools.combinations(["Feature", *self.kinds], 2):
-            self.assertEmpty(self.members[one] & self.members[other], f"members of {one} and of {other}")
-        for kind in self.kinds:
-            self.assertBetween(len(self.members[kind]), 1, 8, kind)
-            self.assertEmpty(defined_in(self.nodes[kind]) & self.members["Feature"], f"{kind}: Feature has them")
+    @parameterized.parameters(*sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("features/**/__init__.py")))
+    def test_a_folder_is_light(self, name):
+        self.assertEmpty(self.libraries(name))
 
-    def test_what_is_read_at_every_start_is_light(self):
-        """The `__init__.py` of a folder imports the module of its kind, also for --help."""
-        modules = {name for name, tree in self.trees.items() if set(self.nodes.values()) & set(tree.body)}
-        folders = {name for name in self.files if re.fullmatch(r"features/\w+/__init__\.py", name)}
-        for name in sorted(modules | folders):
-            self.assertEmpty(self.heavy(name), name)
-            above = {other for other in loaded(self.files, name) if not other.endswith("__init__.py")}
-            places = {".".join(Path(other).with_suffix("").parts) for other in above - modules}
-            self.assertEmpty(
-                {p for p in places if not p.startswith("foundry.common.")} - {"constants", "foundry.features"}
-            )
-        self.assertContainsSubset({"numpy", "torch"}, self.heavy("foundry/model_t5.py"))
+    def test_the_core_is_not(self):
+        self.assertContainsSubset({"numpy", "torch"}, self.libraries("foundry/model_t5.py"))
