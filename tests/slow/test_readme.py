@@ -26,7 +26,7 @@ from tools import plot_runs, report_glue, sweep_t5
 from tools.search.sweep_files import read_sweep
 
 ROOT = Path(__file__).parents[2]
-PATHS = {path.name: path for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))}
+PATHS = {str(path.relative_to(ROOT)): path for place in ("", "docs/", "results/") for path in ROOT.glob(f"{place}*.md")}
 del PATHS["CHANGELOG.md"]  # it names what earlier versions had
 PAGES = {name: path.read_text(encoding="utf-8") for name, path in PATHS.items()}
 README = PAGES["README.md"]
@@ -132,7 +132,7 @@ class ReadmeTest(parameterized.TestCase):
         self.assertGreater(len(commands()), 15)
 
     def test_entries_of_new_tasks_are_whole(self):
-        page = "experiments.md"
+        page = "docs/experiments.md"
         registry: dict = {"mine": {}}
         for code in re.findall(r"```python\n(DATASET_VALS.*?)```", PAGES[page], flags=re.DOTALL):
             exec(compile(ast.parse(code), page, "exec"), {"DATASET_VALS": registry, "SMALLER_IS_BETTER": set()})
