@@ -184,7 +184,7 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
             shutil.copy(record, folder)
     save_tokenizer(tokenizer, folder)
     shown = f"{len(tokenizer):,}, {len(new)} of them new: {' '.join(map(repr, new))}"
-    rows = {"tokens": shown, "special": given and listed(given.values()), "checkpoint": changed}
+    rows = {"tokens": shown, "special": listed(given.values()) if given else None, "checkpoint": changed}
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 

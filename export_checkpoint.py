@@ -152,10 +152,10 @@ def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedToke
     if args.samples_file:
         path = Path(args.samples_file)
         if is_plain_text(path):
-            texts = filter(None, read_text_documents(path))
+            sources = iter(filter(None, read_text_documents(path)))
         else:
-            texts = (str(row["source"]) for row in read_rows(path, ["source"]))
-        found = list(itertools.islice(texts, args.num_samples))
+            sources = (str(row["source"]) for row in read_rows(path, ["source"]))
+        found = list(itertools.islice(sources, args.num_samples))
         if not found:
             raise UserError(f"--samples_file {path}: holds no text")
         return found, path.name

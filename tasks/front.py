@@ -37,13 +37,15 @@ def fronts() -> list[type[Front]]:
 
 def check_front(flags: Flags) -> None:
     """UserError for two fronts, and for one with flags of a file's inputs or with several processes."""
-    front, *others = [kind.instead for kind in fronts() if flags.get(kind.instead)] or [None]
+    given = [kind.instead for kind in fronts() if flags.get(kind.instead)]
+    if not given:
+        return
+    front, *others = given
     if others:
         raise UserError(f"--{front}: excludes --{others[0]}: leave one of them out")
-    if front:
-        of_files = "input_file output_file overwrite_output_file max_samples"
-        refuse(flags, of_files, f"is for the inputs of a file, which --{front} replaces: leave one of them out")
-    if front and world_size() > 1:
+    of_files = "input_file output_file overwrite_output_file max_samples"
+    refuse(flags, of_files, f"is for the inputs of a file, which --{front} replaces: leave one of them out")
+    if world_size() > 1:
         raise UserError(f"--{front}: one process answers: start it with python, without a launcher")
 
 

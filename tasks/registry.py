@@ -150,7 +150,7 @@ _WRONG: tuple[tuple[Callable[[dict], bool], Callable[[dict], str]], ...] = (
         ),
     ),
     (
-        lambda task: task.get("columns") and "tokenize" in task,
+        lambda task: bool(task.get("columns")) and "tokenize" in task,
         lambda task: f"columns {task['columns']}: not with tokenize, which makes all tokens of a row",
     ),
     (

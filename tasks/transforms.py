@@ -55,13 +55,18 @@ def _multirc(row: dict) -> dict | list[dict]:
     official file's record, {"idx", "passage": {"text", "questions": [{"question", "idx", "answers"}]}}, a row for each
     answer."""
     if "passage" in row:
-        rows, passage = [], row["passage"]
+        rows: list[dict] = []
+        passage = row["passage"]
         for question in passage["questions"]:
             for answer in question["answers"]:
                 texts = {"paragraph": passage["text"], "question": question["question"], "answer": answer["text"]}
                 places = {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]}
-                rows.append(_multirc(answer | texts | {"idx": places}))
+                rows.append(_multirc_answer(answer | texts | {"idx": places}))
         return rows
+    return _multirc_answer(row)
+
+
+def _multirc_answer(row: dict) -> dict:
     texts = {name: row[name].replace("<br>", " ") for name in ("question", "answer", "paragraph")}
     return row | {name: re.sub(r"</?b>", "", text) for name, text in texts.items()}
 
@@ -75,13 +80,18 @@ def _record(row: dict) -> dict | list[dict]:
     without repeats.
     """
     if "qas" in row:
-        text, rows = row["passage"]["text"], []
+        rows: list[dict] = []
+        text = row["passage"]["text"]
         entities = sorted({text[span["start"] : span["end"] + 1] for span in row["passage"]["entities"]})
         for question in row["qas"]:
             answers = sorted({answer["text"] for answer in question.get("answers", [])}) or None
             own = {"passage": text, "query": question["query"], "entities": entities, "answers": answers}
-            rows.append(_record(own))
+            rows.append(_record_query(own))
         return rows
+    return _record_query(row)
+
+
+def _record_query(row: dict) -> dict:
     passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", row["passage"])
     return row | {"passage": passage.replace("\n@highlight\n", ". "), "entities": _joined(row["entities"], ", ")}
 

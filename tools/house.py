@@ -238,7 +238,7 @@ def traced(place: Path, script: str, folder: Path) -> list[list[str]]:
 def main(words: list[str]) -> None:
     """Prints the table, a column for each commit, or of the checkout."""
     commits = [word for word in words if word != "--step"]
-    columns = {commit or "checkout": House(files_of(commit)) for commit in commits or [None]}
+    columns = {commit: House(files_of(commit)) for commit in commits} or {"checkout": House(files_of(None))}
     say(f"| | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}")
     for row, figure in ROWS.items():
         figures = [figure(house) for house in columns.values()]
@@ -246,7 +246,7 @@ def main(words: list[str]) -> None:
         say(f"| {row} | {' | '.join(cells)} |")
     if "--step" in words:
         for script in ("pre_train_t5", "fine_tune_t5"):
-            cells = [step_of(commit or "HEAD", script) for commit in commits or [None]]
+            cells = [step_of(commit, script) for commit in commits or ["HEAD"]]
             say(f"| one optimizer step of {script}.py: ours | {' | '.join(cells)} |")
 
 

@@ -410,7 +410,7 @@ def submitted(name: str, answer: str) -> str | int:
     value = value_of_text(entry, answer) or 0
     if entry["target_type"] == "number":
         return f"{min(max(value, 0.0), 5.0):.3f}"
-    return entry["labels"][value] if name in WANTED_AS_WORDS else value
+    return entry["labels"][value] if name in WANTED_AS_WORDS else int(value)
 
 
 # ---------------------------------------------------------------- the script

@@ -78,8 +78,9 @@ def run_agent(study: "Study", sweep: Sweep, args: SweepArguments) -> tuple[str, 
     for _ in itertools.islice(itertools.count(), args.count):
         with turn(sweep):
             enqueue_abandoned(study)
-            trial, reason = take_trial(study, sweep, args.seed)
+            trial, over = take_trial(study, sweep, args.seed)
         if trial is None:
+            reason = str(over)
             break
         run, began = trial.user_attrs["run"], time.monotonic()
         try:

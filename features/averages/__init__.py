@@ -22,7 +22,7 @@ class Averages(ModelSource):
     """Exports the mean of the weights of `folders`."""
 
     _argument_group_name = "export"
-    folders = ()  # found by `decide`
+    folders: ClassVar[list[Path]] = []  # found by `decide`
     rules: ClassVar[Rules] = (
         ("average", lambda flags: flags.average and flags.average_last, "not with --average_last: give one of them"),
     )
@@ -68,4 +68,6 @@ class Averages(ModelSource):
 
     def _names(self) -> list[str]:
         names = [path.name for path in self.folders]
-        return names if len({*names}) == len(names) else [f"{path.parent.name}/{path.name}" for path in self.folders]
+        if len({*names}) < len(names):
+            names = [f"{path.parent.name}/{path.name}" for path in self.folders]
+        return names

@@ -74,7 +74,7 @@ def _tensors(folder: Path) -> dict[str, str]:
 def _tokenizer(folder: Path) -> str | None:
     """The hash of the tokenizer in a checkpoint's folder or in the one above; None if there is none."""
     place = next((place for place in (folder, folder.parent) if has_tokenizer(place)), None)
-    return place and tokenizer_fingerprint(load_tokenizer(str(place)))
+    return None if place is None else tokenizer_fingerprint(load_tokenizer(str(place)))
 
 
 def mean_model(folders: list[Path]) -> PreTrainedModel:

@@ -197,7 +197,9 @@ class CTranslate2Engine:
         """The same, as those of an answer that must begin with the target: a step sees nothing that comes later."""
         if not target:
             return []
-        options = dict(beam_size=1, max_decoding_length=len(target), min_decoding_length=0, max_input_length=0)
+        options: dict[str, Any] = dict(
+            beam_size=1, max_decoding_length=len(target), min_decoding_length=0, max_input_length=0
+        )
         options |= dict(target_prefix=self._named([target]), return_logits_vocab=True)
         (result,) = self.translator.translate_batch(self._named([source]), **options)
         log_probs = torch.from_numpy(np.stack([np.array(step) for step in result.logits[0]])).log_softmax(-1)

@@ -112,7 +112,9 @@ class AnswerMeasures(Measures):
     def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
         from features.preferences.losses import log_probabilities
 
-        return log_probabilities(statistics) if "rejected" in task else {}
+        if "rejected" not in task:
+            return {}
+        return dict(log_probabilities(statistics))
 
 
 @dataclass(kw_only=True)

@@ -40,8 +40,9 @@ class StreamedTask(Task):
 
     def open_stream(self) -> Corpus:
         """The corpus of the training rows; no row is read yet."""
-        self.corpus = open_corpus(self.name, self.entry, self.args, self.stream.skip_broken_rows)
-        return self.corpus
+        corpus = open_corpus(self.name, self.entry, self.args, self.stream.skip_broken_rows)
+        self.corpus = corpus
+        return corpus
 
     def training_rows(self) -> list[dict]:
         """A sample of them."""

@@ -102,7 +102,9 @@ class StreamedText(Text):
     def plan_of_training(self) -> dict[str, str | None]:
         lengths, tried = sum((file.lengths for file in self.sample), Counter()), next(iter(self.counted))
         empty = sum(file.empty_documents for file in self.sample)
-        rows = {"sample": f"{tried} documents ({empty:,} empty ones left out) of {described_spread(spread(lengths))}"}
+        rows: dict[str, str | None] = {
+            "sample": f"{tried} documents ({empty:,} empty ones left out) of {described_spread(spread(lengths))}"
+        }
         rows |= {"stream": self.train.described()}
         if any(file.digests for file in self.files["validation"]):
             documents = self.documents["validation"]
@@ -124,7 +126,7 @@ def open_corpus(args: Any, skip_broken: bool = False) -> dict[str, Corpus]:
         files = {split: source.files for split, source in sources.items()}
     else:
         name, config = args.dataset_name, args.dataset_config_name
-        return hub_corpora(name, config, "--dataset_name", ("train", "validation"), column)
+        return dict(hub_corpora(name, config, "--dataset_name", ("train", "validation"), column))
     options = dict(ids=has_ids(args), cache=cache, skip_broken=skip_broken)
     return {split: FileCorpus(files[split], column, **options) for split in files}
 

@@ -21,7 +21,7 @@ OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a 
 HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 # {record shape: the columns by which it is recognised}. For these shapes the function of the same name in
 # tasks.transforms makes source and target. natural_instructions_N writes N worked examples (Tk-Instruct: 2).
-_MADE = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
+_MADE: dict[str, tuple[str, ...]] = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = ("instruction", "output")
 _MADE |= {"messages": ("messages",), "conversations": ("conversations",)}
 _OF_FEATURES = {shape: columns for feature in task_features() for shape, (columns, _) in feature.shapes.items()}

@@ -118,7 +118,7 @@ class TaskArguments(*task_features()):  # type: ignore[misc]
                 setattr(self, name, comma_words(words[0]))
 
 
-def split_task(text: str) -> tuple[str, str]:
+def split_task(text: str) -> tuple[str | None, str]:
     """(--benchmark, --dataset_name) of --task: "glue/cola,glue/rte" -> ("glue", "cola,rte"). Tasks of other benchmarks
     than the first keep their prefix: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). UserError for an
     unknown task."""

@@ -331,7 +331,7 @@ def checkpoints_of(output_dir: Path) -> list[Path]:
 
 # Types that fields of trainer_state.json must have for a resume; a missing field is None.
 _NONE = type(None)
-_STATE = {
+_STATE: dict[str, tuple[type, ...]] = {
     "global_step": (int,),
     "max_steps": (int,),
     "best_global_step": (int, _NONE),

@@ -182,7 +182,7 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
             f"{flag} {texts[given.index(False)]}: has no weight, and others have; write {flag} a.txt:0.7 "
             "b.txt:0.3, or none at all"
         )
-    return paths, weights if any(given) else None
+    return paths, [weight for weight in weights if weight is not None] or None
 
 
 def _candidates(path: Path) -> set[tuple[Path, bool]]:

@@ -136,7 +136,7 @@ def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool =
 
 def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cache: Path) -> dict[str, Source]:
     splits = load_dataset_splits(name, config, "--dataset_name", needed="train")
-    sources = {}
+    sources: dict[str, Source] = {}
     for split in ("train", "validation"):
         if split in splits:
             dataset = splits[split]

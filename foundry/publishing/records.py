@@ -20,7 +20,7 @@ _FLAGS = dict.fromkeys(("model_name_or_path", "objective"), str | None)
 def read_run(folder: Path) -> dict[str, dict | list]:
     """{"run": run.json, "results": all_results.json, "metrics": lines of metrics.jsonl} of a run's folder; a value is
     empty if its file is missing or, as a line says, damaged."""
-    record = {"run": {}, "results": {}, "metrics": []}
+    record: dict[str, dict | list] = {"run": {}, "results": {}, "metrics": []}
     readers = {"run": _run_json, "results": read_json, "metrics": read_metrics}
     for key, name in {"run": "run.json", "results": "all_results.json", "metrics": "metrics.jsonl"}.items():
         try:

@@ -115,10 +115,11 @@ def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]],
     if "input_segments" not in batch:
         return batch["input_ids"].tolist(), batch["labels"].tolist()
     longest = batch["input_segments"].mode(dim=1).values[:, None]
-    return tuple(
-        [row[own].tolist() for row, own in zip(batch[ids], batch[segments] == longest, strict=True)]
-        for ids, segments in (("input_ids", "input_segments"), ("labels", "target_segments"))
-    )
+
+    def chosen(ids: str, segments: str) -> list[list[int]]:
+        return [row[own].tolist() for row, own in zip(batch[ids], batch[segments] == longest, strict=True)]
+
+    return chosen("input_ids", "input_segments"), chosen("labels", "target_segments")
 
 
 @torch.no_grad()
