@@ -28,13 +28,14 @@ from foundry.corpora.files import (
     is_plain_text,
     open_text,
 )
-from foundry.corpora.hub import classes_of, load_dataset_splits
+from foundry.corpora.hub import DataFiles, classes_of, load_dataset_splits
 from foundry.corpora.reading import (
     ListCell,
     class_names,
     first_line,
     is_missing,
     python_rows,
+    read_any_rows,
     read_rows,
     read_text_documents,
     read_tsv,
@@ -297,6 +298,10 @@ class SplitReader:
                     f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}{more}"
                 )
             rows = splits[self.split]
+            if isinstance(rows, DataFiles):
+                for path in rows:
+                    yield self.with_class_names(read_any_rows(path), classes_of(rows)), str(path)
+                return
             records = python_rows(rows.with_format("arrow")[:], where)
             yield self.with_class_names(records, classes_of(rows)), where
         elif isinstance(self.files, dict):
@@ -307,7 +312,8 @@ class SplitReader:
                 yield self.with_class_names(read_records(self.task, path), class_names(path)), str(path)
 
     def with_class_names(self, records: Iterable[dict], names: dict[str, list[str]]) -> Iterable[dict]:
-        """The records of own pairs with class names in place of class numbers; other tasks' records unchanged.
+        """The records of own pairs with class names in place of class numbers, which are texts in CSV; other tasks'
+        records unchanged.
 
         names: {column: its class names}. A column of which --labels names no class keeps its numbers, and so does -1,
         which means no class.
@@ -318,7 +324,11 @@ class SplitReader:
             return records
 
         def name(column: str, value: object) -> object:
-            return names[column][value] if isinstance(value, int) and value in range(len(names[column])) else value
+            number = value
+            if isinstance(value, str) and value.isdecimal() and value not in names[column]:
+                number = int(value)
+            is_number = isinstance(number, int) and number in range(len(names[column]))
+            return names[column][number] if is_number else value
 
         return (record | {c: name(c, record[c]) for c in names if c in record} for record in records)
 

@@ -39,8 +39,8 @@ from foundry.common.errors import UserError
 from foundry.common.flags import refuse
 from foundry.common.words import listed
 from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files
-from foundry.corpora.hub import load_dataset_splits
-from foundry.corpora.reading import open_parquet, python_rows, read_rows
+from foundry.corpora.hub import DataFiles, load_dataset_splits
+from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
 from tasks import registry
 from tasks.rows import halves
 from tasks.tasks import Task, Tasks, named_tasks
@@ -109,6 +109,10 @@ class HeadTask(Task):
             more = "; --validation_split_percentage holds some rows out" if split == "validation" else ""
             raise UserError(f"--hub_dataset {name}: no split {split}; available: {', '.join(splits)}{more}")
         rows = splits[split]
+        if isinstance(rows, DataFiles):
+            for path in rows:
+                yield from self.rows_of_records(list(read_any_rows(path)), rows.features, str(path))
+            return
         yield from self.rows_of_records(python_rows(rows.with_format("arrow")[:], name), rows.features, name)
 
     def rows_of_file(self, path: Path) -> Iterator[Any]:

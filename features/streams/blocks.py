@@ -28,7 +28,7 @@ from foundry.common.digests import HASHED_BYTES, PIECE_BYTES, check_unchanged, c
 from foundry.common.errors import UserError
 from foundry.common.processes import say
 from foundry.corpora.files import COMPRESSIONS, data_kind, is_plain_text
-from foundry.corpora.hub import load_dataset_splits, saved_files
+from foundry.corpora.hub import DataFiles, load_dataset_splits, saved_files
 from foundry.corpora.own_ids import ArrayDocuments
 from foundry.corpora.reading import (
     WIKI_OPEN,
@@ -41,8 +41,7 @@ from foundry.corpora.reading import (
     json_value,
     open_parquet,
     python_rows,
-    read_rows,
-    read_text_documents,
+    read_any_rows,
     text_line,
 )
 from foundry.corpora.sources import not_read
@@ -299,7 +298,7 @@ class FileCorpus(Corpus):
         return Place(before, *self.last_read)
 
     def _rows_of(self, path: Path) -> Iterator[dict]:
-        return ({self.text_column: t} for t in read_text_documents(path)) if is_plain_text(path) else read_rows(path)
+        return read_any_rows(path, self.text_column)
 
 
 def _blocks_of(file: Path, length: int, only_whole: bool) -> list[Block]:
@@ -402,22 +401,31 @@ def _row_group(block: Block, start: int, column: str | None) -> Rows:
 
 # ---------------------------------------------------------------- the Hub
 def hub_corpora(
-    name: str, config: str | None, flag: str, splits: tuple[str, ...], only: str | None = None
-) -> dict[str, "HubCorpus"]:
+    name: str,
+    config: str | None,
+    flag: str,
+    splits: tuple[str, ...],
+    only: str | None = None,
+    of_files: Callable[[list[Path]], FileCorpus] = FileCorpus,
+) -> dict[str, Corpus]:
     """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
-    UserError without a split "train"."""
-    found = streamed_splits(name, config, flag)
-    if only:  # other columns, such as pictures, would be decoded for nothing
-        found = {
-            s: rows.select_columns([only]) if only in (rows.column_names or ()) else rows for s, rows in found.items()
-        }
-    corpora = {split: HubCorpus(name, config, split, found[split]) for split in splits if split in found}
+    of_files: makes the corpus of local files. UserError without a split "train"."""
+    found, corpora = streamed_splits(name, config, flag), {}
+    for split in splits:
+        rows = found.get(split)
+        if isinstance(rows, DataFiles):
+            corpora[split] = of_files(rows)
+        elif rows is not None:
+            if only in (rows.column_names or ()):  # other columns, such as pictures, would be decoded for nothing
+                rows = rows.select_columns([only])
+            corpora[split] = HubCorpus(name, config, split, rows)
     corpora["train"].description += not_read(found) * ("validation" in splits)
     return corpora
 
 
 def streamed_splits(name: str, config: str | None, flag: str) -> dict[str, Any]:
-    """{split: a datasets.IterableDataset} of a Hub or saved data set. UserError without a split "train"."""
+    """{split: a datasets.IterableDataset, or DataFiles} of a Hub or saved data set. UserError without a split
+    "train"."""
     found = load_dataset_splits(name, config, flag, needed="train", streaming=True)
     for split, rows in found.items():
         if hasattr(rows, "to_iterable_dataset"):  # a table, of a saved folder

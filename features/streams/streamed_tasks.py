@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -191,12 +192,13 @@ def open_corpus(name: str, task: dict, args: TaskArguments, skip_broken: bool = 
             f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
             "one file of rows of them"
         )
+    cache = Path(args.data_cache_dir).expanduser()
     if files:
         read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
-        cache = Path(args.data_cache_dir).expanduser()
         return FileCorpus(files, read_whole=read_whole, cache=cache, skip_broken=skip_broken)
     dataset, config = task["hub"]
-    return hub_corpora(dataset, config, f"task {name}, data set", ("train",))["train"]
+    of_files = partial(FileCorpus, read_whole=None, cache=cache, skip_broken=skip_broken)
+    return hub_corpora(dataset, config, f"task {name}, data set", ("train",), of_files=of_files)["train"]
 
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
@@ -212,7 +214,7 @@ def row_splitter(
 ) -> Callable[[dict], list[dict]]:
     """The function from a record of the corpus to a split's rows. corpus: gives the record's place, for errors."""
     reader = SplitReader(name, task, args, split, files_of="train")
-    names = classes_of(getattr(corpus, "dataset", None))
+    names = classes_of(getattr(corpus, "dataset", getattr(corpus, "files", None)))
     for path in reader.files or []:
         names |= class_names(path)
 

@@ -22,9 +22,10 @@ from features.streams.lanes import StreamDataset, packed
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.common.words import listed
+from foundry.corpora.hub import DataFiles
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
 from foundry.corpora.preview import Sample, described_spread, spread
-from foundry.corpora.reading import column_texts, text_of
+from foundry.corpora.reading import column_texts, read_any_rows, text_of
 from foundry.corpora.sources import builtin_sources
 from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
 from foundry.corpora.tokenizers import tokenizer_fingerprint
@@ -118,6 +119,10 @@ class StreamedText(Text):
 def open_corpus(args: Any, skip_broken: bool = False) -> dict[str, Corpus]:
     """{split: corpus} of the text that the flags name, as `find_sources` finds it for a cached text."""
     column, cache = args.input_ids_column or args.text_column, Path(args.data_cache_dir).expanduser()
+
+    def of_files(files: list[Path]) -> FileCorpus:
+        return FileCorpus(files, column, ids=has_ids(args), cache=cache, skip_broken=skip_broken)
+
     if args.train_file:
         named_files = {"train": args.train_file, "validation": args.validation_file}
         files = {split: corpus_files(f"--{split}_file", paths, args) for split, paths in named_files.items() if paths}
@@ -126,9 +131,8 @@ def open_corpus(args: Any, skip_broken: bool = False) -> dict[str, Corpus]:
         files = {split: source.files for split, source in sources.items()}
     else:
         name, config = args.dataset_name, args.dataset_config_name
-        return dict(hub_corpora(name, config, "--dataset_name", ("train", "validation"), column))
-    options = dict(ids=has_ids(args), cache=cache, skip_broken=skip_broken)
-    return {split: FileCorpus(files[split], column, **options) for split in files}
+        return hub_corpora(name, config, "--dataset_name", ("train", "validation"), column, of_files)
+    return {split: of_files(files[split]) for split in files}
 
 
 def document_reader(found: FoundText, corpus: Corpus) -> Callable[[dict], str | IdDocument]:
@@ -274,7 +278,10 @@ def streamed_documents(args: Any, most: int | None) -> tuple[dict[str, str | Non
     name, column = args.dataset_name, args.text_column
     if name in (None, BUILTIN_CORPUS):
         raise UserError("--streaming needs a data set in --dataset_name; files are read as a stream anyway")
-    rows = iter(streamed_splits(name, args.dataset_config_name, "--dataset_name")["train"])
+    rows = streamed_splits(name, args.dataset_config_name, "--dataset_name")["train"]
+    if isinstance(rows, DataFiles):
+        rows = itertools.chain.from_iterable(map(read_any_rows, rows))
+    rows = iter(rows)
     row = next(rows, {})
     if column not in row:
         raise UserError(f"--text_column {column}: {name} has the columns {listed(row)}")

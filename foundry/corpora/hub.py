@@ -1,9 +1,13 @@
 """The Hugging Face Hub and saved `datasets` folders. Without a network no script waits for the Hub."""
 
+import dataclasses
+import glob
 import itertools
 import os
-from pathlib import Path
-from typing import Any
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
 
 import huggingface_hub
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
@@ -15,18 +19,55 @@ from foundry.common.processes import answers, print_once
 from foundry.common.reports import elsewhere, first_line, read_json, record_bytes
 from foundry.common.words import listed
 from foundry.common.yaml_files import parse_yaml, read_yaml
-from foundry.corpora.files import SAVED_BY_DATASETS, say_once
+from foundry.corpora.files import SAVED_BY_DATASETS, TEXT_SUFFIXES, FoundFiles, check_files, data_suffix, say_once
+from foundry.corpora.reading import read_any_rows
 
 # Types of `datasets` that hold values themselves, and no address or name of a file.
 PLAIN_TYPES = ("Value", "ClassLabel", "Translation", "TranslationVariableLanguages", "Json")
+# Formats of `datasets` whose files are read as with --train_file. `datasets` guesses the types of their columns, and
+# changes texts by it: a CSV's 007 becomes 7, a JSON date gets a time, texts and one number become a type of JSON.
+READ_AS_FILES = ("json", "csv", "text")
+# Fields of their builders' settings by which our readers give the same texts: they are of types and of speed.
+_WITHOUT_EFFECT = {
+    *("name", "version", "data_dir", "data_files", "description", "features"),
+    *("chunksize", "block_size", "use_threads", "newlines_in_values", "on_mixed_types", "parse_agent_traces"),
+    *("engine", "memory_map", "verbose", "na_values", "keep_default_na", "na_filter", "true_values", "false_values"),
+    *("thousands", "decimal", "float_precision", "date_format"),
+}
+
+
+class DataFiles(FoundFiles):
+    """The files of a split that are read as with --train_file. features: what the data set's card says of its columns,
+    as `datasets.Features`; {} if nothing."""
+
+    def __init__(self, files: Iterable[Path], features: Any):
+        super().__init__(files)
+        self.features = features or {}
+
+
+class RemoteFile(PurePosixPath):
+    """A file of the Hub, datasets/who/what@commit/a.jsonl.gz, that is read over the network as it is needed."""
+
+    def open(self, mode: str) -> Any:
+        from datasets.utils.file_utils import xopen
+
+        return xopen(f"hf://{self}", mode)
+
+    def is_file(self) -> bool:  # its first lines are not looked at to find its format
+        return False
+
+    def stat(self) -> NoReturn:  # its commit is in its name, so it does not change
+        raise FileNotFoundError(self)
 
 
 def load_dataset_splits(
-    name: str, config: str | None, flag: str, needed: str | None = None, **how: Any
+    name: str, config: str | None, flag: str, needed: str | None = None, streaming: bool = False
 ) -> dict[str, Any]:
-    """{split: a datasets.Dataset} of a saved folder or a Hub name, with columns of texts, numbers, and lists and
-    records of these alone. how: further arguments of `datasets.load_dataset`, for the Hub. UserError if there is none,
-    no split called `needed`, or no such column."""
+    """{split: its rows} of a saved folder, a folder of data files or a Hub name: DataFiles where these are text, JSON
+    or CSV, else a datasets.Dataset with columns of texts, numbers, and lists and records of these alone.
+
+    streaming: as of `datasets.load_dataset`: the rows of the Hub are a datasets.IterableDataset. UserError if there is
+    none, no split called `needed`, or no such column."""
     import datasets
 
     do_not_wait_for_the_hub(name)
@@ -44,7 +85,7 @@ def load_dataset_splits(
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
             splits = {split: _plain(rows) for split, rows in splits.items()}
         else:
-            splits = _published(name, config, how)
+            splits = _published(name, config, flag, streaming)
     except (*failures, datasets.exceptions.DatasetsError) as error:
         is_reached = Path(name).exists() or hub_is_reachable()
         hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
@@ -53,7 +94,9 @@ def load_dataset_splits(
         hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
         reason = f"cannot be loaded from disk or the Hub ({first_line(error, 2)}){hint}"
         raise UserError(f"{flag} {name}: {reason}") from None
-    splits = {split: _without_decoded(rows, f"{flag} {name}") for split, rows in splits.items()}
+    for split, rows in splits.items():
+        if not isinstance(rows, DataFiles):
+            splits[split] = _without_decoded(rows, f"{flag} {name}")
     if needed and needed not in splits:
         raise UserError(f"{flag} {name}: no split called {needed}; available: {', '.join(splits)}")
     return splits
@@ -109,13 +152,17 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _published(name: str, config: str | None, how: dict[str, Any]) -> dict[str, Any]:
-    """The splits of a data set of the Hub. If it has a loading script, which `datasets` no longer runs, the Hub's own
-    conversion to parquet is read instead."""
+def _published(name: str, config: str | None, flag: str, streaming: bool) -> dict[str, Any]:
+    """The splits of a folder of data files or of a data set of the Hub. If it has a loading script, which `datasets` no
+    longer runs, the Hub's own conversion to parquet is read instead."""
     import datasets
 
     try:
-        return datasets.load_dataset(name, config, **how)
+        for place in filter(None, (_kept_snapshot(name), name)):
+            builder = _builder(place, config)
+            if builder is not None and _is_read_as_files(builder):
+                return _splits_as_files(builder, place, flag, streaming)
+        return _splits_of_datasets(builder, name, config, f"{flag} {name}", streaming)
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
@@ -130,7 +177,142 @@ def _published(name: str, config: str | None, how: dict[str, Any]) -> dict[str, 
         files.setdefault(file.split, []).append(file.url)
     part = " (of its first gigabytes)" if any("/partial-" in file.url for file in found) else ""
     print_once(f"{name}: its script is not run; the Hub's conversion to parquet{part} is read")
-    return datasets.load_dataset("parquet", data_files=files, **how)
+    return datasets.load_dataset("parquet", data_files=files, streaming=streaming)
+
+
+def _kept_snapshot(name: str) -> str | None:
+    """The folder with the files of a Hub's data set that were read before; None if the Hub can be asked."""
+    if Path(name).exists() or not huggingface_hub.constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        return huggingface_hub.snapshot_download(name, repo_type="dataset", local_files_only=True)
+    except huggingface_hub.errors.LocalEntryNotFoundError:
+        return None
+
+
+def _builder(place: str, config: str | None) -> Any:
+    """What a folder's or the Hub's card and file names say of a data set; None if they say too little. RuntimeError if
+    it has a loading script."""
+    import datasets
+
+    # In its usual cache `datasets` would also find the types that it guessed when it read these files before.
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            return datasets.load_dataset_builder(place, config, cache_dir=cache)
+        except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError):
+            return None  # loading it will say why
+
+
+def _is_read_as_files(builder: Any) -> bool:
+    """Whether our readers give the texts of its files as `datasets` was told to divide them."""
+    if builder.name not in READ_AS_FILES or _settings(builder.config):
+        return False
+    if any(map(_decoded_type, (builder.info.features or {}).values())):
+        return False
+    files = [PurePosixPath(file) for file in _texts(dict(builder.config.data_files))]
+    return all(data_suffix(file) in TEXT_SUFFIXES for file in files)
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """The settings of a card that change how files are divided into rows and texts."""
+    usual, found = type(config)(), {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        is_utf_8 = field.name == "encoding" and str(value).lower() in ("utf-8", "utf8")
+        if field.name not in _WITHOUT_EFFECT and value != getattr(usual, field.name) and not is_utf_8:
+            found[field.name] = value
+    files = _texts(dict(config.data_files))
+    if found == {"sep": "\t"} and all(data_suffix(PurePosixPath(file)) == ".tsv" for file in files):
+        return {}
+    return found
+
+
+def _splits_as_files(builder: Any, place: str, flag: str, streaming: bool) -> dict[str, Any]:
+    """{split: its files, fetched from the Hub}; streaming: {split: the rows of the Hub's files}."""
+    import datasets
+
+    named, features = {}, builder.info.features
+    for split, files in builder.config.data_files.items():
+        named[str(split)] = list(map(str, files))
+    if not Path(place).exists() and streaming:
+        splits = {}
+        for split, files in named.items():
+            remote = [RemoteFile(file.removeprefix("hf://")) for file in files]
+            splits[split] = datasets.IterableDataset.from_generator(_rows_of_files, gen_kwargs={"files": remote})
+        return splits
+    if not Path(place).exists():
+        named = _fetched(place, named)
+    splits = {}
+    for split, files in named.items():
+        found = DataFiles(map(Path, files), features)
+        empty = [file for file in found if file.is_file() and not file.stat().st_size]
+        found.leave_out("empty", [file.name for file in empty])
+        found[:] = [file for file in found if file not in empty]
+        check_files(flag, found)
+        splits[split] = found
+    return splits
+
+
+def _fetched(name: str, files: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The local files of {split: addresses hf://datasets/who/what@commit/a.jsonl}. The card is fetched too: without the
+    Hub it says which files belong to a configuration."""
+    inner = {
+        split: [file.partition("@")[2].partition("/")[2] for file in of_split] for split, of_split in files.items()
+    }
+    wanted = [glob.escape(file) for file in _texts(inner)]
+    folder = huggingface_hub.snapshot_download(
+        name, repo_type="dataset", allow_patterns=[*wanted, "README.md", ".huggingface.yaml"]
+    )
+    return {split: [str(Path(folder) / file) for file in of_split] for split, of_split in inner.items()}
+
+
+def _rows_of_files(files: list[RemoteFile]) -> Iterator[dict]:
+    for file in files:
+        yield from read_any_rows(file)
+
+
+def _splits_of_datasets(builder: Any, name: str, config: str | None, shown: str, streaming: bool) -> dict[str, Any]:
+    """The splits as `datasets` reads them. Cells of CSV are read as texts; a column of JSON whose texts `datasets` may
+    have changed is left out, with a line."""
+    import datasets
+
+    is_guessed = builder is not None and builder.name in ("csv", "json") and builder.info.features is None
+    if not is_guessed:
+        return datasets.load_dataset(name, config, streaming=streaming)
+    if builder.name == "json":
+        splits = datasets.load_dataset(name, config, streaming=streaming)
+        why = f"is read by `datasets`{_because(builder.config)}, which may have changed its texts: use --train_file"
+        return {split: _without_changed(rows, shown, why) for split, rows in splits.items()}
+    guessed = datasets.load_dataset(name, config, streaming=True)
+    columns = next(iter(next(iter(guessed.values()))), {})
+    texts = datasets.Features({column: datasets.Value("string") for column in columns})
+    return datasets.load_dataset(name, config, features=texts, na_filter=False, streaming=streaming)
+
+
+def _because(config: Any) -> str:
+    settings = ", ".join(f"{name}: {value}" for name, value in _settings(config).items())
+    return f" (its card sets {settings})" if settings else " (it is no plain file)"
+
+
+def _without_changed(rows: Any, shown: str, why: str) -> Any:
+    """The rows without columns of numbers with fractions, of dates and of mixed types. UserError if none is left."""
+    features = rows.features or (rows._resolve_features().features if hasattr(rows, "_resolve_features") else {})
+    odd = [column for column, kind in features.items() if _may_be_changed(kind)]
+    if odd and len(odd) == len(features):
+        raise UserError(f"{shown}: the column {listed(odd)} {why}")
+    if not odd:
+        return rows
+    say_once(f"{shown}: not read: the column {listed(odd)} {why}")
+    return rows.select_columns([column for column in features if column not in odd])
+
+
+def _may_be_changed(kind: Any) -> bool:
+    """Whether a column of JSON that `datasets` gave this type may have had other texts."""
+    if isinstance(kind, dict | list):
+        return any(map(_may_be_changed, kind.values() if isinstance(kind, dict) else kind))
+    if hasattr(kind, "feature"):  # lists
+        return _may_be_changed(kind.feature)
+    return getattr(kind, "dtype", "json") not in ("string", "large_string", "bool", "int64", "null")
 
 
 def _plain(rows: Any) -> Any:

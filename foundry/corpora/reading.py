@@ -111,7 +111,8 @@ def batches(file: Any, path: Path, group: int, columns: list[str] | None) -> Ite
 
 def python_rows(table: Any, where: str, place: int = 0) -> list[dict]:
     """The rows of an Arrow table, or of a record batch that begins at row `place` of `where`. float32 and float16 are
-    the numbers that they print: 6.2, not 6.199999809265137. UserError for a string that is not UTF-8."""
+    the numbers that they print: 6.2, not 6.199999809265137. Values of the type arrow.json, which `datasets` gives to
+    columns of mixed types, are what their JSON says. UserError for a string that is not UTF-8."""
     import pyarrow
 
     for number, field in enumerate(table.schema):
@@ -125,7 +126,12 @@ def python_rows(table: Any, where: str, place: int = 0) -> list[dict]:
             continue
         table = table.set_column(number, field.name, values)
     try:
-        return table.to_pylist()
+        rows = table.to_pylist()
+        for field in table.schema:
+            if _holds_json(field.type):
+                for row in rows:
+                    row[field.name] = _without_json(row[field.name], field.type)
+        return rows
     except UnicodeDecodeError:
         for number, column in itertools.product(range(len(table)), table.schema.names):
             try:
@@ -134,6 +140,42 @@ def python_rows(table: Any, where: str, place: int = 0) -> list[dict]:
                 wrong = f"the column {column} is not UTF-8 text (byte {error.object[error.start]:#04x})"
                 raise UserError(f"{where}, row {place + number + 1:,}: {wrong}; convert it first") from None
         raise
+
+
+def _is_json(kind: Any) -> bool:
+    return getattr(kind, "extension_name", None) == "arrow.json"
+
+
+def _holds_json(kind: Any) -> bool:
+    """Whether values of an Arrow type are of type arrow.json, or lists or records of such."""
+    return _is_json(kind) or any(_holds_json(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _without_json(value: Any, kind: Any) -> Any:
+    """A value of an Arrow type with its inner values of type arrow.json decoded."""
+    if value is None or not _holds_json(kind):
+        return value
+    if _is_json(kind):
+        return json_scalar(value)
+    if isinstance(value, dict):
+        return {field.name: _without_json(value[field.name], field.type) for field in kind}
+    return [_without_json(item, kind.value_type) for item in value]
+
+
+def json_scalar(written: str) -> Any:
+    """The value that `datasets` stored in a column of mixed types. It stores a text that is JSON itself as it stands,
+    so what no JSON writer writes so was a text:
+
+    '"one"' -> "one", '7' -> 7, '007' -> "007", '1.10' -> "1.10", 'null' -> "null" (None is stored as no value)
+    """
+    try:
+        value = json.loads(written)
+    except (ValueError, RecursionError):
+        return written
+    if isinstance(value, str | list | dict):
+        return value
+    is_written_so = value is not None and json.dumps(value) == written
+    return value if is_written_so else written
 
 
 def _shown_as(kind: Any, number: Any) -> Any:
@@ -523,6 +565,13 @@ def read_documents(path: Path, text_column: str) -> Iterator[str]:
         yield from read_text_documents(path)
     else:
         yield from column_texts(read_rows(path, [text_column]), text_column, path)
+
+
+def read_any_rows(path: Path, text_column: str = "text") -> Iterator[dict]:
+    """The rows of a file of any format; those of plain text are {text_column: document}."""
+    if is_plain_text(path):
+        return ({text_column: document} for document in read_text_documents(path))
+    return read_rows(path)
 
 
 def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:

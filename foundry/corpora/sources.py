@@ -23,7 +23,7 @@ from foundry.common.processes import print_once
 from foundry.common.reports import human_bytes
 from foundry.common.whole_folders import cached
 from foundry.corpora.files import data_kind, is_plain_text, split_weights
-from foundry.corpora.hub import load_dataset_splits, saved_files
+from foundry.corpora.hub import DataFiles, load_dataset_splits, saved_files
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, read_ids, row_ids
 from foundry.corpora.reading import column_texts, read_documents
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -117,6 +117,19 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     return corpora
 
 
+def mixed_documents(corpora: list[Iterator[str]], weights: list[float]) -> Iterator[str]:
+    """The documents of several corpora in turn, so that each has its share of the characters; they end where one of the
+    corpora ends. With one corpus: its documents."""
+    read = [0] * len(corpora)
+    while True:
+        behind = min(range(len(corpora)), key=lambda number: read[number] / weights[number])
+        document = next(corpora[behind], None)
+        if document is None:
+            return
+        read[behind] += len(document) + 1  # an empty one counts too
+        yield document
+
+
 def joint_fingerprint(sources: Sequence) -> str:
     """Fingerprint of the contents of several sources or corpora together; of one alone its own."""
     if len(sources) == 1:
@@ -140,6 +153,10 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cach
     for split in ("train", "validation"):
         if split in splits:
             dataset = splits[split]
+            if isinstance(dataset, DataFiles):
+                sources[split] = _file_source(dataset, cache, column, ids)
+                sources[split].description = f"{name} ({sources[split].description}{not_read(splits)})"
+                continue
             if column not in dataset.column_names:
                 flag = "--input_ids_column" if ids else "--text_column"
                 raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")

@@ -3,6 +3,7 @@
 The runs are in a process of their own, since Hugging Face's libraries read the Hub's address when they are imported.
 """
 
+import gzip
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import datasets
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 from helpers import run_main
 from safetensors.torch import load_file
 from warm_python import warm_python
@@ -26,9 +27,12 @@ RUNS = [
     ["pre_train", *TEXT, "--output_dir", "online"],
     ["pre_train", *TEXT, "--streaming", "--output_dir", "streamed"],
     ["fine_tune", "--task", "glue/cola", "--num_train_epochs", "1", "--output_dir", "tuned"],
+    *(["rows", name, door] for name in ("me/lines", "me/table") for door in ("cached", "streamed")),
     ["stop"],
     ["pre_train", *TEXT, "--output_dir", "offline"],
+    *(["rows", name, "offline"] for name in ("me/lines", "me/table")),
 ]
+TEXTS = ["t0", "007", "null", "2020-01-01", "NA"]
 PROCESS = """
 import importlib, json, os, sys
 from pathlib import Path
@@ -42,19 +46,37 @@ for constants in (huggingface_hub.constants, datasets.config):
 huggingface_hub.hf_api.api.endpoint = hub.url
 import fine_tune_t5, pre_train_t5
 from foundry.common.processes import answers
+from foundry.corpora.hub import load_dataset_splits
+from foundry.corpora.reading import read_any_rows
+
+def texts(name, door):
+    rows = load_dataset_splits(name, None, "--hub_dataset", streaming=door == "streamed")["train"]
+    if isinstance(rows, list):
+        rows = [row for path in rows for row in read_any_rows(path)]
+    return [row["a"] for row in rows]
 
 runs, flags = map(json.loads, sys.argv[1:])
 for script, *own in runs:
     if script == "stop":
         hub.stop()
         answers.cache_clear()
+    elif script == "rows":
+        Path(f"{own[0].replace('/', '_')}.{own[1]}").write_text(json.dumps(texts(*own)))
     else:
         {"pre_train": pre_train_t5, "fine_tune": fine_tune_t5}[script].main([*own, *flags])
 """
 
 
 def write_data_sets(folder: Path) -> None:
-    """me/text, whose configuration it has two files of a split, and nyu-mll/glue with CoLA."""
+    """me/text, whose configuration it has two files of a split, nyu-mll/glue with CoLA, me/lines of compressed JSON
+    lines, and me/table of two files of CSV."""
+    rows = [json.dumps({"q": "x", "a": text}) + "\n" for text in [*TEXTS, 7]]
+    (folder / "me" / "lines").mkdir(parents=True)
+    (folder / "me" / "lines" / "train.jsonl.gz").write_bytes(gzip.compress("".join(rows).encode()))
+    (folder / "me" / "table" / "data").mkdir(parents=True)
+    for number, part in enumerate((TEXTS, ["7"])):
+        cells = "".join(f"x,{text}\n" for text in part)
+        (folder / "me" / "table" / "data" / f"train-0000{number}-of-00002.csv").write_text(f"q,a\n{cells}")
     card = ["---", "configs:"]
     for config in ("it", "ro"):
         card += [f"- config_name: {config}", "  data_files:"]
@@ -73,7 +95,7 @@ def write_data_sets(folder: Path) -> None:
     (folder / "nyu-mll" / "glue" / "README.md").write_text(f"{card}---\n")
 
 
-class HubTest(absltest.TestCase):
+class HubTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -108,6 +130,11 @@ class HubTest(absltest.TestCase):
 
     def test_without_the_hub_what_it_gave_is_there(self):
         self.assertEqual(self.weights("offline"), self.weights("online"))
+
+    @parameterized.product(name=("me_lines", "me_table"), door=("cached", "streamed", "offline"))
+    def test_texts_are_those_of_the_files(self, name, door):
+        read = json.loads((self.folder / f"{name}.{door}").read_text())
+        self.assertEqual(read, [*TEXTS, 7 if name == "me_lines" else "7"])
 
     def test_a_stream(self):
         logged = (self.folder / "streamed" / "metrics.jsonl").read_text().splitlines()

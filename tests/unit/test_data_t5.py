@@ -622,6 +622,7 @@ class OfflineTest(TestCase):
 
         with (
             mock.patch("datasets.load_dataset", load_dataset),
+            mock.patch("datasets.load_dataset_builder", load_dataset),
             mock.patch("huggingface_hub.list_dataset_parquet_files", listed),
             contextlib.redirect_stdout(io.StringIO()) as out,
         ):

@@ -6,6 +6,7 @@ Outside references: a server on this machine that counts its requests, and sizes
 import bz2
 import contextlib
 import csv
+import dataclasses
 import gzip
 import http.server
 import io
@@ -14,6 +15,7 @@ import lzma
 import os
 import threading
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import datasets
@@ -23,6 +25,7 @@ import pyarrow
 import pyarrow.parquet
 from absl.testing import parameterized
 
+from features.streams.streamed_tasks import open_corpus, row_splitter
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments
@@ -33,7 +36,7 @@ from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.files import expand_files, say_once
 from foundry.corpora.hub import hub_is_reachable, load_dataset_splits
 from foundry.corpora.own_ids import read_ids
-from foundry.corpora.reading import class_names, read_documents
+from foundry.corpora.reading import class_names, python_rows, read_documents
 from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import MappedTokens
 from tasks.rows import load_rows
@@ -146,6 +149,119 @@ class DecodedTest(parameterized.TestCase):
         name = write_decoded(self.folder / "data", self.address, "Image", "saved")
         with self.assertRaisesRegex(UserError, rf"^--dataset_name {name}: only texts.* not the column text \(Image\)$"):
             load_dataset_splits(name, None, "--dataset_name")
+
+
+def json_lines(*values: object) -> str:
+    return "".join(json.dumps({"q": f"q{number}", "a": value}) + "\n" for number, value in enumerate(values))
+
+
+class SameTextsTest(parameterized.TestCase):
+    """A folder or data set has the texts that stand in its files, which are written by hand here: `datasets` takes some
+    for numbers, dates or nothing."""
+
+    FILES = {
+        "mixed.jsonl": (json_lines("t0", "t1", 7, "007", "null", "true", '"in quotes"', "1.10"), None),
+        "dates.jsonl": (json_lines("2020-01-01", "2020-01-02"), None),
+        "large.jsonl": (json_lines(2**70, 1), ["1180591620717411303424", "1"]),
+        "array.json": (json.dumps([{"q": "q0", "a": 0.123456789012345678}, {"q": "q1", "a": 1e-12}]), None),
+        "zeros.csv": (
+            "q,a\n" + "".join(f"q{n},{n}\n" for n in range(10_020)) + "q10020,007\n",
+            [*range(10_020), "007"],
+        ),
+        "absent.csv": ("q,a\nq0,NA\nq1,None\nq2,1.0\n", ["NA", "None", "1.0"]),
+        "quotes.tsv": ('q\ta\nq0\t"one\nq1\ttwo"\n', ['"one', 'two"']),
+        "types.jsonl": ('{"type": "user", "message": {"a": "x"}, "q": "q0", "a": "x"}\n', ["x"]),
+    }
+
+    def wanted(self, name: str) -> list[str]:
+        text, texts = self.FILES[name]
+        if texts is None:
+            rows = json.loads(text) if name.endswith(".json") else map(json.loads, text.splitlines())
+            texts = [row["a"] for row in rows]
+        return list(map(str, texts))
+
+    def task(self, flags: str) -> Any:
+        flags = f"{flags} --source_column q --target_column a --data_cache_dir {self.folder / 'cache'}"
+        classes = [TaskArguments, FineTuningArguments]
+        (task,) = Tasks.of_flags(parse_arguments(classes, flags.split())[0])
+        return task
+
+    @parameterized.parameters(*FILES)
+    def test_every_door(self, name):
+        (self.folder / "set").mkdir()
+        (self.folder / "set" / f"train_{name}").write_text(self.FILES[name][0])
+        (self.folder / "set" / f"validation{name[name.index('.') :]}").write_text(self.FILES[name][0])
+        folder = str(self.folder / "set")
+        task = self.task(f"--hub_dataset {folder}")
+        read = [load_rows(task.name, task.entry, task.args, "train")]
+        corpus = open_corpus(task.name, task.entry, task.args)
+        split = row_splitter(task.name, task.entry, task.args, corpus=corpus)
+        read.append([row for _, record in corpus.all_rows() for row in split(record)])
+        for rows in read:
+            self.assertEqual([str(row["a"]) for row in rows], self.wanted(name))
+        if name != "mixed.jsonl":
+            return
+        args = PreTrainingDataArguments(dataset_name=folder, data_cache_dir=str(self.folder / "cache"), text_column="q")
+        of_file = dataclasses.replace(args, dataset_name=None, train_file=[f"{folder}/train_{name}"])
+        found, same = find_sources(args)["train"], find_sources(of_file)["train"]
+        self.assertEqual(list(found.documents()), [f"q{number}" for number in range(8)])
+        self.assertEqual(found.fingerprint, same.fingerprint)
+
+    def test_lines_of_text(self):
+        (self.folder / "set").mkdir()
+        (self.folder / "set" / "train.txt").write_text("  one\x0ctwo \n\n2020-01-01\n007\n")
+        args = PreTrainingDataArguments(dataset_name=str(self.folder / "set"), data_cache_dir=str(self.folder))
+        self.assertEqual(list(find_sources(args)["train"].documents()), ["one two", "", "2020-01-01", "007"])
+
+    @parameterized.parameters("saved", "x.parquet")
+    def test_a_column_of_mixed_types_that_datasets_wrote(self, layout):
+        """Texts as its own __getitem__ gives them, but for those that it takes for numbers or nothing."""
+        values = ["t0", 7, "007", "null", "1.10", ["x", 1], {"a": "007"}, True, None]
+        rows = datasets.Dataset.from_dict({"q": list("abcdefghi"), "a": values}, on_mixed_types="use_json")
+        self.assertEqual(str(rows.features["a"]), "Json(decode=True)")
+        path = self.folder / layout
+        if layout == "saved":
+            rows.save_to_disk(path)
+            table = load_dataset_splits(str(path), None, "--hub_dataset")["train"].with_format("arrow")[:]
+            found = python_rows(table, "saved")
+        else:
+            rows.to_parquet(path)
+            found = list(reading.read_rows(path))
+        self.assertEqual([row["a"] for row in found], values)
+
+    CARD = "---\nconfigs:\n- config_name: default\n  data_files: {name}\n  {more}\n---\n"
+
+    def with_card(self, name: str, text: str, more: str) -> str:
+        folder = self.folder / "set"
+        folder.mkdir()
+        (folder / name).write_text(text)
+        (folder / "README.md").write_text(self.CARD.format(name=name, more=more))
+        return str(folder)
+
+    @parameterized.product(streaming=(False, True))
+    def test_a_card_with_other_separators(self, streaming):
+        folder = self.with_card("a.csv", "q;a\nq0;007\nq1;NA\nq2;2020-01-01\n", 'sep: ";"')
+        rows = load_dataset_splits(folder, None, "--hub_dataset", streaming=streaming)["train"]
+        self.assertEqual([row["a"] for row in rows], ["007", "NA", "2020-01-01"])
+
+    def test_a_card_with_classes(self):
+        """The names of datasets' own int2str."""
+        features = "dataset_info:\n  features:\n  - name: q\n    dtype: string\n  - name: a\n    dtype:\n"
+        features += "      class_label:\n        names:\n          '0': bad\n          '1': good"
+        folder = self.with_card("a.csv", "q,a\nq0,1\nq1,0\nq2,good\n", "\n" + features)
+        task = self.task(f"--hub_dataset {folder} --validation_split_percentage 50 --target_type class")
+        rows = load_rows(task.name, task.entry | {"held_out": None}, task.args, "train")
+        self.assertEqual([row["a"] for row in rows], ["good", "bad", "good"])
+
+    @parameterized.product(streaming=(False, True))
+    def test_what_cannot_be_told_is_refused_by_name(self, streaming):
+        text = json.dumps({"data": [{"q": "q0", "a": 0.1}, {"q": "q1", "a": 1e-12}]})
+        folder = self.with_card("a.json", text, "field: data")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            rows = load_dataset_splits(folder, None, "--hub_dataset", streaming=streaming)["train"]
+        self.assertEqual([dict(row) for row in rows], [{"q": "q0"}, {"q": "q1"}])
+        self.assertIn("not read: the column a is read by `datasets` (its card sets field: data)", printed.getvalue())
 
 
 class FolderTest(parameterized.TestCase):
