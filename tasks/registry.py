@@ -300,9 +300,14 @@ def unprefixed_text(task: dict, row: dict) -> str:
     """The source without the task's prefix: "sentence1: A. sentence2: B."."""
     parts = []
     for key, column in task["inputs"].items():
-        text = " ".join(str(item).strip() for item in as_list(row[column]))
+        text = joined_text(row[column])
         parts.append(f"{key}: {text}" if key else text)
     return " ".join(parts)
+
+
+def joined_text(value: object) -> str:
+    """The text of a cell that a model reads: the items of a list are joined by spaces."""
+    return " ".join(str(item).strip() for item in as_list(value))
 
 
 def target_text(name: str, task: dict, row: dict) -> str:

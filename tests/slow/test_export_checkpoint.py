@@ -224,6 +224,12 @@ class CompareTest(parameterized.TestCase):
 
 
 class BadInputTest(TestCase):
+    def test_samples_of_lists_are_the_text_that_the_model_reads(self):
+        path = self.folder / "rows.jsonl"
+        path.write_text('{"source": ["A", "B"]}\n{"source": 7}\n')
+        args = export_checkpoint.ExportArguments(samples_file=str(path), num_samples=5)
+        self.assertEqual(export_checkpoint.texts_to_compare(args, {}, None)[0], ["A B", "7"])
+
     @parameterized.named_parameters(
         ("format", ["--formats", "onxx"], "--formats onxx: must be one of huggingface"),
         ("dtype", ["--dtype", "float16"], "--dtype float16: must be one of float32, bfloat16"),

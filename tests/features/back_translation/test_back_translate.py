@@ -113,6 +113,42 @@ class BackTranslateTest(TestCase):
         self.assertContainsSubset({row["target"] for row in rows}, LINES)
         self.assertNotEmpty(rows)
 
+    @parameterized.parameters(("source", "body"), ("target", "pair.body"))
+    def test_lists_are_the_text_that_the_model_read(self, made, column):
+        """Their items joined by spaces, as predict_t5.py and the training read them."""
+        cells = [[line, "B"] for line in LINES[:-1]]
+        rows = [{"body": cell, "pair": {"body": cell}} for cell in cells]
+        self.text = self.write("mono.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        wide = ["--most_length_ratio", "1000", "--tag", "none"] if made == "source" else ["--most_length_ratio", "1000"]
+        _, found, _ = self.run_command("--text_column", column, "--made", made, *wide)
+        texts = [row["target" if made == "source" else "source"] for row in found]
+        self.assertNotEmpty(texts)
+        self.assertContainsSubset(texts, [f"{line.strip()} B" for line in LINES[:-1]])
+
+    def test_pairs_of_dotted_columns(self):
+        real = self.write("real.jsonl", "".join(json.dumps({"pair": row}) + "\n" for row in ROWS))
+        columns = ["--source_column", "pair.de", "--target_column", "pair.en", "--real_file", real]
+        _, rows, _ = self.run_command(*columns)
+        self.assertEqual(rows[0], {"pair.de": "echt 0", "pair.en": "real 0"})
+        self.assertContainsSubset({row["pair.en"] for row in rows[len(ROWS) :]}, LINES)
+
+    ARTICLE = {  # article 1 of the Universal Declaration of Human Rights
+        "zh": "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心，并应以兄弟关系的精神相对待。",
+        "ja": "すべての人間は、生まれながらにして自由であり、かつ、"
+        "尊厳と権利とについて平等である。人間は、"
+        "理性と良心とを授けられており、互いに同胞の精神をもって行動しなければならない。",
+        "ko": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. "
+        "인간은 천부적으로 이성과 양심을 부여받았으며 서로 형제애의 정신으로 행동하여야 한다.",
+        "en": "All human beings are born free and equal in dignity and rights. They are endowed with reason and "
+        "conscience and should act towards one another in a spirit of brotherhood.",
+    }
+
+    @parameterized.parameters(*ARTICLE)
+    def test_a_text_and_its_translation_are_of_one_length(self, language):
+        count = back_translate.characters(self.ARTICLE[language])
+        self.assertBetween(count / back_translate.characters(self.ARTICLE["en"]), 0.5, 2)
+        self.assertEqual(count == len(self.ARTICLE[language]), language == "en")
+
     @parameterized.parameters(
         (["--made", "target", "--tag", "x"], "--tag x: stands before sources that a model wrote"),
         (["--made", "both"], "--made both: must be one of source, target"),
@@ -123,6 +159,11 @@ class BackTranslateTest(TestCase):
         (["--most_length_ratio", "0.5"], "--most_length_ratio 0.5: must be at least 1"),
         (["--real_file", "nowhere.jsonl"], "--real_file nowhere.jsonl"),
         (["--text_file", "nowhere.txt"], "--text_file nowhere.txt"),
+        (["--text_file", "{folder}/rows.jsonl"], "has rows. Name a column with --text_column: body"),
+        (["--text_file", "{folder}/rows.jsonl", "--text_column", "bod"], "no column bod (did you mean body?), which"),
+        (["--text_column", "body"], "--text_column body: --text_file {folder}/mono.txt has lines, and no columns"),
+        (["--real_file", "{folder}/rows.jsonl"], "row 1: no column source, which --source_column names"),
+        (["--real_file", "{folder}/made.jsonl"], "row 2: has a column made_by, so not all are real"),
         (["--output_file", "{folder}"], "is a folder. Name a file"),
         (["--output_file", "{folder}/mono.txt"], "mono.txt: is --text_file too"),
         (["--output_file", "{folder}/mine.txt"], "mine.txt: is no file of this command"),
@@ -130,6 +171,9 @@ class BackTranslateTest(TestCase):
     )
     def test_a_mistake_is_one_line_before_anything_is_answered(self, flags, message):
         self.write("mine.txt", "mine")
+        self.write("rows.jsonl", '{"body": "a"}\n')
+        self.write("made.jsonl", '{"source": "a", "target": "b"}\n{"made_by": "x"}\n')
+        message = message.format(folder=self.folder)
         flags = [flag.format(folder=self.folder) for flag in flags]
         error = self.run_command(*flags, code=2, predicts=False)[2]
         self.assertIn(message, error.splitlines()[-1])
