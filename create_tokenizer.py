@@ -76,7 +76,9 @@ class TokenizerArguments:
     eos_token: str | None = option(None, "Token that ends a text, if the files of --from_tokenizer name none.")
     pad_token: str | None = option(None, "Token that fills rows up, if the files of --from_tokenizer name none.")
     model_name_or_path: str | None = option(None, "Also write this checkpoint, with rows for the new tokens.")
-    train_file: list[str] | None = option(None, "Text: files, folders or globs, as for pre_train_t5.py.")
+    train_file: list[str] | None = option(
+        None, "Text: files, folders, globs, with weights a.txt:0.7 b.txt:0.3, as for pre_train_t5.py."
+    )
     validation_file: list[str] | None = option(None, "Text not to learn from, of which the losses are shown too.")
     dataset_name: str | None = option(None, "Saved `datasets` folder, Hub name, or the built-in installed_docs.")
     dataset_config_name: str | None = option(None, "Configuration of the Hub data set.")

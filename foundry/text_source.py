@@ -52,19 +52,24 @@ def documents_of(features: Features, args: "PreTrainingDataArguments", most: int
     text), for a tokenizer."""
     from foundry.corpora.preview import described_files, files_read
     from foundry.corpora.round_trip import MOST_TEXTS
-    from foundry.corpora.sources import described, find_corpora, find_sources
+    from foundry.corpora.sources import described, find_corpora, find_sources, mixed_documents
 
     source = features.first(TextSource)
     if source:
         return source.documents(args, most)
-    splits = [find_sources(alone) for _, alone in find_corpora(args).values()]
+    corpora = find_corpora(args)
+    splits = [find_sources(alone) for _, alone in corpora.values()]
     sources = [of_corpus["train"] for of_corpus in splits]
     held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
     files = files_read({"train": [source.files for source in sources]})
-    documents = itertools.chain.from_iterable(source.documents() for source in sources)
+    weights = [weight for weight, _ in corpora.values()]
+    documents = mixed_documents([source.documents() for source in sources], weights)
     limit = f", its first {most:,} documents" if most else ""
     validation = itertools.chain.from_iterable(source.documents() for source in held_out)
     text = {"text": described(sources) + limit, "files": described_files(files, "train")}
+    if len(corpora) > 1:
+        shares = ", ".join(f"{name} {weight:.1%}" for name, (weight, _) in corpora.items())
+        text["corpora"] = f"{shares} of the characters, up to the end of the first one that ends"
     return text, itertools.islice(documents, most), itertools.islice(validation, MOST_TEXTS)
 
 

@@ -163,6 +163,29 @@ class SourcesTest(TestCase):
             shutil.rmtree(self.out)
         self.assertLen(set(prints), 1)
 
+    @parameterized.parameters((None,), (360,))
+    def test_each_corpus_has_its_share(self, most):
+        """Of the characters, until the first corpus ends: the small one has a third of the large one's text."""
+        texts = lines()
+        marked = {"large": [f"L{line}" for line in texts], "small": [f"S{line}" for line in texts[: len(texts) // 3]]}
+        for name, of_file in marked.items():
+            (self.folder / f"{name}.txt").write_text("\n".join(of_file) + "\n")
+        read, train = [], create_tokenizer.train_tokenizer
+
+        def kept(documents, *how):
+            read.extend(documents)
+            return train(iter(read), *how)
+
+        limit = () if most is None else ("--max_train_samples", most)
+        with mock.patch("create_tokenizer.train_tokenizer", kept):
+            files = (f"{self.folder}/large.txt:0.25", f"{self.folder}/small.txt:0.75")
+            _, printed = self.train("--train_file", *files, *limit)
+        self.assertRegex(printed, "corpora +large 25.0%, small 75.0% of the characters")
+        sizes = {mark: sum(len(line) for line in read if line[0] == mark) for mark in "LS"}
+        self.assertAlmostEqual(sizes["S"] / sum(sizes.values()), 0.75, delta=0.02)
+        documents = sum(line[0] == "S" for line in read)
+        self.assertEqual(len(read) if most else documents, most or len(marked["small"]))
+
     def test_sentencepiece_samples_lines(self):
         self.train("--train_file", workspace() / "text.txt", "--max_sentences", 300)
         few = tokenizer_fingerprint(load_tokenizer(str(self.out)))
