@@ -11,6 +11,7 @@ core in all formats but ONNX, which takes longer.
 """
 
 from foundry.common.command_line import answer_early
+from foundry.corpora.gaps import source_ids
 
 if __name__ == "__main__":
     answer_early(__doc__)
@@ -72,7 +73,7 @@ from foundry.publishing.exports import (
 )
 from foundry.publishing.publication import Publication
 from foundry.publishing.records import first_entry, read_run, task_of
-from tasks.registry import eval_splits, source_text
+from tasks.registry import eval_splits, joined_text, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
 
@@ -154,7 +155,7 @@ def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedToke
         if is_plain_text(path):
             sources = iter(filter(None, read_text_documents(path)))
         else:
-            sources = (str(row["source"]) for row in read_rows(path, ["source"]))
+            sources = (joined_text(row["source"]) for row in read_rows(path, ["source"]))
         found = list(itertools.islice(sources, args.num_samples))
         if not found:
             raise UserError(f"--samples_file {path}: holds no text")
@@ -177,8 +178,8 @@ def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedToke
 
 def is_shown(text: str, run: dict, tokenizer: PreTrainedTokenizerBase, longest: int) -> bool:
     """Whether run.json shows this source, cut at `longest` tokens, among the rows that its run read."""
-    ids = tokenizer(text, truncation=True, max_length=longest)["input_ids"]
-    shown = Sample("", ids, len(tokenizer(text)["input_ids"])).text(tokenizer, KEPT_TOKENS)
+    (ids,), (uncut,) = source_ids(tokenizer, [text], longest), source_ids(tokenizer, [text])
+    shown = Sample("", ids, len(uncut)).text(tokenizer, KEPT_TOKENS)
     return f'"text": {json.dumps(shown)}' in json.dumps(run.get("read"))
 
 

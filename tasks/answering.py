@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from constants import IGNORE_INDEX
 from foundry.common.words import listed
 from foundry.corpora.chunks import longest_first
+from foundry.corpora.gaps import source_ids
 from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
@@ -264,8 +265,7 @@ def draws_of(texts: list[tuple[int, int]], engine: Engine, plan: Plan) -> dict[s
 
 def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:
     """Token ids of the texts, cut at the task's source length, or at `most` tokens."""
-    cut = dict(max_length=most or plan.entry["max_source_length"], truncation=True)
-    return plan.tokenizer(texts, **cut)["input_ids"] if texts else []
+    return source_ids(plan.tokenizer, texts, most or plan.entry["max_source_length"])
 
 
 def record_of(item: Input, candidates: list[list[Candidate]], plan: Plan) -> dict:

@@ -22,6 +22,7 @@ from data_collator_t5 import find_bos_id
 from features import task_features
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
+from foundry.corpora.gaps import source_ids
 from foundry.corpora.round_trip import LONGEST_TEXT, Losses, round_trip, sampled
 from foundry.corpora.tokenizers import decoded, encode_targets
 from foundry.modeling.loss import STATISTICS, token_metrics
@@ -72,7 +73,8 @@ def build_tokenize_function(
         rows = as_rows(batch)
         if "tokenize" in task:
             return by_entry(rows)
-        made = dict(tokenizer([source_text(task, row) for row in rows], max_length=max_source_length, truncation=True))
+        sources = source_ids(tokenizer, [source_text(task, row) for row in rows], max_source_length)
+        made: dict[str, list] = {"input_ids": sources, "attention_mask": [[1] * len(ids) for ids in sources]}
         if task["target"] in batch:
             texts = [target_text(name, task, row) for row in rows]
             made["labels"] = encode_targets(tokenizer, texts, max_target_length)
@@ -160,7 +162,7 @@ def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict
     inputs, lost = list(task["inputs"].items()), Counter()
     for number, (_, column) in enumerate(inputs[1:], start=1):
         before = [source_text(task | {"inputs": dict(inputs[:number])}, row) for row in rows]
-        ids = tokenizer(before, max_length=most, truncation=True)["input_ids"]
+        ids = source_ids(tokenizer, before, most)
         is_there = (any(str(item).strip() for item in as_list(row[column])) for row in rows)
         lost[column] = sum(len(one) >= most and there for one, there in zip(ids, is_there, strict=True))
     return dict(+lost)

@@ -31,6 +31,7 @@ from foundry.common.whole_folders import cached
 from foundry.corpora.chunks import row_lengths
 from foundry.corpora.counts import TokenCounter, TokenCounts
 from foundry.corpora.files import say_once
+from foundry.corpora.gaps import GAP
 from foundry.corpora.preview import (
     UNCUT,
     Sample,
@@ -246,7 +247,10 @@ class LoadedTask(Task):
         texts += [further[field].column if field in further else None for field in further_fields("column")]
         texts += [entry["columns"], TOKENS_FORMAT] if "columns" in entry else [TOKENS_FORMAT]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
-        key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:24]
+        contents = json.dumps(decisive, default=str)
+        if GAP.search(contents):
+            contents += " gaps are sentinels"  # other tokens than before; those of all other rows are as they were
+        key = hashlib.sha256(contents.encode()).hexdigest()[:24]
 
         def build(folder: Path) -> None:
             # All values become texts: Arrow would store 3 as 3.0 in a column with a 2.5, and refuse mixed types.

@@ -7,8 +7,9 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerBase
 
 from data_collator_t5 import find_sentinel_ids
-from features.prompt.gaps import GAP, gap_encoder, spans
+from features.prompt.gaps import spans
 from foundry.common.processes import say
+from foundry.corpora.gaps import GAP, source_ids
 from foundry.corpora.tokenizers import decoded
 from tasks.answering import Engine, Plan
 
@@ -23,16 +24,14 @@ def answers_to(
     """For each line that is not empty: the line with its <extra_id_n> gaps filled or, if it has no gaps, the text that
     the model generates for it. most_tokens: of a line without gaps; a longer one is cut. show: gets the text that the
     model reads, decoded from its ids."""
-    with_gaps = sentinels = None
+    sentinels: list[int] = []
     for line in map(str.strip, lines):
         if not line:
             continue
         has_gaps = GAP.search(line) is not None
-        if has_gaps and with_gaps is None:
+        if has_gaps and not sentinels:
             sentinels = find_sentinel_ids(tokenizer).tolist()
-            with_gaps = gap_encoder(tokenizer, sentinels)
-        cut = {} if most_tokens is None else dict(max_length=most_tokens, truncation=True)
-        ids = with_gaps(line) if has_gaps else tokenizer(line, **cut)["input_ids"]  # as in fine-tuning
+        (ids,) = source_ids(tokenizer, [line], None if has_gaps else most_tokens)  # as in fine-tuning
         if show:
             show(tokenizer.decode(ids))
         (written,) = engine.write([ids])[0]

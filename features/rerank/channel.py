@@ -12,6 +12,7 @@ import torch
 
 from foundry.arguments.own_pairs import prefix_of
 from foundry.common.errors import UserError
+from foundry.corpora.gaps import source_ids
 from foundry.corpora.tokenizers import encode_targets, load_tokenizer
 from foundry.model_t5 import fit_vocabulary, load_model, named_config
 from foundry.publishing.exports import export_of
@@ -75,8 +76,8 @@ class Channel:
     def log_probabilities(self, source: str, answers: list[str]) -> tuple[list[float], list[int], int]:
         """([N] log P(source | answer) in nats; [N] tokens of the answers; tokens of the source)."""
         (column,) = self.entry["inputs"].values()
-        longest = dict(max_length=self.entry["max_source_length"], truncation=True)
-        read = self.tokenizer([source_text(self.entry, {column: text}) for text in answers], **longest)["input_ids"]
+        sources = [source_text(self.entry, {column: text}) for text in answers]
+        read = source_ids(self.tokenizer, sources, self.entry["max_source_length"])
         (target,) = encode_targets(self.tokenizer, [source])
         start = [self.model.config.decoder_start_token_id]
         written, found = torch.tensor([start + target], device=self.device), []

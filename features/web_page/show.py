@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from features.web_page.page import open_page
 from foundry.common.reports import start_summary
+from foundry.corpora.gaps import source_ids
 from foundry.corpora.tokenizers import answering_tokenizer
 from tasks.answering import Engine, Plan, answer_window, summary, tokenised
 from tasks.examples import class_label_ids
@@ -26,7 +27,7 @@ def show_page(plan: Plan, engine: Engine) -> None:
         item, plan.endless, plan.no_value = plan.reader.made({}, row), 0, 0
         (record,) = answer_window([item], engine, plan, tqdm(disable=True), first=0)
         sources = tokenised(item.texts, plan)
-        uncut = [len(plan.tokenizer(text, verbose=False)["input_ids"]) for text in item.texts]
+        uncut = [len(ids) for ids in source_ids(plan.tokenizer, item.texts)]
         record["read"] = "\n".join(as_read(*one, plan.tokenizer) for one in zip(sources, uncut, strict=True))
         record["notes"] = list(plan.odd().values())
         if labels is not None and item.texts:

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from foundry.common.errors import UserError
+from foundry.corpora.gaps import source_ids
 
 NEW_TOKENS = 32  # generated greedily for each text
 LONGEST_SOURCE = 512  # tokens of a text that are compared
@@ -107,7 +108,7 @@ def export_of(folder: Path) -> Path:
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     """Source ids with EOS, cut at LONGEST_SOURCE."""
-    return tokenizer(texts, truncation=True, max_length=LONGEST_SOURCE)["input_ids"]
+    return source_ids(tokenizer, texts, LONGEST_SOURCE)
 
 
 def encoder_of(model: PreTrainedModel) -> PreTrainedModel:

@@ -21,10 +21,15 @@ import constants
 import predict_t5
 from create_tokenizer import add_tokens
 from data_collator_t5 import find_sentinel_ids
-from features.prompt import gaps
+from features.prompt.gaps import spans
 from features.prompt.prompt import answers_to, prompt
+from foundry.corpora.gaps import gap_encoder
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
 from foundry.model_t5 import load_model
+from foundry.publishing.exports import encode
+from tasks.answering import tokenised
+from tasks.examples import build_tokenize_function
+from tasks.predictions import PLAIN
 
 ROOT = Path(constants.__file__).parent
 
@@ -38,7 +43,7 @@ class SpansTest(parameterized.TestCase):
         ([5, 6], {}),
     )
     def test_spans(self, ids, expected):
-        self.assertEqual(gaps.spans(ids, [99, 98, 97], 1), expected)
+        self.assertEqual(spans(ids, [99, 98, 97], 1), expected)
 
 
 def engine_of(*ids: int) -> mock.Mock:
@@ -143,7 +148,7 @@ class GapsTest(parameterized.TestCase):
         if kind != "T5's":
             tokenizer, _ = add_tokens(tokenizer, ["\n", "{"])
         sentinels, tried = find_sentinel_ids(tokenizer).tolist(), 0
-        encode, with_gaps = plain_encoder(tokenizer), gaps.gap_encoder(tokenizer, sentinels)
+        encode, with_gaps = plain_encoder(tokenizer), gap_encoder(tokenizer, sentinels)
         for line in sentences(40, seed=3):
             ids = list(encode([line])[0])
             tokens = tokenizer.convert_ids_to_tokens(ids)
@@ -161,21 +166,21 @@ class GapsTest(parameterized.TestCase):
     def test_several_gaps_and_what_is_none(self):
         tokenizer, _ = add_tokens(load_tokenizer(str(workspace() / "tokenizer")), ["{", "[NLU]"])
         sentinels = find_sentinel_ids(tokenizer).tolist()
-        encode, with_gaps = plain_encoder(tokenizer), gaps.gap_encoder(tokenizer, sentinels[:2])
-        ids = [[*encode([text])[0]] for text in ("bada", "kuli", "bada<extra_id_7> kuli")]
+        encode, with_gaps = plain_encoder(tokenizer), gap_encoder(tokenizer, sentinels[:2])
+        ids = [[*encode([text])[0]] for text in ("bada", "kuli", "bada<extra_id_700> kuli")]
         brace, mode, _ = tokenizer.convert_tokens_to_ids(["{", "[NLU]", "bada"])
         one, two, *_ = sentinels
         for line, wanted in (
             ("bada <extra_id_0> <extra_id_1> kuli", [*ids[0], one, two, *ids[1]]),
             ("<extra_id_1>{ kuli", [two, brace, *ids[1]]),
             ("[NLU] bada <extra_id_0>", [mode, *ids[0], one]),
-            ("bada<extra_id_7> kuli <extra_id_0>", [*ids[2], one]),
+            ("bada<extra_id_700> kuli <extra_id_0>", [*ids[2], one]),
         ):
             self.assertEqual(with_gaps(line), [*wanted, 1], line)
 
     def test_bytes_keep_their_spaces(self):
         tokenizer = ByT5Tokenizer()
-        with_gaps = gaps.gap_encoder(tokenizer, [258, 257])
+        with_gaps = gap_encoder(tokenizer, [258, 257])
         wanted = [[byte + 3 for byte in text.encode()] for text in ("é ", ".")]
         self.assertEqual(with_gaps("é <extra_id_0>."), [*wanted[0], 258, *wanted[1], 1])
 
@@ -192,6 +197,29 @@ class FamiliesTest(parameterized.TestCase):
         ((given,),) = engine.write.call_args.args
         self.assertEqual([number for number in given if number in sentinels], sentinels[:2])
         self.assertEqual(given[0] if family in zoo.GEMMA else given[-1], 2 if family in zoo.GEMMA else 1)
+
+    @parameterized.parameters(*zoo.FAMILIES)
+    def test_every_door_reads_a_gap_as_the_prompt(self, family):
+        """The sentinels with which the family was trained: published ids, as the zoo has them."""
+        folder, words = animal(family)
+        tokenizer, sentinels = load_tokenizer(str(folder)), zoo.sentinel_ids(family, words)
+        text, engine = "Bo <extra_id_0> ri<extra_id_1>li.", engine_of(1)
+        list(answers_to([text, "Bo rili."], engine, tokenizer))
+        (wanted,), (plain,) = (call.args[0] for call in engine.write.call_args_list)
+        task = PLAIN | {"inputs": {"": "text"}}
+        self.assertEqual([number for number in wanted if number in sentinels], sentinels[:2])
+        plan = mock.Mock(tokenizer=tokenizer, entry={"max_source_length": 100})
+        rows = {"text": [text, "Bo rili."], "prediction": ["a", "b"]}
+        doors = {
+            "file, server and page": tokenised([text, "Bo rili."], plan),
+            "export": encode(tokenizer, [text, "Bo rili."]),
+            "training": build_tokenize_function("x", task, tokenizer, 100, 8)(rows)["input_ids"],
+        }
+        for door, found in doors.items():
+            self.assertEqual([list(map(int, ids)) for ids in found], [wanted, plain], door)
+        ends = wanted[:1] + wanted[1:4] if family in zoo.GEMMA else [*wanted[:3], 1]
+        plan.entry = {"max_source_length": 4}
+        self.assertEqual(tokenised([text], plan), [ends])
 
     def test_mt5_goes_on_with_other_words(self):
         """`--tokenizer_name` of a T5 for an mT5: training and the prompt find the sentinels of the new one."""

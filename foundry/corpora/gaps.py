@@ -1,0 +1,92 @@
+"""Sources, and those with gaps as pre-training would mask them: "The cat <extra_id_0> on the mat." -> ids."""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from constants import DENOISERS
+from data_collator_t5 import find_bos_id, find_sentinel_ids, is_byte_level
+
+GAP = re.compile(r"<extra_id_(\d+)>")
+_MODES = {denoiser["mode"] for denoiser in DENOISERS.values() if "mode" in denoiser}
+Encode = Callable[[list[str]], Sequence[Sequence[int]]]
+
+
+def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], most: int | None = None) -> list[list[int]]:
+    """The token ids of sources, each cut at `most` of them, with what the tokenizer puts around a text.
+
+    In training and at all doors a text with <extra_id_n> has the ids of `gap_encoder`. The tokenizer itself would write
+    a token that no checkpoint was trained on (ByT5), or begin a new word behind the gap (T5).
+    """
+    ids = tokenizer(texts, max_length=most, truncation=most is not None, verbose=False)["input_ids"] if texts else []
+    with_gaps = [number for number, text in enumerate(texts) if GAP.search(text)]
+    encode = encoder_of_gaps(tokenizer, len(tokenizer)) if with_gaps else None
+    for number in with_gaps if encode else ():
+        ids[number] = _cut(encode(texts[number]), most, find_bos_id(tokenizer) is None)
+    return ids
+
+
+@functools.lru_cache(maxsize=4)
+def encoder_of_gaps(tokenizer: PreTrainedTokenizerBase, size: int) -> Callable[[str], list[int]] | None:  # noqa: ARG001
+    """The `gap_encoder` with the tokenizer's sentinels; None if it has none. size: of the vocabulary, which changes
+    when tokens are added."""
+    sentinels = find_sentinel_ids(tokenizer, required=False).tolist()
+    return gap_encoder(tokenizer, sentinels) if sentinels else None
+
+
+def _cut(ids: list[int], most: int | None, ends_in_eos: bool) -> list[int]:
+    """[5, 6, 7, 1] cut at 3 -> [5, 6, 1] if it ends in EOS."""
+    if most is None or len(ids) <= most:
+        return ids
+    return [*ids[: most - 1], ids[-1]] if ends_in_eos else ids[:most]
+
+
+def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Callable[[str], list[int]]:
+    """A function from a line to the ids that pre-training would make of the whole text when it masks what stands in the
+    gaps: a gap <extra_id_n> becomes a sentinel, and a BOS is added in front or, without one, an EOS at the end.
+
+    In pre-training a space is part of the token of the next word, so a gap takes the space before it. Text right after
+    a gap is the rest of a word: "mat<extra_id_0>." ends in "." and not in "▁.".
+    """
+    encode, encode_rest, modes = _encoder(tokenizer), _word_end_encoder(tokenizer), tokenizer.get_added_vocab()
+    modes = {token: number for token, number in modes.items() if token in _MODES}
+
+    def ids_of(line: str) -> list[int]:
+        mode = next(filter(line.startswith, modes), "")
+        ids, begin = [modes[mode]] if mode else [], len(mode)
+        gaps = [gap for gap in GAP.finditer(line) if int(gap[1]) < len(sentinels)]
+        for gap in [*gaps, None]:
+            text = line[begin : gap.start()] if gap else line[begin:]
+            text = text.rstrip(" ") if gap and not is_byte_level(tokenizer) else text
+            rest = re.match(r"\S*", text)[0] if ids and begin > len(mode) else ""  # of a word that a gap began
+            for part, encoder in ((rest, encode_rest), (text[len(rest) :], encode)):
+                ids += map(int, encoder([part])[0])
+            if gap:
+                ids, begin = [*ids, sentinels[int(gap[1])]], gap.end()
+        bos = find_bos_id(tokenizer)
+        return [*ids, tokenizer.eos_token_id] if bos is None else [bos, *ids]
+
+    return ids_of
+
+
+def _encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
+    return lambda texts: tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _word_end_encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
+    """A function from texts to ids, like `_encoder`'s, for texts without white space that are the rest of a word: no
+    mark of a word's beginning is put before them."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        return _encoder(tokenizer)
+    rules = json.loads(
+        re.sub(r'"prepend_scheme": ?"\w+"', '"prepend_scheme":"never"', tokenizer.backend_tokenizer.to_str())
+    )
+    rules |= {"truncation": None, "padding": None}  # left there by whoever called it last
+    if steps := (rules["normalizer"] or {}).get("normalizers"):
+        rules["normalizer"]["normalizers"] = [step for step in steps if step["type"] != "Prepend"]
+    backend = Tokenizer.from_str(json.dumps(rules))
+    return lambda texts: [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
