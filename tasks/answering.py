@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from constants import IGNORE_INDEX
 from foundry.common.words import listed
 from foundry.corpora.chunks import longest_first
-from foundry.corpora.gaps import source_ids
+from foundry.corpora.gaps import cut_source, source_ids
 from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
@@ -58,9 +58,9 @@ class Plan:
     """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
 
     folder: has the tokenizer and task.json. limit_from: what says how many tokens an answer may have. choose: which of
-    several texts is the answer, once the engine is loaded. lengths: {tokens
-    of a text, cut at --max_source_length: how many had as many so far}. endless, no_value: how many answers so far end
-    at the limit, and are no label or number, where the task is to write one.
+    several texts is the answer, once the engine is loaded. lengths: {tokens of a text, cut at --max_source_length: how
+    many had as many so far}. cut: how many were longer. endless, no_value: how many answers so far end at the limit,
+    and are no label or number, where the task is to write one.
     """
 
     args: Any  # the flags of predict_t5.py
@@ -73,6 +73,7 @@ class Plan:
     features: Features = NO_FEATURES
     choose: Chooser | None = None
     lengths: Counter = field(default_factory=Counter)
+    cut: int = 0
     endless: int = 0
     no_value: int = 0
 
@@ -88,11 +89,11 @@ class Plan:
 
     def counted(self) -> dict[str, str]:
         """Rows of the end summary: what was read, and `odd`."""
-        rows, most = {}, self.entry["max_source_length"]
+        rows = {}
         if self.lengths:
             rows["read"] = f"texts of {described_spread(spread(self.lengths))}"
-        if cut := sum(count for length, count in self.lengths.items() if length >= most):
-            rows["cut"] = f"{cut:,} texts at {most:,} tokens (--max_source_length)"
+        if self.cut:
+            rows["cut"] = f"{self.cut:,} texts at {self.entry['max_source_length']:,} tokens (--max_source_length)"
         return rows | self.odd()
 
     def odd(self) -> dict[str, str]:
@@ -216,7 +217,10 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     """
     state, texts = PartialState(), [text for item in items for text in item.texts]
     places = [(number, part) for number, item in enumerate(items, start=first) for part in range(len(item.texts))]
-    ids = tokenised(texts, plan)
+    longest = plan.entry["max_source_length"]
+    ids = tokenised(texts, plan, longest + 1)
+    plan.cut += sum(len(one) > longest for one in ids)
+    ids = [cut_source(plan.tokenizer, one, longest) for one in ids]
     plan.lengths.update(map(len, ids))
     order = longest_first([*map(len, ids)]).tolist()
     size = plan.args.batch_size

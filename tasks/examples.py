@@ -196,8 +196,10 @@ def as_rows(columns: dict[str, list]) -> list[dict]:
 
 def max_lengths(task: dict, split: str) -> tuple[int, int | None]:
     """(source, target) lengths in tokens at which the rows of a split are cut; None: not cut. Targets are cut in
-    training alone, since metrics compare with the whole target, and class labels never."""
-    cuts_targets = split == "train" and task["target_type"] != "class"
+    training alone, since metrics compare with the whole target, and class labels never; `cuts_targets` of an entry:
+    always, where the model reads them."""
+    is_cut = split == "train" or task.get("cuts_targets", False)
+    cuts_targets = is_cut and task["target_type"] != "class"
     return task["max_source_length"], task["max_target_length"] if cuts_targets else None
 
 

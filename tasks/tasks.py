@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -191,10 +190,7 @@ class LoadedTask(Task):
 
     def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Sample]]:
         """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
-        whole = made
-        if rows and "tokenize" not in self.entry:
-            tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, UNCUT, None)
-            whole = examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
+        whole = self.uncut(rows)
         name, shown = f"{self.name} {split}" if self.is_one_of_several else split, []
         further = registry.further_columns(self.entry)
         for row, uncut in zip(made, whole, strict=True):
@@ -207,6 +203,23 @@ class LoadedTask(Task):
             parts = [(f"{name} {side}", column) for column, side in sides.items() if column in row]
             shown.append([Sample(text, row[column], len(uncut[column])) for text, column in parts])
         return shown
+
+    def uncut(self, rows: list[dict]) -> list[dict]:
+        """The tokens of rows, uncut."""
+        if not rows:
+            return []
+        tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, UNCUT, None)
+        return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
+
+    def cut_rows(self, split: str, column: str, most: int) -> tuple[float, list[dict]]:
+        """(share of a split's rows whose `column` had more than `most` tokens, these rows), estimated from MEASURED of
+        those that have so many now."""
+        lengths = row_lengths(self.data[split], column)
+        numbers = np.flatnonzero(lengths >= most)
+        tried = [self.rows[split][number] for number in numbers[:: -(-len(numbers) // MEASURED) or 1]]
+        uncut = zip(tried, self.uncut(tried), strict=True)
+        longer = [row for row, whole in uncut if len(whole[column]) > most]
+        return len(longer) / max(1, len(tried)) * len(numbers) / len(lengths), longer
 
     def _place(self, split: str) -> str:
         """The beginning of messages about a split."""
@@ -591,8 +604,8 @@ class TaskRows:
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
-        0.5 %, and in how many nothing is left of a column. Rows of exactly the maximum length count too. Also how many
-        targets that are not cut are longer than an answer may be."""
+        0.5 %, and in how many nothing is left of a column. Also how many targets that are not cut are longer than an
+        answer may be."""
         cut = {}
         for split, rows in task.data.items():
             longest, of_targets = examples.max_lengths(task.entry, split)
@@ -601,12 +614,10 @@ class TaskRows:
             sides |= {column.plural: (name, of_targets) for name, column in others.items()}
             sides = {name: side for name, side in sides.items() if side[0] in rows.column_names}
             for name, (column, most) in sides.items():
-                are_cut = row_lengths(rows, column) >= (most or math.inf)
-                if (share := float(are_cut.mean())) >= 0.005:
+                share, some = task.cut_rows(split, column, most) if most else (0.0, [])
+                if share >= 0.005:
                     cut.setdefault(split, []).append(f"{percent(share)} of the {name} at {most} tokens")
                     if name == "sources" and "tokenize" not in task.entry:
-                        numbers = np.flatnonzero(are_cut)
-                        some = [task.rows[split][n] for n in numbers[:: -(-len(numbers) // MEASURED)]]
                         lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
                         cut[split] += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
             if "targets" in sides and of_targets is None and task.entry["target_type"] != "class":

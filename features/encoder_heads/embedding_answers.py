@@ -26,7 +26,7 @@ from features.encoder_heads.head_answers import (
     check_prediction,
     splits_to_evaluate,
 )
-from features.encoder_heads.pair_rows import LoadedPairs, PairTasks, cutting_collator, trainer_of
+from features.encoder_heads.pair_rows import LoadedPairs, PairTasks, trainer_of
 from foundry.arguments.own_pairs import prefix_of
 from foundry.arguments.task import TaskArguments
 from foundry.common.command_line import parse_arguments
@@ -34,10 +34,12 @@ from foundry.common.errors import UserError
 from foundry.common.processes import finish_process_group, has_accelerator, is_first_process
 from foundry.common.reports import end_summary, record_json, start_summary
 from foundry.common.whole_folders import patiently, told_if_full
+from foundry.corpora.gaps import cut_source, source_ids
 from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
+from foundry.training.batching import padding_collator
 from tasks.model_folders import Encoder
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import source_prefix
@@ -81,7 +83,7 @@ class EmbeddingAnswers(EncoderAnswers):
             rows=TaskRows([loaded]),
             model=functools.partial(load_encoder, folder, evaluation.attn_implementation),
             trainer_type=trainer_of(embedder, task),
-            collator=cutting_collator(embedder, task_args, tokenizer),
+            collator=padding_collator(tokenizer),
             plan={"embedding": embedder.described()},
         )
 
@@ -103,8 +105,8 @@ class EmbeddingAnswers(EncoderAnswers):
         if not inputs:
             raise UserError(f"--input_file {args.input_file}: has no text")
         texts = ["".join(item.texts) for item in inputs]
-        whole = tokenizer(texts)["input_ids"]
-        ids = [cut(one, most) for one in whole]
+        whole = source_ids(tokenizer, texts)
+        ids = [cut_source(tokenizer, one, most) for one in whole]
         state = PartialState(cpu=args.use_cpu or not has_accelerator())
         if is_first_process():
             rows = {"checkpoint": folder, "embedding": embedder.described()}
@@ -161,8 +163,8 @@ def encoder_that(
 
     def read(given: str | dict) -> tuple[list[int], int, None]:
         (text,) = [given] if isinstance(given, str) else given.values()
-        whole = tokenizer(text)["input_ids"]
-        return cut(whole, most), len(whole), None
+        (whole,) = source_ids(tokenizer, [text])
+        return cut_source(tokenizer, whole, most), len(whole), None
 
     def answer(inputs: list[tuple[list[int], int, Any]]) -> list[dict]:
         rows = [ids for ids, *_ in inputs]
@@ -179,11 +181,6 @@ def check_finite(folder: str, found: np.ndarray) -> None:
         raise UserError(
             f"--model_name_or_path {folder}: gives embeddings that are not finite. Take an earlier checkpoint"
         )
-
-
-def cut(ids: list[int], most: int) -> list[int]:
-    """At most so many ids, the last of them still EOS."""
-    return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
 
 
 @torch.no_grad()

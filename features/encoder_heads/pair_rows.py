@@ -78,7 +78,7 @@ def add_columns(task: Task, embedder: Embedder) -> None:
         if name in _OF_BATCHES:
             raise UserError(f"--{flag} {name}: is the name of a batch's tensor: call the column otherwise")
     renamed = {name: int(name) for name in further} if task.args.tsv_header is False else {}
-    task.entry = task.entry | {"metrics": embedder.metrics, "columns": further}
+    task.entry = task.entry | {"metrics": embedder.metrics, "columns": further, "cuts_targets": True}
     if renamed:
         task.entry["file_columns"] = task.entry["file_columns"] | renamed
 
@@ -124,7 +124,7 @@ class PairData(TaskData):
         return [LoadedPairs(task, splits, self.tokenizer, self.embedder)]
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> Callable:  # noqa: ARG002
-        return cutting_collator(self.embedder, self.args, tokenizer)
+        return padding_collator(tokenizer)
 
     def flops_per_sequence(self, config: PretrainedConfig, source_length: int, target_length: int) -> int:
         """Floating-point operations of a training row: the encoder reads each text, the negative as long as the target
@@ -146,14 +146,3 @@ def trainer_of(embedder: Embedder, task: Task) -> type:
     """The trainer of an embedder on the texts of a task."""
     longest = max(task.args.max_source_length, task.args.max_target_length)
     return EmbeddingTrainer.of(embedder=embedder, longest=longest, prefix=registry.source_prefix(task.entry))
-
-
-def cutting_collator(embedder: Embedder, args: TaskArguments, tokenizer: PreTrainedTokenizerBase) -> Callable:
-    """The collator of texts, with targets and negatives cut at --max_target_length; the last token is still EOS."""
-    collate, most = padding_collator(tokenizer), args.max_target_length
-    sides = [name for name in ("labels", embedder.negative) if name]
-
-    def cut(row: dict) -> dict:
-        return row | {name: [*row[name][: most - 1], row[name][-1]] for name in sides if len(row[name]) > most}
-
-    return lambda rows: collate([cut(row) for row in rows])

@@ -26,7 +26,7 @@ def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], most: int |
     with_gaps = [number for number, text in enumerate(texts) if GAP.search(text)]
     encode = encoder_of_gaps(tokenizer, len(tokenizer)) if with_gaps else None
     for number in with_gaps if encode else ():
-        ids[number] = _cut(encode(texts[number]), most, find_bos_id(tokenizer) is None)
+        ids[number] = cut_source(tokenizer, encode(texts[number]), most)
     return ids
 
 
@@ -38,11 +38,11 @@ def encoder_of_gaps(tokenizer: PreTrainedTokenizerBase, size: int) -> Callable[[
     return gap_encoder(tokenizer, sentinels) if sentinels else None
 
 
-def _cut(ids: list[int], most: int | None, ends_in_eos: bool) -> list[int]:
-    """[5, 6, 7, 1] cut at 3 -> [5, 6, 1] if it ends in EOS."""
+def cut_source(tokenizer: PreTrainedTokenizerBase, ids: list[int], most: int | None) -> list[int]:
+    """At most so many ids of a source; the last one is still EOS: [5, 6, 7, 1] cut at 3 -> [5, 6, 1]."""
     if most is None or len(ids) <= most:
         return ids
-    return [*ids[: most - 1], ids[-1]] if ends_in_eos else ids[:most]
+    return [*ids[: most - 1], ids[-1]] if ids[-1] == tokenizer.eos_token_id else ids[:most]
 
 
 def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Callable[[str], list[int]]:
