@@ -1,5 +1,7 @@
 """Rewards of single answers: metrics that score a row, their weighted sum, and a function of the task's entry.
 
+A metric from outside `METRICS`, of the task's entry or a module of `evaluate`, gets each answer as a set of one row.
+
 reward = Reward("exact_match:0.8,length:0.2", entry)
 reward(["a b", "c"], [{"q": "1", "answer": "a b"}, {"q": "2", "answer": "d"}])      # [1.0, 0.2]
 """
@@ -7,6 +9,7 @@ reward(["a b", "c"], [{"q": "1", "answer": "a b"}, {"q": "2", "answer": "d"}])  
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +17,7 @@ from foundry.common.errors import UserError
 from foundry.common.words import comma_words, listed
 from tasks.examples import references_of
 from tasks.metrics.general import mean_of_best
-from tasks.metrics.scoring import check_metrics, score_predictions
+from tasks.metrics.scoring import METRICS, check_metrics, is_greater_better, score_predictions
 from tasks.registry import reference_texts, source_text
 
 OF_ENTRY = "entry"  # the function `reward` of the task's entry
@@ -86,11 +89,15 @@ class Reward:
                 self.weights[name] = math.nan
             if not math.isfinite(self.weights[name]) or self.weights[name] == 0:
                 raise UserError(f"--reward {text}: {weight!r} is no weight: give a number, as in exact_match:0.8")
+            if is_greater_better(name) is False and self.weights[name] > 0:
+                raise UserError(f"--reward {text}: smaller values of {name} are better: write {name}:-1")
 
     def _check(self, name: str, where: str) -> None:
         if name in self.weights:
             raise UserError(f"{where} {name} stands there twice")
-        if name not in _KNOWN:
+        is_of_others = name not in METRICS and (Path(name).exists() or name in self.entry["metrics"])
+        is_of_rows = name in _OF_ROWS or is_of_others or name in self.entry.get("metric_functions", {})
+        if not is_of_rows and name not in _KNOWN:
             instead = f"take {_INSTEAD[name]}" if name in _INSTEAD else f"take one of {listed(_KNOWN)}"
             why = "scores a set of rows, and a reward is of one answer" if name in _INSTEAD else "scores no single rows"
             raise UserError(f"{where} {name} {why}: {instead}, or write a function `reward` into the task's entry")
@@ -99,7 +106,7 @@ class Reward:
                 f"{where} the task's entry has no `reward`: write a function of (predictions, references, rows) there "
                 "that returns a number for each row"
             )
-        if name in _OF_ROWS:
+        if is_of_rows:
             try:
                 check_metrics("of --reward", self.entry | {"metrics": [name]})
             except UserError as error:

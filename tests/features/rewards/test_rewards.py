@@ -432,6 +432,16 @@ TEXT = dict(inputs={"": "q"}, target="a", target_type="text", metrics=["rougeL"]
 CLASS = dict(inputs={"": "q"}, target="a", target_type="class", labels=["no", "yes"], metrics=["f1"])
 
 
+def share_of_words(predictions: list[str], references: list[list[str]]) -> float:
+    """A mean over rows, as a task's entry may define one."""
+    pairs = zip(predictions, references, strict=True)
+    return float(np.mean([len({*one.split()} & {*of[0].split()}) / len(of[0].split()) for one, of in pairs]))
+
+
+OWN_METRICS = dict(metrics=["words", "wer"], metric_functions={"words": share_of_words, "wer": share_of_words})
+DISTANCE = dict(metrics=["off"], metric_functions={"off": lambda one, two: float(np.mean([one, two]))})
+
+
 class ScoresTest(parameterized.TestCase):
     @parameterized.parameters(
         ("exact_match", TEXT, ["x y", "x"], [1.0, 0.0]),
@@ -441,6 +451,9 @@ class ScoresTest(parameterized.TestCase):
         ("sentence_chrf", TEXT, ["x y", "z"], [1.0, 0.0]),
         ("sentence_bleu", TEXT | dict(target="long"), ["one two three four", "none"], [1.0, 0.0]),
         ("accuracy", CLASS, ["yes", "perhaps"], [1.0, 0.0]),
+        ("words", TEXT | OWN_METRICS, ["x", "y x", ""], [0.5, 1.0, 0.0]),
+        ("words:2,wer:-1", TEXT | OWN_METRICS, ["x", "y x"], [0.5, 1.0]),
+        ("off", CLASS | DISTANCE, ["no", "yes"], [0.5, 1.0]),
         (
             "entry",
             TEXT | dict(reward=lambda texts, _, rows: [len(text) + rows[0]["n"] for text in texts]),
@@ -450,7 +463,7 @@ class ScoresTest(parameterized.TestCase):
     )
     def test_rewards(self, text, entry, answers, wanted):
         row = dict(q="q", a="yes" if entry["target_type"] == "class" else "x y", n=3, long="one two three four")
-        found = Reward(text, entry)(answers, [row, row])
+        found = Reward(text, entry)(answers, [row] * len(answers))
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
     @parameterized.parameters(
@@ -462,6 +475,7 @@ class ScoresTest(parameterized.TestCase):
         ("rogueL", TEXT, "scores no single rows: take one of exact_match"),
         ("accuracy", TEXT, "--reward accuracy: .*not for target_type 'text'"),
         ("entry", TEXT, "--reward entry: the task's entry has no `reward`"),
+        ("wer", TEXT | OWN_METRICS, "--reward wer: smaller values of wer are better: write wer:-1"),
     )
     def test_what_scores_no_rows(self, text, entry, message):
         with self.assertRaisesRegex(UserError, message):
