@@ -296,7 +296,12 @@ def _because(config: Any) -> str:
 
 def _without_changed(rows: Any, shown: str, why: str) -> Any:
     """The rows without columns of numbers with fractions, of dates and of mixed types. UserError if none is left."""
-    features = rows.features or (rows._resolve_features().features if hasattr(rows, "_resolve_features") else {})
+    import datasets
+
+    features = rows.features
+    if features is None:  # of a stream: its first row tells them
+        first = next(iter(rows.with_format("arrow").iter(batch_size=1)))
+        features = datasets.Features.from_arrow_schema(first.schema)
     odd = [column for column, kind in features.items() if _may_be_changed(kind)]
     if odd and len(odd) == len(features):
         raise UserError(f"{shown}: the column {listed(odd)} {why}")

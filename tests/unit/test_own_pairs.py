@@ -619,7 +619,7 @@ class ReadTest(TestCase):
         tasks, _ = self.load(rows, dev, "--max_source_length 4 --max_train_samples 7")
         plan = tasks.plan(1)
         self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
-        self.assertEqual(plan["cut"], "50 % of the sources at 4 tokens (validation)")  # new is three bytes and EOS
+        self.assertEqual(plan["cut"], "25 % of the sources at 4 tokens (validation)")  # not new: three bytes and EOS
 
     @parameterized.parameters(
         ("text", "33 % of the targets longer than max_target_length 3 (validation)"), ("class", None)

@@ -432,10 +432,10 @@ TEXT = dict(inputs={"": "q"}, target="a", target_type="text", metrics=["rougeL"]
 CLASS = dict(inputs={"": "q"}, target="a", target_type="class", labels=["no", "yes"], metrics=["f1"])
 
 
-def share_of_words(predictions: list[str], references: list[list[str]]) -> float:
+def share_of_words(predictions: list[str], references: list[str]) -> float:
     """A mean over rows, as a task's entry may define one."""
     pairs = zip(predictions, references, strict=True)
-    return float(np.mean([len({*one.split()} & {*of[0].split()}) / len(of[0].split()) for one, of in pairs]))
+    return float(np.mean([len({*one.split()} & {*of.split()}) / len(of.split()) for one, of in pairs]))
 
 
 OWN_METRICS = dict(metrics=["words", "wer"], metric_functions={"words": share_of_words, "wer": share_of_words})

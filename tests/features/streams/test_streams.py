@@ -408,7 +408,7 @@ class BlockTest(TestCase):
     def test_csv_reads_as_the_other_reader_does(self):
         corpus = self.corpus("csv")
         rows = [row for _, row in corpus.all_rows()]
-        self.assertEqual(rows, list(blocks.read_rows(self.folder / "csv" / "a.csv")))
+        self.assertEqual(rows, list(blocks.read_any_rows(self.folder / "csv" / "a.csv")))
         self.assertEqual(rows[3], {"id": "3", "text": f'{TEXTS[3]}\n, "x"'})
 
     def test_wiki_pages_are_read_whole(self):
@@ -427,7 +427,7 @@ class BlockTest(TestCase):
             with mock.patch.object(blocks, "BLOCK_BYTES", size):
                 rows = [row for _, row in FileCorpus([file]).all_rows()]
             self.assertEqual(rows, [{"n": 1}, {"n": 2}])
-            self.assertEqual(rows, list(blocks.read_rows(file)))
+            self.assertEqual(rows, list(blocks.read_any_rows(file)))
 
     @parameterized.named_parameters(
         ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt, line 5001: not UTF-8 text \(byte 0xe9 at 25,003\)"),
