@@ -410,7 +410,8 @@ def hub_corpora(
 ) -> dict[str, Corpus]:
     """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
     of_files: makes the corpus of local files. UserError without a split "train"."""
-    found, corpora = streamed_splits(name, config, flag), {}
+    found = streamed_splits(name, config, flag)
+    corpora: dict[str, Corpus] = {}
     for split in splits:
         rows = found.get(split)
         if isinstance(rows, DataFiles):
