@@ -149,7 +149,7 @@ def parse_flags(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args, *found = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(found)
-    flags = Flags(args, search_args, *features.all)
+    flags = Flags(args, search_args, *features.groups)
     check_front(flags)
     features.decide(flags)
     if not features.of(Front):

@@ -29,6 +29,10 @@ class Feature:
         """Whether the flags ask for it."""
         raise NotImplementedError
 
+    def of_run(self) -> "Feature":
+        """What stands for it in a run: the flags themselves, or an object that has them and what the run finds."""
+        return self
+
     def decide(self, flags: Flags) -> dict[str, Any]:
         """{flag of the script: value} that follows from all flags; `flags.given` of a training has the names of those
         given."""
@@ -61,10 +65,14 @@ Kind = TypeVar("Kind", bound=Feature)
 
 
 class Features:
-    """The features of a run. Iterates over those that are on; `all` has every one that the script knows."""
+    """The features of a run. Iterates over those that are on; `all` has every one that the script knows.
 
-    def __init__(self, features: Sequence[Feature] = ()):
-        self.all = tuple(features)
+    groups: the dataclasses of their flags, which nothing changes.
+    """
+
+    def __init__(self, groups: Sequence[Feature] = ()):
+        self.groups = tuple(groups)
+        self.all = tuple(group.of_run() for group in groups)
 
     def __iter__(self) -> Iterator[Feature]:
         return (feature for feature in self.all if feature.is_on())
@@ -79,11 +87,21 @@ class Features:
 
     def replaced(self, old: Feature, new: Feature) -> "Features":
         """These features with `new` in place of `old`."""
-        return Features([new if feature is old else feature for feature in self.all])
+        changed = Features()
+        changed.groups = tuple(new if group is old else group for group in self.groups)
+        changed.all = tuple(new if feature is old else feature for feature in self.all)
+        return changed
+
+    def decisive(self) -> dict[str, Sequence[str]]:
+        """{folder: its flags that a resumed run must keep} of those that are on."""
+        on = {id(feature) for feature in self}
+        pairs = zip(self.groups, self.all, strict=True)
+        found = {type(group).__module__.rpartition(".")[2]: group.decisive for group, part in pairs if id(part) in on}
+        return {folder: names for folder, names in found.items() if names}
 
     def flags(self) -> dict[str, Any]:
         """{flag: value} of all of them."""
-        return {field.name: getattr(each, field.name) for each in self.all for field in dataclasses.fields(each)}
+        return {field.name: getattr(each, field.name) for each in self.groups for field in dataclasses.fields(each)}
 
     def decide(self, flags: Flags, given: Collection[str] = ()) -> dict[str, Any]:
         """{training flag: value} that follows from them. UserError for flags that do not go together."""
@@ -92,8 +110,8 @@ class Features:
 
     def check_rules(self, flags: Flags, given: Collection[str] = ()) -> None:
         """UserError for a flag that does not go with the features, also with those that are off."""
-        for feature in self.all:
-            check_rules(flags, feature.rules, given)
+        for group in self.groups:
+            check_rules(flags, group.rules, given)
 
 
 NO_FEATURES = Features()

@@ -14,15 +14,15 @@ from typing import Any, ClassVar
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
 from foundry.common.paths import check_output_dir
+from foundry.features import Feature
 from foundry.modeling.weights import ModelSource
 
 
 @dataclass
-class Averages(ModelSource):
-    """Exports the mean of the weights of `folders`."""
+class Averages(Feature):
+    """The flags of averages."""
 
     _argument_group_name = "export"
-    folders: ClassVar[list[Path]] = []  # found by `decide`
     rules: ClassVar[Rules] = (
         ("average", lambda flags: flags.average and flags.average_last, "not with --average_last: give one of them"),
     )
@@ -35,21 +35,34 @@ class Averages(ModelSource):
     def is_on(self) -> bool:
         return bool(self.average or self.average_last)
 
+    def of_run(self) -> "AveragedModel":
+        return AveragedModel(self)
+
+
+class AveragedModel(ModelSource):
+    """Exports the mean of the weights of `folders`, which `decide` finds."""
+
+    def __init__(self, flags: Averages):
+        self.flags, self.folders = flags, list[Path]()
+
+    def is_on(self) -> bool:
+        return self.flags.is_on()
+
     def decide(self, flags: Flags) -> dict[str, Any]:
         """The newest of the checkpoints, beside whose weights the tokenizer and the records lie. UserError, before any
         weight is read, unless they can be averaged: two or more whole folders with the same tensors and the same
         tokenizer."""
         from features.averages.mean import check_alike, last_checkpoints, named_checkpoints
 
-        if self.average:
-            self.folders = named_checkpoints(self.average)
+        if self.flags.average:
+            self.folders = named_checkpoints(self.flags.average)
             default = type(flags.groups[0]).model_name_or_path
             if flags.model_name_or_path != default:
                 raise UserError(
                     f"--model_name_or_path {flags.model_name_or_path}: --average names the weights: give one"
                 )
         else:
-            self.folders = last_checkpoints(Path(flags.model_name_or_path), self.average_last)
+            self.folders = last_checkpoints(Path(flags.model_name_or_path), self.flags.average_last)
         check_output_dir(flags.output_dir, flags.overwrite_output_dir, map(str, self.folders))
         check_alike(self.folders)
         return {"model_name_or_path": str(self.folders[-1])}

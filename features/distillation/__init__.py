@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
+from foundry.features import Feature
 from foundry.modeling.learning import Learning
 
 
 @dataclass
-class Distillation(Learning):
-    """Learns from a teacher that runs beside the student."""
+class Distillation(Feature):
+    """The flags of a teacher."""
 
     _argument_group_name = "distillation"
     _usual = ""
@@ -30,8 +31,6 @@ class Distillation(Learning):
         ),
     )
     decisive: ClassVar = ("distillation_weight", "distillation_temperature", "distillation_beta")
-    logit_copies: ClassVar = 7  # log-probabilities and probabilities of student, teacher and mixture, and the gradient
-    model = None  # the teacher with its weights, once the step is built
 
     teacher: str | None = option(None, "Checkpoint or Hub name of a model to distil from, with the same tokenizer.")
     distillation_weight: float = option(
@@ -52,27 +51,6 @@ class Distillation(Learning):
     def is_on(self) -> bool:
         return bool(self.teacher)
 
-    def decide(self, flags: Flags) -> dict[str, Any]:
-        """The logits of student and teacher never exist whole, unless the head's weights are gathered only when it
-        runs."""
-        from foundry.arguments.sharding import wants_fsdp, zero_stage
-        from foundry.modeling.loss import CHUNK
-
-        if "loss_chunk_size" in flags.given or zero_stage(flags) == 3 or wants_fsdp(flags):
-            return {}
-        return {"loss_chunk_size": CHUNK}
-
-    def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
-        from features.distillation.teacher import check_teacher
-
-        check_teacher(self, config, tokenizer, packed)
-
-    def loss(self, model: Any, args: Any) -> Any:
-        from features.distillation.teacher import load_teacher, loss_term
-
-        self.model = None if self.top_k else load_teacher(self.teacher, args)
-        return loss_term(self.divergence(self.model), self.model)
-
     def divergence(self, teacher: Any) -> Any:
         """What the flags ask for. teacher: the model, None if it ran before and is cached."""
         from features.distillation.divergence import Divergence
@@ -82,27 +60,8 @@ class Distillation(Learning):
         flags = self.distillation_weight, self.distillation_temperature, self.distillation_beta
         return Divergence(*flags, self.top_k, cap)
 
-    def memory(self, args: Any) -> dict[str, int]:
-        from features.distillation.teacher import teacher_bytes
-
-        return {} if self.top_k else {"teacher": teacher_bytes(self, args)}
-
-    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
-        from features.distillation.teacher import described_teacher
-
-        return {"teacher": described_teacher(self, args)}
-
-    def record(self) -> dict[str, Any]:
-        return {"teacher": {"name": self.teacher, "weights": self.model.contents}} if self.model else {}
-
-    def check_resumed(self, checkpoint: str, run: dict) -> None:
-        now, before = self.model and self.model.contents, (run.get("teacher") or {}).get("weights")
-        if before != now:
-            raise UserError(
-                f"--resume_from_checkpoint {checkpoint}: the weights of --teacher: {before} in its run, {now} now: "
-                "name the teacher of its run, or take only the weights with --model_name_or_path "
-                f"{checkpoint}"
-            )
+    def of_run(self) -> "TeacherBeside":
+        return TeacherBeside(self)
 
 
 @dataclass
@@ -146,8 +105,6 @@ class TaskDistillation(Distillation):
     )
 
     decisive: ClassVar = (*Distillation.decisive, "on_policy_share")
-    # Tokens of an answer; the weight of the loss on labels, in each step; what the plan says of the teacher's own task.
-    longest = own_loss = other_task = None
 
     teacher_top_k: int = option(0, "Cache the N likeliest tokens of --teacher. 0: run it at every step.", at_least=0)
 
@@ -158,14 +115,84 @@ class TaskDistillation(Distillation):
         at_most=1,
     )
 
+    def of_run(self) -> "TeacherOfTasks":
+        return TeacherOfTasks(self)
+
+
+class TeacherBeside(Learning):
+    """Learns from a teacher that runs beside the student. model: the teacher with its weights, from `loss` on."""
+
+    # Log-probabilities and probabilities of student, teacher and mixture, and the gradient.
+    logit_copies: ClassVar = 7
+
+    def __init__(self, flags: Distillation):
+        self.flags, self.model = flags, None
+
+    def is_on(self) -> bool:
+        return self.flags.is_on()
+
+    def decide(self, flags: Flags) -> dict[str, Any]:
+        """The logits of student and teacher never exist whole, unless the head's weights are gathered only when it
+        runs."""
+        from foundry.arguments.sharding import wants_fsdp, zero_stage
+        from foundry.modeling.loss import CHUNK
+
+        if "loss_chunk_size" in flags.given or zero_stage(flags) == 3 or wants_fsdp(flags):
+            return {}
+        return {"loss_chunk_size": CHUNK}
+
+    def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
+        from features.distillation.teacher import check_teacher
+
+        check_teacher(self.flags, config, tokenizer, packed)
+
+    def loss(self, model: Any, args: Any) -> Any:
+        from features.distillation.teacher import load_teacher, loss_term
+
+        self.model = None if self.flags.top_k else load_teacher(self.flags.teacher, args)
+        return loss_term(self.flags.divergence(self.model), self.model)
+
+    def memory(self, args: Any) -> dict[str, int]:
+        from features.distillation.teacher import teacher_bytes
+
+        return {} if self.flags.top_k else {"teacher": teacher_bytes(self.flags, args)}
+
+    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
+        from features.distillation.teacher import described_teacher
+
+        return {"teacher": described_teacher(self.flags, args)}
+
+    def record(self) -> dict[str, Any]:
+        return {"teacher": {"name": self.flags.teacher, "weights": self.model.contents}} if self.model else {}
+
+    def check_resumed(self, checkpoint: str, run: dict) -> None:
+        now, before = self.model and self.model.contents, (run.get("teacher") or {}).get("weights")
+        if before != now:
+            raise UserError(
+                f"--resume_from_checkpoint {checkpoint}: the weights of --teacher: {before} in its run, {now} now: "
+                "name the teacher of its run, or take only the weights with --model_name_or_path "
+                f"{checkpoint}"
+            )
+
+
+class TeacherOfTasks(TeacherBeside):
+    """In fine-tuning. From `rows` on: longest, the tokens of an answer, and what the plan says of the teacher's own
+    task. own_loss: the weight of the loss on labels in each step, from `loss` on."""
+
+    flags: TaskDistillation
+
+    def __init__(self, flags: TaskDistillation):
+        super().__init__(flags)
+        self.longest = self.other_task = self.own_loss = None
+
     def of_tasks(self, tasks: Any, args: Any) -> int | None:
         from foundry.arguments.sharding import wants_fsdp, zero_stage
 
-        if not (self.is_on() and self.on_policy_share):
+        if not (self.is_on() and self.flags.on_policy_share):
             return None
         if zero_stage(args) == 3 or wants_fsdp(args):
             flag = f"--deepspeed {args.deepspeed}" if args.deepspeed else "--fsdp"
-            name = f"--on_policy_share {self.on_policy_share:g}"
+            name = f"--on_policy_share {self.flags.on_policy_share:g}"
             raise UserError(f"{flag}: {name} draws answers, which needs whole weights on each GPU: leave one out")
         return 1
 
@@ -177,18 +204,18 @@ class TaskDistillation(Distillation):
 
         entries = [task.entry for task in data.tasks]
         self.longest = max(answer_length(entry, class_label_ids(entry, data.tokenizer)) for entry in entries)
-        self.other_task = other_task(self.teacher, entries)
-        if self.top_k:
+        self.other_task = other_task(self.flags.teacher, entries)
+        if self.flags.top_k:
             with data.training_args.main_process_first():
-                teach(data, self)
-        for task in data.tasks if self.on_policy_share else ():
+                teach(data, self.flags)
+        for task in data.tasks if self.flags.on_policy_share else ():
             task.data["train"] = numbered(task.data["train"])
 
     def loss(self, model: Any, args: Any) -> Any:
         import torch
 
         term = super().loss(model, args)
-        if self.on_policy_share:
+        if self.flags.on_policy_share:
             self.own_loss = torch.tensor(term.kept, device=args.device)
             term = term._replace(kept=self.own_loss)
         return term
@@ -196,16 +223,16 @@ class TaskDistillation(Distillation):
     def callbacks(self, trainer: Any) -> list:
         from features.distillation.on_policy import OnPolicyCallback
 
-        return [OnPolicyCallback(trainer, self, self.own_loss)] if self.on_policy_share else []
+        return [OnPolicyCallback(trainer, self, self.own_loss)] if self.flags.on_policy_share else []
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         of_student = (
-            f"; {self.on_policy_share:g} of the steps on answers of the student, of at most {self.longest} tokens"
+            f"; {self.flags.on_policy_share:g} of the steps on answers of the student, of at most {self.longest} tokens"
         )
-        described = super().plan(args, model)["teacher"] + (of_student if self.on_policy_share else "")
+        described = super().plan(args, model)["teacher"] + (of_student if self.flags.on_policy_share else "")
         return {"teacher": described, "teacher's task": self.other_task}
 
     def collator(self, collator: Callable) -> Callable:
         from features.distillation.cached_teacher import TaughtCollator
 
-        return TaughtCollator(collator, self.top_k) if self.top_k else collator
+        return TaughtCollator(collator, self.flags.top_k) if self.flags.top_k else collator

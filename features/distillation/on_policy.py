@@ -14,7 +14,7 @@ from constants import IGNORE_INDEX
 from foundry.training.drawn_answers import ROW, draw_answers
 
 if TYPE_CHECKING:
-    from features.distillation import TaskDistillation
+    from features.distillation import TeacherOfTasks
 
 _STEPS = 1  # tells the random numbers of steps from those of answers
 
@@ -30,14 +30,14 @@ class OnPolicyCallback(TrainerCallback):
     own_loss: a tensor that the loss reads, the weight of the loss on the labels.
     """
 
-    def __init__(self, trainer: Any, how: "TaskDistillation", own_loss: torch.Tensor):
+    def __init__(self, trainer: Any, how: "TeacherOfTasks", own_loss: torch.Tensor):
         self.trainer, self.how, self.own_loss = trainer, how, own_loss
 
     def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
         """The number of target tokens in all micro-batches and ranks of the step, by which its loss is divided."""
         args, how = self.trainer.args, self.how
-        is_drawn = is_on_policy(args.seed, self.trainer.state.global_step, how.on_policy_share)
-        self.own_loss.fill_(0.0 if is_drawn else 1 - how.distillation_weight)
+        is_drawn = is_on_policy(args.seed, self.trainer.state.global_step, how.flags.on_policy_share)
+        self.own_loss.fill_(0.0 if is_drawn else 1 - how.flags.distillation_weight)
         answers = draw_answers(self.trainer, batches, how.longest) if is_drawn and batches else [None] * len(batches)
         tokens = torch.zeros(1, device=args.device)
         for batch, drawn in zip(batches, answers, strict=True):

@@ -283,7 +283,7 @@ def check_prediction(args: Any, search: Any, features: Features, suffix: str = "
     refuse(args, "dataset_name attn_implementation", "not for a head: leave it out")
     if args.backend != "transformers":
         raise UserError(f"--backend {args.backend}: a head is answered by transformers: leave it out")
-    flags = Flags(args, search, *features.all)
+    flags = Flags(args, search, *features.groups)
     check_front(flags)
     features.decide(flags)
     if frozen_form(features) is not None:

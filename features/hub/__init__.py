@@ -12,22 +12,35 @@ from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
+from foundry.features import Feature
 from foundry.publishing.publication import Publication
 
 
 @dataclass
-class RunHub(Publication):
-    """Uploads a training's checkpoints and its finished model. --push_to_hub is a flag of transformers."""
+class RunHub(Feature):
+    """The flags of uploads of a training, beside transformers' own --push_to_hub."""
 
     _argument_group_name = "run"
     _usual = ""
-    local = ()  # flags that name a path, found by `decide`
     rules: ClassVar[Rules] = tuple(
         (name, lambda flags: not flags.push_to_hub, "nothing is uploaded without --push_to_hub: give both")
         for name in ("hub_model_id", "hub_predictions")
     )
 
     hub_predictions: bool = option(False, "With --push_to_hub: also upload held-out texts, of samples and predictions.")
+
+    def is_on(self) -> bool:
+        return True
+
+    def of_run(self) -> "RunPublication":
+        return RunPublication(self)
+
+
+class RunPublication(Publication):
+    """Uploads a training's checkpoints and its finished model. local: flags that name a path, found by `decide`."""
+
+    def __init__(self, flags: RunHub):
+        self.flags, self.local = flags, list[str]()
 
     def is_on(self) -> bool:
         return True
@@ -49,14 +62,14 @@ class RunHub(Publication):
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         from features.hub.uploads import described_run
 
-        return {"upload": described_run(args, self.hub_predictions) if args.push_to_hub else None}
+        return {"upload": described_run(args, self.flags.hub_predictions) if args.push_to_hub else None}
 
     def uploads(self, args: Any) -> Any:
         from features.hub.uploads import RunUploads
 
         if not args.push_to_hub or args.process_index or args.dry_run:
             return None
-        return RunUploads(args, self.hub_predictions)
+        return RunUploads(args, self.flags.hub_predictions)
 
 
 @dataclass

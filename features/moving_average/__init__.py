@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import option
+from foundry.features import Feature
 from foundry.modeling.learning import Learning
 
 
 @dataclass
-class MovingAverage(Learning):
-    """Trains as ever, and keeps the average beside the weights."""
+class MovingAverage(Feature):
+    """The flag of the average."""
 
     _argument_group_name = "optimizer and schedule"
     _usual = ""
     decisive: ClassVar = ("ema_decay",)
-    size = 0  # bytes of the average, once the model's shape is known
 
     ema_decay: float | None = option(
         None, "Evaluate and save a moving average of the weights with this decay, such as 0.999.", above=0, below=1
@@ -29,6 +29,19 @@ class MovingAverage(Learning):
     def is_on(self) -> bool:
         return self.ema_decay is not None
 
+    def of_run(self) -> "AverageKept":
+        return AverageKept(self)
+
+
+class AverageKept(Learning):
+    """Trains as ever, and keeps the average beside the weights. size: its bytes, once the model's shape is known."""
+
+    def __init__(self, flags: MovingAverage):
+        self.flags, self.size = flags, 0
+
+    def is_on(self) -> bool:
+        return self.flags.is_on()
+
     def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
         from foundry.arguments.sharding import wants_fsdp
         from foundry.modeling.families import shape_of
@@ -36,14 +49,14 @@ class MovingAverage(Learning):
         if args.deepspeed or wants_fsdp(args):
             flag = f"--deepspeed {args.deepspeed}" if args.deepspeed else "--fsdp"
             raise UserError(
-                f"{flag}: --ema_decay {self.ema_decay:g} needs whole weights in each process: leave one out"
+                f"{flag}: --ema_decay {self.flags.ema_decay:g} needs whole weights in each process: leave one out"
             )
         self.size = 4 * (shape_of(config).layer_weights + shape_of(config).embedding_weights)
 
     def callbacks(self, trainer: Any) -> list:
         from features.moving_average.averaged_weights import AverageCallback
 
-        callback = AverageCallback(trainer, self.ema_decay)
+        callback = AverageCallback(trainer, self.flags.ema_decay)
         self.size = 4 * sum(weight.numel() for weight in callback.weights.values())
         return [callback]
 
@@ -53,8 +66,7 @@ class MovingAverage(Learning):
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         from features.moving_average.averaged_weights import grown_after
 
-        steps = grown_after(self.ema_decay)
+        steps = grown_after(self.flags.ema_decay)
         until = f", less until step {steps:,}" if steps > 1 else ""
-        return {
-            "moving average": f"of the weights, decay {self.ema_decay:g}{until}: is evaluated and saved as the model"
-        }
+        decay = f"{self.flags.ema_decay:g}{until}"
+        return {"moving average": f"of the weights, decay {decay}: is evaluated and saved as the model"}

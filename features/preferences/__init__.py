@@ -15,7 +15,7 @@ from constants import PREFERENCE_METRICS
 from foundry.common.errors import UserError
 from foundry.common.flags import check_rules, option, refuse
 from foundry.common.words import listed
-from foundry.features import Column, Measures, TaskFeature
+from foundry.features import Column, Feature, Measures, TaskFeature
 from foundry.modeling.learning import Learning
 
 if TYPE_CHECKING:
@@ -207,12 +207,22 @@ class ComparedAnswers(TaskFeature):
 
 
 @dataclass
-class Preferences(Learning):
-    """Learns preferences, if the entry of the task has some."""
+class Preferences(Feature):
+    """No flags of its own: those of the task (`ComparedAnswers`), or its entry, say whether preferences are learnt."""
 
     decisive: ClassVar = ("preference", "preference_beta", "simpo_gamma")
-    how = None  # the loss, a `Preference`; not `preference`, which is a flag
-    entry = None  # of the task
+
+    def of_run(self) -> "PreferenceLearning":
+        return PreferenceLearning()
+
+
+class PreferenceLearning(Learning):
+    """Learns preferences, if the entry of the task has some. how: the loss, a `Preference`, and entry: of the task,
+    from `of_tasks` on."""
+
+    def __init__(self) -> None:
+        self.how: Any = None
+        self.entry: Any = None
 
     def is_on(self) -> bool:
         return self.how is not None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from constants import TASK_RECORD
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option, refuse
-from foundry.features import TaskFeature
+from foundry.features import Feature, TaskFeature
 from foundry.modeling.learning import Learning
 
 METHODS = ("scst", "rloo", "grpo")
@@ -34,8 +34,8 @@ class RewardedTask(TaskFeature):
 
 
 @dataclass
-class Rewards(Learning):
-    """Learns from rewards of the model's own answers."""
+class Rewards(Feature):
+    """The flags of rewards."""
 
     _argument_group_name = "rewards"
     _usual = ""
@@ -63,9 +63,6 @@ class Rewards(Learning):
         ("reward", lambda flags: flags.get("teacher"), "not with --teacher, whose loss it replaces: leave one out"),
     )
     decisive: ClassVar = ("reward", "supervised_share", *_HOW.split())
-    # Found by `of_tasks`, `check`, `rows` and `callbacks`. They have no type: with one they would be flags.
-    scorer = entry = method = train_rows = tokenizer = reference = None
-    reference_bytes, repeated = 0, ""
 
     reward: str | None = option(
         None, "Learn from rewards of drawn answers: a metric, metrics with weights (rougeL:0.8,length:0.2), or entry."
@@ -84,10 +81,34 @@ class Rewards(Learning):
     def is_on(self) -> bool:
         return self.reward is not None
 
+    def of_run(self) -> "RewardLearning":
+        return RewardLearning(self)
+
+
+class RewardLearning(Learning):
+    """Learns from rewards of the model's own answers.
+
+    scorer: the reward, from `of_tasks` on. From `rows` on: entry, tokenizer and train_rows of the task, the method, and
+    what the plan says of sources that repeat. reference: the starting weights, from `callbacks` on.
+    """
+
+    def __init__(self, flags: Rewards):
+        self.flags = flags
+        self.scorer: Any = None
+        self.entry: Any = None
+        self.tokenizer: Any = None
+        self.train_rows: Any = None
+        self.method: Any = None
+        self.reference: Any = None
+        self.reference_bytes, self.repeated = 0, ""
+
+    def is_on(self) -> bool:
+        return self.flags.is_on()
+
     @property
     def texts(self) -> int:
         """The answers to a source that a forward pass reads."""
-        return self.reward_samples + (self.supervised_share > 0)
+        return self.flags.reward_samples + (self.flags.supervised_share > 0)
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """The logits of all answers never exist whole. UserError for a model that our pre-training wrote."""
@@ -98,7 +119,7 @@ class Rewards(Learning):
         if flags.model_name_or_path and is_ours and not (folder / TASK_RECORD).is_file():
             raise UserError(
                 f"--model_name_or_path {folder}: was never fine-tuned, and answers that are all wrong teach nothing; "
-                f"fine-tune it first, without --reward {self.reward}"
+                f"fine-tune it first, without --reward {self.flags.reward}"
             )
         return {} if "loss_chunk_size" in flags.given else {"loss_chunk_size": CHUNK}
 
@@ -108,13 +129,13 @@ class Rewards(Learning):
         from features.rewards.scores import Reward
         from foundry.arguments.sharding import wants_fsdp, zero_stage
 
-        name = f"--reward {self.reward}"
+        name = f"--reward {self.flags.reward}"
         if len(tasks) > 1 or tasks.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name one alone")
         (task,) = tasks
         if "preference" in task.entry:
             raise UserError(f"--preference and {name} exclude each other: each is a loss of its own")
-        self.scorer = Reward(self.reward, task.entry)
+        self.scorer = Reward(self.flags.reward, task.entry)
         alone = f"not with {name}, whose answers are of any length: leave it out"
         refuse(args, "packing torch_compile label_smoothing_factor z_loss", alone)
         if args.features.flags().get("streaming"):
@@ -129,7 +150,7 @@ class Rewards(Learning):
     def job(self, job: str) -> str:
         if not job.startswith("fine-tuning a checkpoint"):
             raise UserError(
-                f"--reward {self.reward}: begins with a model that does the task already: name it with "
+                f"--reward {self.flags.reward}: begins with a model that does the task already: name it with "
                 "--model_name_or_path"
             )
         return job.replace("fine-tuning a checkpoint", "learning from rewards")
@@ -139,7 +160,7 @@ class Rewards(Learning):
 
         shape = shape_of(config)
         shares_weights = args.features.flags().get("lora_rank")
-        has_copy = self.reward_kl and not shares_weights
+        has_copy = self.flags.reward_kl and not shares_weights
         self.reference_bytes = 4 * (shape.layer_weights + shape.embedding_weights) if has_copy else 0
 
     def rows(self, data: Any, model: Any) -> None:
@@ -155,15 +176,15 @@ class Rewards(Learning):
         self.repeated = repeated_sources(task.entry, task.rows["train"])
         longest = answer_length(task.entry, class_label_ids(task.entry, data.tokenizer))
         self.method = Method(
-            self.reward_method,
-            self.reward_samples,
+            self.flags.reward_method,
+            self.flags.reward_samples,
             longest,
-            self.reward_temperature,
-            self.reward_kl,
-            self.reward_unscaled,
-            self.reward_updates,
-            self.reward_clip,
-            self.supervised_share,
+            self.flags.reward_temperature,
+            self.flags.reward_kl,
+            self.flags.reward_unscaled,
+            self.flags.reward_updates,
+            self.flags.reward_clip,
+            self.flags.supervised_share,
         )
         rows = self.train_rows[:_TRIED]
         targets = [one if isinstance(one, str) else one[0] for one in references_of(self.entry, rows)[0]]
@@ -173,7 +194,7 @@ class Rewards(Learning):
             raise
         except Exception as error:  # whatever a user's function raises
             raise UserError(
-                f"--reward {self.reward}: fails on the first rows. {type(error).__name__}: {error}"
+                f"--reward {self.flags.reward}: fails on the first rows. {type(error).__name__}: {error}"
             ) from error
 
     def loss(self, model: Any, args: Any) -> Callable:

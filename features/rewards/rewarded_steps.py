@@ -25,7 +25,7 @@ from tasks.examples import decode_texts
 from tasks.registry import reference_texts, source_text
 
 if TYPE_CHECKING:
-    from features.rewards import Rewards
+    from features.rewards import RewardLearning
 
 SHOWN = 4  # questions in a section of samples.md
 MEASURED = range(2, 7)  # steps of this process whose time is measured; the first one warms up
@@ -70,7 +70,7 @@ class RewardCallback(SumsCallback):
     saved_as = "rewards"
     curves = ("reward", "answer_length")
 
-    def __init__(self, trainer: Any, how: "Rewards"):
+    def __init__(self, trainer: Any, how: "RewardLearning"):
         self.how, self.method = how, how.method
         # Before the model gets a hook, which no copy could have.
         self.reference = Reference(trainer.model, trainer.args.device) if self.method.kl else None

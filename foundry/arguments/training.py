@@ -243,7 +243,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     @property
     def groups(self) -> tuple:
         """The dataclasses of flags that `refuse` looks at: these, and those of all features."""
-        return self, *self.features.all
+        return self, *self.features.groups
 
     def main_process_first(self, local: bool = True, desc: str = "work"):  # noqa: ARG002
         """Runs a `with` block first in the first process of each node (`first_of_node_first`). Overrides

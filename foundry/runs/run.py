@@ -243,8 +243,7 @@ class TrainingRun(Run):
         flags, documents = self.decision.flags(), self.data.documents
         record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
         record["sequences_per_step"], record["job"] = self.sequences, this_job()
-        decisive = {type(feature).__module__.rpartition(".")[2]: feature.decisive for feature in self.args.features}
-        record["features"] = {folder: names for folder, names in decisive.items() if names}
+        record["features"] = self.args.features.decisive()
         for feature in self.args.features:
             record |= feature.record()
         record["read"] = self.read

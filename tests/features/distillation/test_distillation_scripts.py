@@ -77,9 +77,10 @@ class OnPolicyTest(TestCase):
     def test_loss_and_gradient_of_a_step(self):
         """The divergence alone, over the tokens of answers that the student drew; those of the filling do not count."""
         student, teacher = (load_model(str(self.folder / name)).eval() for name in ("student", "teacher"))
-        own_loss, how = torch.tensor(0.3), TaskDistillation(teacher="x", distillation_weight=0.7, on_policy_share=1)
+        own_loss, flags = torch.tensor(0.3), TaskDistillation(teacher="x", distillation_weight=0.7, on_policy_share=1)
+        how = flags.of_run()
         how.longest, args = 5, mock.Mock(device=torch.device("cpu"), seed=4, hf_deepspeed_config=None)
-        term = loss_term(how.divergence(teacher), load_teacher(str(self.folder / "teacher"), args))
+        term = loss_term(flags.divergence(teacher), load_teacher(str(self.folder / "teacher"), args))
         compute_loss_in_forward(student, terms=[term._replace(kept=own_loss)])
         trainer = mock.Mock(model=student, args=args)
         trainer.state.global_step, trainer.accelerator.reduce = 2, lambda values, _: values
@@ -280,14 +281,15 @@ class RunTest(TestCase):
                 self.assertEqual(bool(calls), is_asked, changes)
 
     def test_the_memory_of_a_teacher_is_counted(self):
-        args, how = mock.Mock(assume_gpu=None), TaskDistillation(str(self.folder / "teacher"))
+        args, flags = mock.Mock(assume_gpu=None), TaskDistillation(str(self.folder / "teacher"))
+        how = flags.of_run()
         args.device.type = "cpu"
-        weights = load_model(how.teacher).named_parameters()
+        weights = load_model(flags.teacher).named_parameters()
         matrices = [p for name, p in weights if p.dim() == 2 and "relative_attention_bias" not in name]
         self.assertEqual(how.memory(args), {"teacher": 4 * sum(p.numel() for p in matrices)})
         args.assume_gpu = "h100"
         self.assertEqual(how.memory(args), {"teacher": 2 * sum(p.numel() for p in matrices)})
-        how.teacher_top_k = 4
+        flags.teacher_top_k = 4
         self.assertEqual(how.memory(args), {})
 
     def test_it_is_what_the_flags_say(self):

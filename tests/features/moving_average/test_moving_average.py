@@ -178,7 +178,7 @@ class MovingAverageTest(TestCase):
             ),
         ):
             with self.assertRaisesRegex(UserError, message):
-                MovingAverage(ema_decay=0.9).check(SimpleNamespace(**flags), None, None)
+                MovingAverage(ema_decay=0.9).of_run().check(SimpleNamespace(**flags), None, None)
 
 
 class ScheduleTest(parameterized.TestCase):
