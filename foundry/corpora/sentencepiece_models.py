@@ -136,14 +136,16 @@ class SentencePieceModel:
 
         sentencepiece looks for a model's own symbols, such as a line break, before it normalizes or joins letters. So
         symbols that normalization would change first become letters that no rule changes, one for each of theirs. Where
-        pieces are made by joining, every symbol becomes a single letter.
+        pieces are made by joining, every symbol becomes a single letter. A symbol of several words, New▁York, is also
+        found in the normalized text, where ▁ is a space.
         """
         charsmap = self.proto.normalizer_spec.precompiled_charsmap
         normalize = normalizers.Precompiled(charsmap).normalize_str if charsmap else str
         symbols = sorted({symbol.strip("▁") for symbol in self._pieces("USER_DEFINED")}, key=len, reverse=True)
         if self.proto.trainer_spec.model_type != self.proto.trainer_spec.UNIGRAM:
             return {symbol: chr(_PRIVATE_USE + number) for number, symbol in enumerate(symbols)}
-        changed = [symbol for symbol in symbols if symbol != normalize(symbol)]
+        words = {symbol: symbol.replace("▁", " ") for symbol in symbols}
+        changed = [symbol for symbol, text in words.items() if text != normalize(text)]
         letters = {letter: chr(_PRIVATE_USE + number) for number, letter in enumerate(dict.fromkeys("".join(changed)))}
         return {symbol: "".join(map(letters.get, symbol)) for symbol in changed}
 
@@ -166,6 +168,9 @@ class SentencePieceModel:
             rules.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
         if spec.remove_extra_whitespaces:
             rules += [_replace(" {2,}", " ", "Regex"), _replace(r"\A | \z", "", "Regex")]
+        for symbol, letter in self._stand_ins.items():
+            if "▁" in symbol:
+                rules.append(_replace(symbol.replace("▁", " "), letter))
         return [*rules, {"type": "Prepend", "prepend": "▁"}] if spec.add_dummy_prefix else rules
 
     @property
@@ -182,6 +187,7 @@ class SentencePieceModel:
     def probe_texts(self) -> list[str]:
         """Texts on which a conversion of the model is tried, its own symbols and normalization rules among them."""
         own = [piece.strip("▁") for piece in self._pieces("USER_DEFINED") if not SENTINEL_NAME.fullmatch(piece)]
+        own += [piece.replace("▁", " ") for piece in own if "▁" in piece]
         if self.proto.normalizer_spec.name not in _BUILTIN_RULES:
             own += self._rule_sources()
         around = ("{}", "a{}b", "a {} b ", " {}{}", "\n{}a", "{}{}{}")

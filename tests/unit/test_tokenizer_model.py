@@ -11,6 +11,8 @@ from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer, tokenizer
 
 LINES = [f"the {color} fox number {n} jumps over {n * 7} lazy dogs" for n in range(60) for color in ("red", "old")]
 SPECIAL = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+WORDS = dict(user_defined_symbols=["red▁fox", "7▁lazy▁dogs"], hard_vocab_limit=False)
+OF_WORDS = ("the red fox", "red  fox", "a redfox", "red\tfox, 77 lazy dogs red fox red foxes ", "7 lazy dogs7 lazy")
 
 
 class ModelTest(parameterized.TestCase):
@@ -27,6 +29,10 @@ class ModelTest(parameterized.TestCase):
         ("of_mt5", SPECIAL | dict(user_defined_symbols=[f"<extra_id_{n}>" for n in range(99, -1, -1)], vocab_size=170)),
         ("of_symbols", SPECIAL | dict(user_defined_symbols=["fox", "{", "o!"])),
         ("of_normalized_symbols", SPECIAL | dict(user_defined_symbols=["\n", "fo"])),
+        ("of_several_words", SPECIAL | WORDS),
+        ("of_several_words_unchanged", SPECIAL | WORDS | dict(normalization_rule_name="identity")),
+        ("of_several_words_joined", SPECIAL | WORDS | dict(model_type="bpe")),
+        ("of_several_words_by_letters", SPECIAL | WORDS | dict(model_type="char")),
     )
     def test_ids_are_those_of_sentencepiece(self, options):
         path = self.folder / "own.model"
@@ -34,7 +40,7 @@ class ModelTest(parameterized.TestCase):
             options = dict(vocab_size=70, minloglevel=2) | options
             sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES), model_writer=file, **options)
         wanted, tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path)), load_tokenizer(str(path))
-        for text in ("the old dogs", "ein 日本 fox!", " two  spaces", "a {foxfox} {", "red\nold \n foxes"):
+        for text in ("the old dogs", "ein 日本 fox!", " two  spaces", "a {foxfox} {", "red\nold \n foxes", *OF_WORDS):
             self.assertEqual(tokenizer(text)["input_ids"], [*wanted.encode(text), tokenizer.eos_token_id], text)
         save_tokenizer(tokenizer, self.folder / "saved")
         again = load_tokenizer(str(self.folder / "saved"))
@@ -62,6 +68,15 @@ class ModelTest(parameterized.TestCase):
             text = "the old fox . is it ?"
             self.assertEqual(tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True), text)
         self.assertIn('"clean_up_tokenization_spaces": false', (self.folder / "saved" / path.name).read_text())
+
+    def test_symbols_within_symbols_of_several_words_are_refused(self):
+        """Where pieces are joined, `tokenizers` would find the inner one first."""
+        path = self.folder / "own.model"
+        options = SPECIAL | dict(model_type="bpe", user_defined_symbols=["red▁fox", "fox"], vocab_size=70)
+        with path.open("wb") as file:
+            sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES), model_writer=file, **options)
+        with self.assertRaisesRegex(ValueError, "own.model .*with 2 symbols.: the text .* by sentencepiece"):
+            load_tokenizer(str(path))
 
     def test_what_is_none(self):
         path = self.folder / "weights.model"
