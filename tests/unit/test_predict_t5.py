@@ -167,9 +167,12 @@ class PredictTest(TestCase):
         for name in own.keys() - {"num_beams", "return_dict_in_generate"}:
             self.assertIn(f"generation_config.json: {name} {own[name]} is ignored", printed)
 
-    @parameterized.parameters((9, True), (99, False))
-    def test_texts_that_are_cut_are_counted(self, tokens, told):
-        path = self.write("in.txt", "fox\n" + "very old fox number 7\n" * 2)
+    @parameterized.parameters((-1, True), (0, False))
+    def test_texts_that_are_cut_are_counted(self, more, told):
+        """One whose tokens are as many as the limit is not cut."""
+        text = "very old fox number 7"
+        tokens = len(load_tokenizer(str(self.model))(text)["input_ids"]) + more
+        path = self.write("in.txt", "fox\n" + f"{text}\n" * 2)
         printed = self.predict(path, "--max_source_length", tokens)[-1]
         self.assertEqual(f"cut      2 texts at {tokens} tokens (--max_source_length)" in printed, told)
 
