@@ -21,21 +21,23 @@ import numpy as np
 import torch
 from accelerate.utils import DynamoBackend, gather_object, send_to_device
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 from transformers import DefaultFlowCallback, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, SaveStrategy, TrainOutput
 
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
 from foundry.common.errors import StreamError, UserError
 from foundry.common.processes import finish_process_group, is_first_process, print_once, say
 from foundry.model_t5 import use_one_embedding_module
+from foundry.modeling.decoding import Source
 from foundry.modeling.families import family_of
+from foundry.modeling.found_answers import AnswerFinder
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.learning import Learning, losses_of
@@ -142,6 +144,7 @@ class T5Trainer(FiniteTrainer):
         self.class_label_ids, self.train_collator = class_label_ids, train_collator
         self.task_record = task_record
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
+        self._finder: AnswerFinder | None = None  # of an evaluation
         self.preemption = PreemptionCallback(self)
         self.remove_callback(DefaultFlowCallback)
         self.callback_handler.callbacks.insert(0, FlowCallback(self))
@@ -346,6 +349,14 @@ class T5Trainer(FiniteTrainer):
                 vars(callback).update(attributes)
             raise
 
+    def evaluation_loop(self, *args, **kwargs) -> EvalLoopOutput:
+        """Overrides Trainer: the answers of an evaluation are found with the weights as they are now."""
+        self._finder = AnswerFinder(self.model, 1)
+        try:
+            return super().evaluation_loop(*args, **kwargs)
+        finally:
+            self._finder = None  # it holds a copy of the decoder's weights
+
     def _search(self) -> dict:
         """The arguments of `generate`, kept out of the model's generation_config, which every checkpoint saves."""
         chosen = {"max_length": self._max_length, "do_sample": False, "num_return_sequences": 1}
@@ -369,7 +380,7 @@ class T5Trainer(FiniteTrainer):
         model: nn.Module,
         inputs: dict,
         prediction_loss_only: bool,  # noqa: ARG002
-        ignore_keys: list[str] | None = None,
+        ignore_keys: list[str] | None = None,  # noqa: ARG002
     ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
         """(None, (generated tokens [B, T] or, without generating, -1 [B, 1], statistics [B, 5 + n] of `score_rows`),
         labels [B, T] or None). The first None is the loss, which the statistics include."""
@@ -379,27 +390,38 @@ class T5Trainer(FiniteTrainer):
             statistics, encoded = self._score(model, inputs, labels)
         generated = torch.full_like(statistics[:, :1], -1, dtype=torch.long)
         if self.args.predict_with_generate:
-            sources = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-            if encoded is not None:
-                sources["encoder_outputs"] = encoded
-            own, source, written = self.model.generation_config, inputs["input_ids"].shape[1], []
-            search = self._search()
-            longest, beams = (search.get(n) or getattr(own, n) or 1 for n in ("max_length", "num_beams"))
-            size = rows_to_generate(self.model.config, source, longest, beams, self.args.device, self.args.bf16)
-            for part in self._parts(sources, size):
-                if encoded is not None:
-                    part["encoder_outputs"] = BaseModelOutput(last_hidden_state=part["encoder_outputs"])
-                with self.accelerator.autocast():  # accelerate wraps the model's forward; generate() calls its parts
-                    written.append(super().prediction_step(model, part, False, ignore_keys, **search)[1])
-            generated = torch.cat(written)
+            generated = self._written(inputs, encoded)
         return None, (generated, statistics), labels
+
+    def _written(self, inputs: dict, encoded: torch.Tensor | None) -> torch.Tensor:
+        """The answers [B, T] to the sources of a batch, behind the token that the decoder reads first. encoded: the
+        encoder's output, if it is known."""
+        config, search, lengths = self.model.config, self._search(), inputs["attention_mask"].sum(1).tolist()
+        rows = [Source(ids[:length]) for ids, length in zip(inputs["input_ids"].tolist(), lengths, strict=True)]
+        for number, row in enumerate(rows if encoded is not None else ()):
+            row.encoded = encoded[number]
+        own, find = self.model.generation_config, self._finder or AnswerFinder(self.model, len(rows))
+        longest, beams = (search.get(n) or getattr(own, n) or 1 for n in ("max_length", "num_beams"))
+        find.slots = len(rows)
+        if not self._is_sharded:
+            source, device = inputs["input_ids"].shape[1], self.args.device
+            find.slots = rows_to_generate(config, source, longest, beams, device, self.args.bf16)
+        with self.accelerator.autocast():  # accelerate wraps the model's forward, which is not called
+            find(rows, **search)
+        answers = [[own.decoder_start_token_id, *row.answers[0].tokens] for row in rows]
+        written = [torch.tensor(ids, device=self.args.device) for ids in answers]
+        return pad_sequence(written, batch_first=True, padding_value=config.pad_token_id)
 
     def _parts(self, rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
         """The rows of a batch, in parts of at most `size`; under ZeRO-3 and FSDP2 in one part, since all ranks must
         make the same number of forward passes."""
-        whole = is_deepspeed_zero3_enabled() or self.is_fsdp_enabled
         tensors = {name: values for name, values in rows.items() if values is not None}
-        return parts(tensors, len(rows["input_ids"]) if whole else size)
+        return parts(tensors, len(rows["input_ids"]) if self._is_sharded else size)
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether the weights are spread over the ranks."""
+        return is_deepspeed_zero3_enabled() or self.is_fsdp_enabled
 
     def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What `score_rows` returns: (statistics [B, 5 + n], the encoder's output [B, S, d_model] or None). Scores few

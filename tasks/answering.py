@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from constants import IGNORE_INDEX
 from foundry.common.words import listed
@@ -22,12 +23,12 @@ from foundry.corpora.gaps import cut_source, source_ids
 from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
+from foundry.modeling.decoding import Source
 from foundry.modeling.forms import reads_as_saved
+from foundry.modeling.found_answers import AnswerFinder, log_probabilities
 from foundry.modeling.generation_settings import deciding_settings, described_search
-from foundry.modeling.loss import nats_of
-from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from foundry.modeling.weights import frozen_form
-from foundry.training.drawn_answers import drawing, uniform_numbers
+from foundry.training.drawn_answers import uniform_numbers
 from tasks.choice import Candidate, Chooser
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
@@ -44,13 +45,16 @@ class Engine(NamedTuple):
     plan's, and `watch`, which a search without beams asks for each token: (number of the source, token) -> whether the
     answer ends with it. score: (a tokenised source, C texts [C, T] padded with -100, such as `class_label_ids`) ->
     log-probabilities [C, T] of their tokens, 0 behind the end. All are in nats. settings: the search settings that
-    decide the answers. ends: the tokens with which an answer ends, unless it is cut.
+    decide the answers. ends: the tokens with which an answer ends, unless it is cut. find: an `AnswerFinder` with the
+    plan's settings, where there is one; `write` then takes more sources than a batch, calls its keyword `told` whenever
+    it has answered one, and draws answers by the numbers `draws` [B, count, T].
     """
 
     write: Callable[..., tuple[np.ndarray, list[float] | None]]
     score: Callable[[list[int], torch.Tensor], torch.Tensor]
     settings: dict
     ends: list[int]
+    find: Callable[..., None] | None = None
 
 
 @dataclass
@@ -132,7 +136,7 @@ def padded_answers(ids: list[list[int]]) -> np.ndarray:
 
 
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
-    """The Engine of `--backend transformers`, which answers by `generate`."""
+    """The Engine of `--backend transformers`."""
     args, tokenizer = plan.args, plan.tokenizer
     model = load_to_answer(args.model_name_or_path, args.attn_implementation, plan.features, device, args.bf16)
     fit_vocabulary(model, len(tokenizer))
@@ -142,32 +146,38 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 
-    def padded(sources: list[list[int]]) -> dict[str, torch.Tensor]:
-        return tokenizer.pad({"input_ids": sources}, return_tensors="pt", pad_to_multiple_of=8).to(device)
+    find = mixed(partial(AnswerFinder(model, args.batch_size), **search))
 
-    @torch.no_grad()
-    @mixed
     def write(
-        sources: list[list[int]], watch: Watch | None = None, **changes: Any
+        sources: list[list[int]],
+        watch: Watch | None = None,
+        draws: torch.Tensor | None = None,
+        told: Callable[[], object] | None = None,
+        **changes: Any,
     ) -> tuple[np.ndarray, list[float] | None]:
-        batch, settings = padded(sources), search | changes
-        if watch:
-            settings["stopping_criteria"] = [ends_by(watch, len(sources))]
-        written, count, scores = model.generate(**batch, **settings), settings["num_return_sequences"], None
-        if count > 1:
-            scores = log_probabilities(model, batch, written, count).sum(dim=1).tolist()
-        return written[:, 1:].cpu().numpy(), scores
+        settings = search | changes
+        count = settings["num_return_sequences"]
+        rows = [Source(ids) for ids in sources]
+        for number, row in enumerate(rows):
+            row.watch = partial(watch, number) if watch else None
+            row.draws = None if draws is None else draws[number]
+        find(rows, told, scored=count > 1, **changes)
+        written = [answer for row in rows for answer in row.answers]
+        scores = [answer.nats for answer in written] if count > 1 else None
+        return padded_answers([answer.tokens for answer in written]), scores
 
     @torch.no_grad()
     @mixed
     def score(source: list[int], texts: torch.Tensor) -> torch.Tensor:
         start = torch.full((len(texts), 1), model.config.decoder_start_token_id)
         written = torch.cat([start, texts.clamp(min=0)], dim=1).to(device)  # behind EOS nothing counts
-        return log_probabilities(model, padded([source]), written, len(texts))
+        batch = tokenizer.pad({"input_ids": [source]}, return_tensors="pt", pad_to_multiple_of=8).to(device)
+        return log_probabilities(model, batch, written, len(texts))
 
     followed = copy.deepcopy(model.generation_config)
     followed.update(**search)
-    return Engine(write, score, deciding_settings(followed), as_list(model.generation_config.eos_token_id))
+    ends = as_list(model.generation_config.eos_token_id)
+    return Engine(write, score, deciding_settings(followed), ends, find)
 
 
 def weight_files(name: str) -> list[Path]:
@@ -176,36 +186,6 @@ def weight_files(name: str) -> list[Path]:
 
 
 TRANSFORMERS = Backend(with_transformers, weight_files)
-
-
-def ends_by(watch: Watch, rows: int) -> Callable[..., torch.Tensor]:
-    """The stopping criterion of `generate` that ends the answer to each of the sources where `watch` says so."""
-    ended = [False] * rows
-
-    def criterion(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        for row, token in enumerate(ids[:, -1].tolist()):
-            ended[row] = ended[row] or watch(row, token)
-        return torch.tensor(ended, device=ids.device)
-
-    return criterion
-
-
-def log_probabilities(
-    model: PreTrainedModel, batch: dict[str, torch.Tensor], written: torch.Tensor, count: int
-) -> torch.Tensor:
-    """[B * count, T] the log-probability in nats of each token, EOS included; 0 behind it. written: [B * count, 1 + T],
-    beginning with the start token; batch: the B sources."""
-    labels = written[:, 1:].clone()
-    # An instruction-tuned T5Gemma has several EOS tokens. A text ends with the first one; the rest of a row is padding.
-    ends = torch.isin(labels, torch.tensor(as_list(model.generation_config.eos_token_id), device=labels.device)).long()
-    labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
-    repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
-    rows = repeated | {"decoder_input_ids": written[:, :-1], "labels": labels}
-    found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
-    for part in parts(rows, size):
-        wanted = part.pop("labels")
-        found.append(nats_of(model(**part).logits, wanted).neg())
-    return torch.cat(found)
 
 
 # ---------------------------------------------------------------- answering
@@ -223,16 +203,20 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     ids = [cut_source(plan.tokenizer, one, longest) for one in ids]
     plan.lengths.update(map(len, ids))
     order = longest_first([*map(len, ids)]).tolist()
-    size = plan.args.batch_size
+    size, ranks = plan.args.batch_size, state.num_processes
     batches = [order[start : start + size] for start in range(0, len(order), size)]
+    if engine.find:
+        batches = [order[rank::ranks] for rank in range(min(ranks, len(order)))]
     found = []
-    for number in range(state.process_index, len(batches), state.num_processes):
+    for number in range(state.process_index, len(batches), ranks):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
         draws = draws_of([places[text] for text in batches[number]], engine, plan)
-        tokens, scores = engine.write([ids[text] for text in batches[number]], **draws)
+        told = {"told": lambda: progress.update(ranks)} if engine.find else {}
+        tokens, scores = engine.write([ids[text] for text in batches[number]], **draws, **told)
         candidates = candidates_of([texts[text] for text in batches[number]], tokens, scores, engine.ends, plan)
         found += zip(batches[number], candidates, strict=True)
-        progress.update(sum(map(len, batches[number : number + state.num_processes])))
+        if not told:
+            progress.update(sum(map(len, batches[number : number + ranks])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
     answers = [by_text[number] for number in range(len(texts))]
     best = [found[0] for found in answers]
@@ -258,13 +242,12 @@ def candidates_of(
     return plan.choose(texts, candidates) if plan.choose else candidates
 
 
-def draws_of(texts: list[tuple[int, int]], engine: Engine, plan: Plan) -> dict[str, Callable]:
-    """Settings of `generate` by which each answer is drawn by random numbers of its own, if answers are drawn one by
-    one. texts: (number of the input, part of it) of each text of a batch."""
+def draws_of(texts: list[tuple[int, int]], engine: Engine, plan: Plan) -> dict[str, torch.Tensor]:
+    """Keywords of `Engine.write` by which each answer is drawn by random numbers of its own, if answers are drawn one
+    by one. texts: (number of the input, part of it) of each text of a batch."""
     if not plan.search.get("do_sample") or engine.settings.get("num_beams", 1) > 1:
         return {}
-    draws = uniform_numbers(plan.args.seed, texts, plan.count, plan.limit)
-    return {"custom_generate": drawing(draws.flatten(0, 1))}
+    return {"draws": uniform_numbers(plan.args.seed, texts, plan.count, plan.limit)}
 
 
 def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:

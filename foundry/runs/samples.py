@@ -13,13 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from foundry.common.reports import markdown_table, side_file, was_evaluated, write_aside
+from foundry.modeling.decoding import Source
+from foundry.modeling.found_answers import AnswerFinder
 from foundry.objectives.objective import Objective
 
 SAMPLES_FILE = "samples.md"
@@ -97,9 +98,8 @@ class SamplesCallback(SampleSections):
         if not (state.is_world_process_zero or together):
             return
         was_training = model.training
-        sources = pad_sequence([torch.tensor(ids) for ids in self.sources], True, model.config.pad_token_id)
         with torch.autocast(args.device.type, torch.bfloat16, enabled=bool(args.bf16)):  # as in training
-            written = fill(model.eval(), sources.to(args.device), NEW_TOKENS)
+            written = fill(model.eval(), self.sources, NEW_TOKENS)
         model.train(was_training)
         if not state.is_world_process_zero:
             return
@@ -122,10 +122,9 @@ def _one_example_a_row(batch: dict[str, torch.Tensor]) -> tuple[list[list[int]],
     return chosen("input_ids", "input_segments"), chosen("labels", "target_segments")
 
 
-@torch.no_grad()
-def fill(model: PreTrainedModel, input_ids: torch.Tensor, new_tokens: int) -> list[list[int]]:
-    """Token ids that the model generates for each row of ids [N, S], padded at the end. new_tokens: at most so many."""
-    options = dict(max_length=new_tokens + 1, num_beams=1, num_return_sequences=1)  # max_length counts the start token
-    options["do_sample"] = False
-    mask = input_ids.ne(model.config.pad_token_id).long()
-    return model.generate(input_ids=input_ids, attention_mask=mask, **options).tolist()
+def fill(model: PreTrainedModel, sources: list[list[int]], new_tokens: int) -> list[list[int]]:
+    """Token ids that the model writes for each source, given as ids. new_tokens: at most so many."""
+    rows = [Source([token for token in ids if token != model.config.pad_token_id], new_tokens) for ids in sources]
+    search = dict(num_beams=1, num_return_sequences=1, do_sample=False, max_new_tokens=new_tokens)
+    AnswerFinder(model, len(rows))(rows, **search)
+    return [row.answers[0].tokens for row in rows]

@@ -3,28 +3,28 @@
     answers = draw_answers(trainer, batches, longest, samples=4)     # [b, K, T] token ids of each micro-batch
     draws = uniform_numbers(seed, [(3, 7), (3, 0)], samples, longest)  # [B, K, T], of rows 7 and 0 in step 3
     answers = write_answers(model, sources, draws)                   # [B, K, T] token ids
-    model.generate(**sources, do_sample=True, num_return_sequences=4, custom_generate=drawing(draws.flatten(0, 1)))
 
 Each token follows from one number between 0 and 1: it is the first whose cumulated probability is larger.
 
 Legend of shapes: B sources, K answers to each, T tokens of the longest answer, N = B * K, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import PreTrainedModel
 
 from constants import IGNORE_INDEX
+from foundry.modeling.decoding import Source
+from foundry.modeling.found_answers import AnswerFinder
 from foundry.modeling.generation_settings import NEUTRAL
 from foundry.modeling.rows_at_a_time import rows_to_generate
 
 # Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
-_PLAIN = NEUTRAL | {"min_new_tokens": None}
+_PLAIN = NEUTRAL | {"min_new_tokens": None, "do_sample": False}
 SOURCES = ("input_ids", "attention_mask")
 ROW = "row"  # the column with the number of a row in the data
 
@@ -72,34 +72,6 @@ def uniform_numbers(seed: int, rows: Sequence[tuple[int, ...]], samples: int, lo
     return torch.from_numpy(np.stack(drawn))
 
 
-class Drawn(LogitsProcessor):
-    """Leaves only the token that was drawn. draws [N, T]: numbers in [0, 1); nan: the likeliest token."""
-
-    def __init__(self, draws: torch.Tensor, temperature: float = 1.0):
-        self.draws, self.temperature = draws, temperature
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        place = self.draws[:, input_ids.shape[1] - 1, None].to(scores.device)  # the start token is read first
-        up_to = (scores.float() / self.temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
-        # Behind the last token that may be drawn the sum grows no more.
-        last = up_to.lt(up_to[:, -1:]).sum(-1, keepdim=True)
-        chosen = torch.minimum(up_to.le(place * up_to[:, -1:]).sum(-1, keepdim=True), last)
-        chosen = torch.where(place.isnan(), scores.argmax(-1, keepdim=True), chosen)
-        return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
-
-
-def drawing(draws: torch.Tensor) -> Callable:
-    """The `custom_generate` of a search with do_sample and without beams: of the tokens that its other settings leave,
-    the one that is drawn. draws: as in `Drawn`."""
-
-    def search(model: Any, ids: torch.Tensor, logits_processor: list, generation_config: Any, **more: Any) -> Any:
-        generation_config.do_sample = False  # a copy of `generate`; its processors are made already
-        processors = LogitsProcessorList([*logits_processor, Drawn(draws)])
-        return model._sample(ids, processors, generation_config=generation_config, **more)
-
-    return search
-
-
 @torch.no_grad()
 def write_answers(
     model: PreTrainedModel, sources: dict[str, torch.Tensor], draws: torch.Tensor, temperature: float = 1.0
@@ -111,23 +83,22 @@ def write_answers(
     in parts of sources of similar length where memory asks for parts; each source is encoded once.
     """
     was_training, device, count, longest = model.training, draws.device, *draws.shape[1:]
-    lengths = sources["attention_mask"].sum(1)
-    order = lengths.argsort(descending=True, stable=True)
+    lengths = sources["attention_mask"].sum(1).tolist()
     low = torch.is_autocast_enabled(device.type)
-    size = rows_to_generate(model.config, int(lengths.max()), longest, count, device, low)
-    ends = torch.tensor(model.generation_config.eos_token_id, device=device)
+    find = AnswerFinder(model, rows_to_generate(model.config, max(lengths), longest, count, device, low))
+
+    def warp(scores: torch.Tensor) -> torch.Tensor:
+        return scores / temperature
+
+    rows = [
+        Source(ids[:length], longest, draws=numbers, warp=None if temperature == 1 else warp)
+        for ids, length, numbers in zip(sources["input_ids"].tolist(), lengths, draws.cpu(), strict=True)
+    ]
     model.eval()
-    written = []
-    for rows in order.split(size):
-        part = {name: values[rows, : int(lengths[rows[0]])] for name, values in sources.items()}
-        encoded = model.get_encoder()(**part).last_hidden_state
-        part = {name: values.repeat_interleave(count, dim=0) for name, values in part.items()}
-        part["encoder_outputs"] = BaseModelOutput(last_hidden_state=encoded.repeat_interleave(count, dim=0))
-        chooser = Drawn(draws[rows].flatten(0, 1), temperature)
-        ids = model.generate(**part, **_PLAIN, logits_processor=[chooser], max_length=longest + 1, do_sample=False)
-        ids = ids[:, 1:].clone()  # without the start token
-        ended = torch.isin(ids, ends).long()
-        ids[ended.cumsum(1) > ended] = IGNORE_INDEX
-        written.append(F.pad(ids, (0, longest - ids.shape[1]), value=IGNORE_INDEX))
+    find(sorted(rows, key=lambda row: -len(row.ids)), **_PLAIN, num_return_sequences=count, max_new_tokens=longest)
     model.train(was_training)
-    return _trimmed(torch.cat(written).view(len(order), count, longest)[order.argsort()])
+    written = torch.full((len(rows), count, longest), IGNORE_INDEX)
+    for row, source in enumerate(rows):
+        for number, answer in enumerate(source.answers):
+            written[row, number, : len(answer.tokens)] = torch.tensor(answer.tokens)
+    return _trimmed(written.to(device))

@@ -58,10 +58,10 @@ FAULTS = [
     # ------------------------------------------------------------ answers that are drawn and chosen
     Fault(
         "draws_of_one_step",
-        "foundry/training/drawn_answers.py",
-        "place = self.draws[:, input_ids.shape[1] - 1, None]",
-        "place = self.draws[:, 0, None]",
-        ["unit/test_predict_t5.py"],
+        "foundry/modeling/decoding.py",
+        "source.draws[:, min(place.length, source.limit - 1)]",
+        "source.draws[:, 0]",
+        ["unit/test_decoding.py"],
     ),
     Fault(
         "draws_by_place_in_the_batch",

@@ -26,9 +26,10 @@ from foundry.common.errors import UserError
 from foundry.common.reports import write_json
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import load_model
+from foundry.modeling.decoding import drawn
+from foundry.modeling.found_answers import log_probabilities
 from foundry.publishing.exports import COMPARISON, Answers, Original
-from foundry.training.drawn_answers import Drawn, uniform_numbers
-from tasks.answering import log_probabilities
+from foundry.training.drawn_answers import uniform_numbers
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
@@ -293,22 +294,22 @@ class PredictTest(TestCase):
             self.enterContext(mock.patch.object(sys.modules[__name__], "FLAGS", [*FLAGS[:-1], size]))
             for one, row in zip(self.predict(path, *flags)[1], wanted, strict=True):
                 self.assertEqual(one["prediction"], row["prediction"])
-                for drawn, other in zip(one.get("n_best", []), row.get("n_best", []), strict=True):
-                    self.assertEqual(drawn["prediction"], other["prediction"])
-                    self.assertAlmostEqual(drawn["log_probability"], other["log_probability"], delta=1e-3)
+                for found, other in zip(one.get("n_best", []), row.get("n_best", []), strict=True):
+                    self.assertEqual(found["prediction"], other["prediction"])
+                    self.assertAlmostEqual(found["log_probability"], other["log_probability"], delta=1e-3)
         _, others, _ = self.predict(path, *flags, "--seed", 7)
         self.assertNotEqual([row["prediction"] for row in others], [row["prediction"] for row in wanted])
 
     def test_samples_have_the_models_distribution(self):
         """The frequencies of the first token of 4,000 answers to one text, beside the model's probabilities."""
         chances = torch.tensor([[0.5, 0.0, 0.3, 0.2, 0.0]]).repeat(4000, 1)
-        draw = Drawn(uniform_numbers(0, [(n, 0) for n in range(2000)], 2, 3).flatten(0, 1))
-        drawn = [draw(torch.zeros(4000, step), chances.log()).argmax(1) for step in (1, 2, 3)]
-        for tokens in drawn:
+        draws = uniform_numbers(0, [(n, 0) for n in range(2000)], 2, 3).flatten(0, 1)
+        steps = [drawn(chances.log(), draws[:, step]) for step in range(3)]
+        for tokens in steps:
             found = torch.bincount(tokens, minlength=5) / 4000
             torch.testing.assert_close(found, chances[0], atol=0.03, rtol=0)
             self.assertEqual(found[[1, 4]].tolist(), [0, 0])
-        self.assertLess(drawn[0].eq(drawn[1]).float().mean(), 0.45)  # 0.38 where they are independent
+        self.assertLess(steps[0].eq(steps[1]).float().mean(), 0.45)  # 0.38 where they are independent
 
     @parameterized.parameters(8, 11)  # at the end of a window, or within the writing of one
     def test_samples_do_not_depend_on_where_a_run_stopped(self, kept):

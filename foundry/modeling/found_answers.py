@@ -1,0 +1,165 @@
+"""Answers to sources, found by the loop of decoding.py, or by transformers' `generate` where that lacks something.
+
+    find = AnswerFinder(model, slots=32)
+    find([Source(ids, limit=32), ...], num_beams=4)      # fills the `answers` of the sources
+
+Legend of shapes: B sources, K answers to each, N = B * K, S source tokens, T answer tokens, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import LogitsProcessor, PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+from transformers.modeling_outputs import BaseModelOutput
+
+from constants import IGNORE_INDEX
+from foundry.common.processes import print_once
+from foundry.modeling.decoding import Answer, Search, Source, answers, drawn, model_lacks, search_lacks
+from foundry.modeling.decoding_layers import Layers
+from foundry.modeling.generation_settings import NEUTRAL
+from foundry.modeling.loss import nats_of
+from foundry.modeling.rows_at_a_time import parts, rows_to_score
+
+# Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
+_PLAIN = NEUTRAL | {"min_new_tokens": None}
+
+
+class AnswerFinder:
+    """Finds the answers of a model, whose weights stay as they are.
+
+    slots: sources that are answered at a time.
+    """
+
+    def __init__(self, model: PreTrainedModel, slots: int):
+        self.model, self.slots = model, slots
+        self.layers: Layers | None = None  # made when they are needed
+        self.model_lacks = model_lacks(model)
+        if is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model):
+            self.model_lacks = "the weights are spread over the processes"
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        sources: Sequence[Source],
+        told: Callable[[], object] | None = None,
+        more: Callable[[int], Sequence[Source]] | None = None,
+        scored: bool = False,
+        **settings: object,
+    ) -> None:
+        """Fills the `answers` of the sources. told, more: as `answers` has them; `generate` takes no more. scored:
+        whether the answers' nats are wanted. settings: those of `generate`, in place of the model's."""
+        reason = self.lacks(**settings)
+        if reason is None:
+            self.layers = self.layers or Layers(self.model)
+            answers(self.layers, sources, Search.of(self.model, scored, **settings), self.slots, told, more)
+            return
+        print_once(f"answers are written by transformers' generate, which takes longer: {reason}")
+        for start in range(0, len(sources), self.slots):
+            part = sources[start : start + self.slots]
+            _generate(self.model, part, scored, **settings)
+            for _ in part if told else ():
+                told()
+
+    def lacks(self, **settings: object) -> str | None:
+        """Why `generate` finds the answers; None if it need not."""
+        return self.model_lacks or search_lacks(self.model, **settings)
+
+
+# ---------------------------------------------------------------- by `generate`
+class _Drawing(LogitsProcessor):
+    """Leaves of scores [N, V] only the token that is drawn for each of the N rows of sources."""
+
+    def __init__(self, sources: Sequence[Source], rows: int):
+        self.sources, self.rows = sources, rows
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores, place = scores.clone(), input_ids.shape[1] - 1  # the start token is read first
+        numbers = torch.full((len(scores),), torch.nan, dtype=torch.float64)
+        for number, source in enumerate(self.sources):
+            own = slice(number * self.rows, (number + 1) * self.rows)
+            if source.draws is not None and place < source.draws.shape[1]:
+                numbers[own] = source.draws[:, place]
+            if source.warp is not None:
+                scores[own] = source.warp(scores[own])
+        tokens = drawn(scores, numbers.to(scores.device))
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
+
+
+def _ending(sources: Sequence[Source], rows: int) -> Callable[..., torch.Tensor]:
+    """The stopping criterion of `generate` that ends each of the N rows at its own limit, or where its source's `watch`
+    says so."""
+    ended = [False] * len(sources) * rows
+
+    def criterion(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        for row, token in enumerate(ids[:, -1].tolist()):
+            source = sources[row // rows]
+            if not ended[row]:
+                ended[row] = bool(source.watch and source.watch(token)) or ids.shape[1] > source.limit
+        return torch.tensor(ended, device=ids.device)
+
+    return criterion
+
+
+def _generate(model: PreTrainedModel, sources: Sequence[Source], scored: bool, **settings: object) -> None:
+    """Fills the `answers` of the sources."""
+    search, device = Search.of(model, **settings), model.device
+    known = [source.encoded for source in sources if source.encoded is not None]
+    width = len(known[0]) if known else -(-max(len(source.ids) for source in sources) // 8) * 8
+    ids = torch.full((len(sources), width), model.config.pad_token_id)
+    mask = torch.zeros_like(ids)
+    for row, source in enumerate(sources):
+        ids[row, : len(source.ids)] = torch.tensor(source.ids)
+        mask[row, : len(source.ids)] = 1
+        source.limit = source.limit or search.limit
+    batch = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    longest = max(source.limit for source in sources)
+    if search.beams == 1:
+        settings |= dict(stopping_criteria=[_ending(sources, search.rows)])
+    if any(source.draws is not None for source in sources):
+        # The rules of drawing are among those of the search, and `generate` itself draws nothing.
+        batch = {name: values.repeat_interleave(search.rows, dim=0) for name, values in batch.items()}
+        known = [encoded for encoded in known for _ in range(search.rows)]
+        processors = [*search.rules, _Drawing(sources, search.rows)]
+        settings = {name: settings[name] for name in ("stopping_criteria",) if name in settings}
+        settings |= _PLAIN | dict(do_sample=False, num_return_sequences=1, logits_processor=processors)
+    settings |= dict(max_length=longest + 1, max_new_tokens=None)
+    if known:
+        settings["encoder_outputs"] = BaseModelOutput(last_hidden_state=torch.stack(known))
+    written = model.generate(**batch, **settings)
+    nats = None
+    if scored:
+        nats = log_probabilities(model, batch, written, len(written) // len(batch["input_ids"])).sum(1).tolist()
+    for number, source in enumerate(sources):
+        rows = range(number * search.count, (number + 1) * search.count)
+        source.answers = [
+            Answer(_until(written[row, 1:].tolist(), search.ends, source.limit), nats[row] if nats else 0.0)
+            for row in rows
+        ]
+        source.done = True
+
+
+def _until(tokens: list[int], ends: frozenset[int], limit: int) -> list[int]:
+    """The tokens up to the first that ends an answer, at most `limit`."""
+    last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tokens[: min(last + 1, limit)]
+
+
+def log_probabilities(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], written: torch.Tensor, count: int
+) -> torch.Tensor:
+    """[B * count, T] the log-probability in nats of each token, EOS included; 0 behind it. written: [B * count, 1 + T],
+    beginning with the start token; batch: the B sources."""
+    labels = written[:, 1:].clone()
+    # An instruction-tuned T5Gemma has several EOS tokens. A text ends with the first one; the rest of a row is padding.
+    own = torch.tensor(model.generation_config.eos_token_id, device=labels.device)
+    ends = torch.isin(labels, own).long()
+    labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
+    repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
+    rows = repeated | {"decoder_input_ids": written[:, :-1], "labels": labels}
+    found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
+    for part in parts(rows, size):
+        wanted = part.pop("labels")
+        found.append(nats_of(model(**part).logits, wanted).neg())
+    return torch.cat(found)

@@ -1,0 +1,201 @@
+"""Tests of foundry/modeling/decoding.py: the answers are those of `generate`, alone, in any batch and in any slot."""
+
+import random
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+import zoo
+from absl.testing import parameterized
+from transformers import AutoConfig
+
+from foundry.model_t5 import create_model
+from foundry.modeling import decoding_layers
+from foundry.modeling.decoding import Search, Source, answers, search_lacks
+from foundry.modeling.decoding_layers import DECODERS, Layers
+from foundry.modeling.found_answers import AnswerFinder, log_probabilities
+
+WORDS = 300
+WRITTEN_OUT = [name for name in zoo.FAMILIES if name not in zoo.GEMMA]
+ENDS = [1, *range(10, 60, 3)]  # so that answers end at different places
+BEAMS = dict(num_beams=3, num_return_sequences=2)
+RULES = [
+    ("greedy", dict()),
+    ("long", dict(max_new_tokens=80, eos_token_id=1)),
+    ("ngrams", dict(no_repeat_ngram_size=2, eos_token_id=1)),
+    ("repetition", dict(repetition_penalty=1.7, min_new_tokens=4)),
+    ("tokens", dict(suppress_tokens=[5, 7, 9], begin_suppress_tokens=[1, 10], forced_bos_token_id=6, min_length=3)),
+    ("last", dict(forced_eos_token_id=1, bad_words_ids=[[8], [9, 11]], sequence_bias=[[[12], 2.0]], eos_token_id=1)),
+    ("decay", dict(exponential_decay_length_penalty=(3, 1.4), eos_token_id=1)),
+    ("beams", BEAMS),
+    ("long_beams", BEAMS | dict(length_penalty=2.0, max_new_tokens=24, eos_token_id=1)),
+    ("early_beams", BEAMS | dict(early_stopping=True, length_penalty=-0.7)),
+    ("never_beams", BEAMS | dict(early_stopping="never", no_repeat_ngram_size=2)),
+    ("beams_of_one_end", BEAMS | dict(eos_token_id=1, min_new_tokens=3, repetition_penalty=1.3)),
+]
+
+
+def made_model(family: str = "t5_v1_1", **changes):
+    """A model whose logits are far from each other."""
+    torch.manual_seed(0)
+    values = zoo.config_of(family, WORDS) | changes
+    model = create_model(AutoConfig.for_model(**values)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.generation_config.update(eos_token_id=ENDS, max_length=None)
+    return model
+
+
+def made_sources(count: int) -> list[list[int]]:
+    chooser = random.Random(0)
+    return [[*chooser.choices(range(3, WORDS), k=chooser.randint(0, 24)), 1] for _ in range(count)]
+
+
+def generated(model, sources: list[list[int]], **settings) -> list[list[int]]:
+    """The answers of `generate`, up to their ends."""
+    width, ends = max(map(len, sources)), settings.get("eos_token_id", ENDS)
+    ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sources])
+    mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in sources])
+    written = model.generate(input_ids=ids, attention_mask=mask, do_sample=False, **settings)[:, 1:].tolist()
+    ends = ends if isinstance(ends, list) else [ends]
+    places = [next((place for place, token in enumerate(row) if token in ends), len(row)) for row in written]
+    return [row[: place + 1] for row, place in zip(written, places, strict=True)]
+
+
+def found(model, sources: list[list[int]], slots: int, draws=None, **settings) -> list:
+    """The answers of the loop."""
+    search = Search.of(model, scored=True, **{"do_sample": False, "max_new_tokens": 12, **settings})
+    rows = [Source(ids, search.limit, draws=None if draws is None else draws[n]) for n, ids in enumerate(sources)]
+    answers(Layers(model), rows, search, slots)
+    return [answer for row in rows for answer in row.answers]
+
+
+class SameAnswersTest(parameterized.TestCase):
+    @parameterized.parameters(*WRITTEN_OUT)
+    def test_those_of_generate(self, family):
+        """Searches without rules and with all of them, in batches of any size."""
+        model, sources, lengths = made_model(family), made_sources(17), set()
+        for name, changes in RULES:
+            settings = dict(max_new_tokens=12) | changes
+            wanted = generated(model, sources, **settings)
+            lengths.update(map(len, wanted))
+            for slots in (1, 5, 17):
+                with self.subTest(name, slots=slots):
+                    got = [answer.tokens for answer in found(model, sources, slots, **settings)]
+                    self.assertEqual(got, wanted)
+        self.assertGreater(len(lengths), 5)  # slots become free at different times
+
+    @parameterized.parameters(
+        dict(num_layers=1, num_decoder_layers=3),
+        dict(num_layers=3, num_decoder_layers=1),
+        dict(feed_forward_proj="relu"),
+        dict(d_kv=6, num_heads=3),
+    )
+    def test_of_other_shapes(self, **changes):
+        model, sources = made_model(**changes), made_sources(9)
+        for search in (dict(), BEAMS):
+            wanted = generated(model, sources, max_new_tokens=12, **search)
+            self.assertEqual([answer.tokens for answer in found(model, sources, 4, **search)], wanted)
+
+    def test_columns_are_moved_and_the_cache_grows(self):
+        """The cache has 4 columns at first; sources that begin late see none of the columns before."""
+        model, sources = made_model(), made_sources(23)
+        wanted = generated(model, sources, max_new_tokens=30)
+        with mock.patch.object(decoding_layers, "COLUMNS", 4):
+            self.assertEqual([one.tokens for one in found(model, sources, 3, max_new_tokens=30)], wanted)
+
+    def test_bytes_of_numbers_that_are_none_do_not_spread(self):
+        """What a row does not see may be any number, but is multiplied by 0."""
+        model, sources = made_model(), made_sources(12)
+        wanted = generated(model, sources, max_new_tokens=12)
+        taken = [torch.full((64, 300), torch.nan) for _ in range(50)]  # memory that is given back full of nan
+        del taken
+        self.assertEqual([one.tokens for one in found(model, sources, 5)], wanted)
+
+    @parameterized.parameters(dict(), BEAMS, BEAMS | dict(repetition_penalty=1.5))
+    def test_scores_are_those_of_a_forward_pass(self, **search):
+        model, sources = made_model(), made_sources(9)
+        got = found(model, sources, 4, **search)
+        count = search.get("num_return_sequences", 1)
+        for number, answer in enumerate(got):
+            batch = {"input_ids": torch.tensor([sources[number // count]])}
+            wanted = log_probabilities(model, batch, torch.tensor([[0, *answer.tokens]]), 1).sum().item()
+            self.assertAlmostEqual(answer.nats, wanted, delta=1e-4)
+
+    def test_beams_have_the_scores_of_generate(self):
+        model, (source,) = made_model(), made_sources(1)
+        settings = BEAMS | dict(num_return_sequences=3, max_new_tokens=12, length_penalty=0.6)
+        output = dict(return_dict_in_generate=True, output_scores=True)
+        wanted = model.generate(torch.tensor([source]), do_sample=False, **settings, **output).sequences_scores
+        for answer, score in zip(found(model, [source], 1, **settings), wanted.tolist(), strict=True):
+            self.assertAlmostEqual(answer.nats / len(answer.tokens) ** 0.6, score, delta=1e-5)
+
+    def test_draws_are_the_same_alone_in_any_batch_and_slot(self):
+        model, sources = made_model(), made_sources(11)
+        draws = torch.rand(11, 3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        draws[:, 2] = torch.nan  # the likeliest
+        settings = dict(do_sample=True, num_return_sequences=3, top_k=20, temperature=1.5)
+        alone = [found(model, [ids], 1, draws[n : n + 1], **settings) for n, ids in enumerate(sources)]
+        wanted = [answer.tokens for answers_of_one in alone for answer in answers_of_one]
+        self.assertEqual(wanted[2::3], generated(model, sources, max_new_tokens=12))
+        self.assertNotEqual(wanted[0::3], wanted[1::3])
+        for slots in (2, 11):
+            self.assertEqual([one.tokens for one in found(model, sources, slots, draws, **settings)], wanted)
+
+    def test_an_answer_ends_where_it_is_told_to(self):
+        """`watch` says so at the second token of each answer, but the first one's; limits are those of each source."""
+        model, sources = made_model(), made_sources(5)
+        wanted = generated(model, sources, max_new_tokens=9, eos_token_id=1)
+        seen: list[list[int]] = [[] for _ in sources]
+        rows = [Source(ids, limit) for ids, limit in zip(sources, (9, 9, 9, 9, 1), strict=True)]
+        for number, row in enumerate(rows):
+
+            def watch(token: int, number: int = number) -> bool:
+                seen[number].append(token)
+                return number > 0 and len(seen[number]) == 2
+
+            row.watch = watch
+        answers(Layers(model), rows, Search.of(model, max_new_tokens=9, eos_token_id=1), 3)
+        got = [row.answers[0].tokens for row in rows]
+        self.assertEqual(got, [wanted[0], *(tokens[:2] for tokens in wanted[1:4]), wanted[4][:1]])
+        self.assertEqual(got, seen)
+
+
+class WhatGenerateDoesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (dict(), None),
+        (dict(do_sample=True), None),
+        (dict(do_sample=True, num_beams=2), "beams are drawn"),
+        (dict(encoder_no_repeat_ngram_size=2), "encoder_no_repeat_ngram_size"),
+        (dict(encoder_repetition_penalty=1.5), "encoder_repetition_penalty"),
+    )
+    def test_it_says_why(self, changes, reason):
+        told = search_lacks(made_model(), **changes)
+        self.assertRegex(told or "", reason) if reason else self.assertIsNone(told)
+
+    def test_no_family_is_left_out_in_silence(self):
+        for family in zoo.FAMILIES:
+            model_type = zoo.CONFIGS[family]["model_type"]
+            self.assertEqual(family in WRITTEN_OUT, model_type in DECODERS)
+
+    @parameterized.parameters("t5gemma", "t5gemma2")
+    def test_generate_takes_what_the_loop_lacks(self, family):
+        """Draws, limits, watches and scores are the caller's as in the loop, and a printed line says why."""
+        with tempfile.TemporaryDirectory() as place:
+            zoo.write_checkpoint(Path(place) / family, family)
+            from foundry.model_t5 import load_model
+
+            model = load_model(str(Path(place) / family)).eval()
+        sources = made_sources(5)
+        draws = torch.rand(5, 2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        got = []
+        for size in (1, 5):
+            rows = [Source(ids, 6, draws=draws[number]) for number, ids in enumerate(sources)]
+            settings = dict(do_sample=True, num_return_sequences=2, max_new_tokens=6, top_k=9)
+            with mock.patch("foundry.modeling.found_answers.print_once") as told:
+                AnswerFinder(model, size)(rows, scored=True, **settings)
+            self.assertIn("written out", told.call_args.args[0])
+            got.append([answer.tokens for row in rows for answer in row.answers])
+            self.assertTrue(all(answer.nats < 0 for row in rows for answer in row.answers))
+        self.assertEqual(*got)
