@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from starlette.exceptions import HTTPException
@@ -16,7 +17,7 @@ from transformers import TopPLogitsWarper
 
 from constants import IGNORE_INDEX
 from features.server.counters import Counters
-from foundry.training.drawn_answers import Drawn
+from foundry.modeling.decoding import Source
 from tasks.answering import Engine
 
 ENDS = "the server ends: ask another one, or this one later"
@@ -71,31 +72,20 @@ class Row:
         """Most tokens that it holds in memory while it is answered."""
         return self.beams * (len(self.source) + self.limit)
 
+    def as_source(self, watch: Callable[[int], bool]) -> Source:
+        """The same for a search without beams. watch: told each token, whether the answer ends with it."""
+        source = Source(self.source, self.limit, watch=watch)
+        if len(self.draws):
+            source.draws, within = self.draws[None], TopPLogitsWarper(self.top_p)
+            source.warp = lambda scores: within(None, scores / self.temperature)
+        return source
+
     def end(self, reason: str | None = None) -> None:
         """It is done. reason: of answers that did not end by themselves."""
         for answer in self.answers:
             answer.reason = answer.reason or reason
         self.done = True
         self.told()
-
-
-class Draws(Drawn):
-    """Draws the tokens of the rows that draw from softmax(logits / temperature), within top_p."""
-
-    def __init__(self, rows: Sequence[Row]):
-        longest = max(row.limit for row in rows)  # that of a row which does not draw, too
-        draws = torch.full((len(rows), longest), torch.nan, dtype=torch.float64)
-        for place, row in enumerate(rows):
-            draws[place, : len(row.draws)] = row.draws
-        super().__init__(draws)
-        self.rows = rows
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, part in zip(self.rows, scores.split(1), strict=True):
-            if len(row.draws) and not row.answers[0].reason:
-                part.copy_(TopPLogitsWarper(row.top_p)(None, part / row.temperature))
-        return super().__call__(ids, scores)
 
 
 class Batches(threading.Thread):
@@ -187,9 +177,10 @@ class Batches(threading.Thread):
         self.counters.batches.add(len(batch))
         sources, first = [row.source for row in batch], batch[0]
         settings = dict(num_return_sequences=first.count, max_new_tokens=max(row.limit for row in batch))
-        if first.beams == 1:
-            more = {"logits_processor": [Draws(batch)]} if any(len(row.draws) for row in batch) else {}
-            self.engine.write(sources, watch=self._watch(batch), num_beams=1, **settings, **more)
+        if first.beams == 1 and self.engine.find:
+            self._answer_and_take_more(batch)
+        elif first.beams == 1:
+            self.engine.write(sources, watch=self._watch(batch), num_beams=1, **settings)
         else:
             tokens, _ = self.engine.write(sources, **settings)
             for number, ids in enumerate(tokens.tolist()):
@@ -200,18 +191,50 @@ class Batches(threading.Thread):
                     self._scored(row)
                 row.end("gone" if row.gone else "length")
 
+    def _answer_and_take_more(self, batch: list[Row]) -> None:
+        """Answers a batch without beams, to which texts that come meanwhile are added while it has places."""
+
+        watch = self._watch(batch)
+
+        def more(places: int) -> list[Source]:
+            first, taken = len(batch), self._taken(batch, places)
+            batch.extend(taken)
+            return [row.as_source(partial(watch, number)) for number, row in enumerate(taken, start=first)]
+
+        sources = [row.as_source(partial(watch, number)) for number, row in enumerate(batch)]
+        limit = max(row.limit for row in batch)
+        self.engine.find(sources, more=more, do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=limit)
+
+    def _taken(self, batch: list[Row], places: int) -> list[Row]:
+        """Waiting texts, in their order, for so many free places of a batch. None passes one that must be answered
+        otherwise, or has no room in the memory."""
+        taken, longest = [], max(row.tokens for row in batch)
+        at_work = sum(not row.done for row in batch)
+        with self.changed:
+            for row in self.waiting[:places]:
+                longest = max(longest, row.tokens)
+                if row.search != batch[0].search or (at_work + len(taken) + 1) * longest > self.most_tokens:
+                    break
+                taken.append(row)
+            del self.waiting[: len(taken)]
+        if taken:
+            self.counters.batches.add(len(taken))
+        return taken
+
     def _watch(self, batch: list[Row]) -> Callable[[int, int], bool]:
         def watch(number: int, token: int) -> bool:
             row, (answer,) = batch[number], batch[number].answers
             if row.gone:
-                answer.reason = "gone"
+                row.end("gone")
                 return True
             answer.tokens.append(token)
             if token in self.engine.ends or row.ends_text and row.ends_text(answer.tokens):
                 answer.reason = "stop"
             elif len(answer.tokens) >= row.limit:
                 answer.reason = "length"
-            if answer.reason and not row.wants_log_probs and row.labels is None:
+            if answer.reason and self.engine.find:
+                self._scored(row)
+            if answer.reason and (self.engine.find or not row.wants_log_probs and row.labels is None):
                 row.end()  # a short answer does not wait for the long ones
             else:
                 row.told()

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -34,8 +34,9 @@ import predict_t5
 from features.server import app as server
 from features.server import completions
 from features.server.counters import Counters
-from features.server.waiting_texts import Batches, Draws, Row
+from features.server.waiting_texts import Batches, Row
 from foundry.corpora.tokenizers import decoded, load_tokenizer
+from foundry.modeling.decoding import drawn
 
 ROOT = Path(constants.__file__).parent
 
@@ -169,15 +170,17 @@ class ServerTest(TestCase):
             batches, engine = it.service.batches, it.service.batches.engine
             (source,) = load_tokenizer(str(self.model))([TEXTS[3]])["input_ids"]
 
-            def held(sources: list, **settings: object) -> object:
+            def checked(sources: list) -> list:
+                if source in [one.ids for one in sources]:
+                    raise RuntimeError("this text fails")
+                return sources
+
+            def held(sources: list, more: Callable[[int], list], **settings: object) -> None:
                 begun.set()
                 self.assertTrue(goes_on.wait(60))
-                written = engine.write(sources, **settings)
-                if source in sources:
-                    raise RuntimeError("this text fails")
-                return written
+                engine.find(checked(sources), more=lambda places: checked(more(places)), **settings)
 
-            batches.engine = engine._replace(write=held)
+            batches.engine = engine._replace(find=held)
             first = clients.submit(it.texts, prompt=TEXTS[5])
             self.assertTrue(begun.wait(60))
             beside = [clients.submit(it.texts, prompt=text) for text in TEXTS[:3]]
@@ -318,18 +321,18 @@ class ServerTest(TestCase):
     def test_the_queue_those_who_leave_and_the_end(self, streams):
         begun, goes_on, left = threading.Event(), threading.Event(), threading.Event()
         with served("--model_name_or_path", self.model, "--max_queue", 2, "--max_wait_ms", 0) as it:
-            batches, write, leave = it.service.batches, it.service.batches.engine.write, it.service.batches.leave
+            batches, find, leave = it.service.batches, it.service.batches.engine.find, it.service.batches.leave
 
             def held(*args, **settings):
                 begun.set()
                 self.assertTrue(goes_on.wait(60))
-                return write(*args, **settings)
+                find(*args, **settings)
 
             def leaving(rows):
                 leave(rows)
                 left.set()
 
-            batches.engine, batches.leave = batches.engine._replace(write=held), leaving
+            batches.engine, batches.leave = batches.engine._replace(find=held), leaving
             with ThreadPoolExecutor(4) as clients:
                 first = clients.submit(it.texts, prompt=TEXTS[0])
                 self.assertTrue(begun.wait(60))
@@ -357,7 +360,7 @@ class ServerTest(TestCase):
     def test_a_model_that_fails_is_told_and_the_next_request_answered(self):
         with served("--model_name_or_path", self.model) as it:
             batches, engine = it.service.batches, it.service.batches.engine
-            batches.engine = engine._replace(write=mock.Mock(side_effect=RuntimeError("no memory")))
+            batches.engine = engine._replace(find=mock.Mock(side_effect=RuntimeError("no memory")))
             with mock.patch("traceback.print_exc") as printed:
                 self.assertEqual(it.ask("/v1/completions", {"prompt": "a"})[0], 500)
             printed.assert_called_once()
@@ -382,16 +385,46 @@ class ServerTest(TestCase):
         self.assertLess(sum(sizes), length**2 / 2)  # decoded whole for each token, it would be more than that
 
     def test_tokens_are_drawn_as_their_probabilities_say(self):
-        """Worked by hand: at temperature 0.5 probabilities are squared; 0.68 + 0.25 reach top_p 0.8. A row that does
-        not draw takes the likeliest."""
-        drawn = dict(limit=1, told=mock.Mock(), temperature=0.5, top_p=0.8)
-        rows = [Row([0], draws=torch.rand(1, dtype=torch.float64), **drawn) for _ in range(4000)]
-        logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-        found = Draws([*rows, Row([0], 1, told=mock.Mock())])(torch.zeros(4001, 1), logits.repeat(4001, 1)).argmax(1)
+        """Worked by hand: at temperature 0.5 probabilities are squared; 0.68 + 0.25 reach top_p 0.8. nan takes the
+        likeliest."""
+        row = Row([0], 1, told=mock.Mock(), draws=torch.zeros(1), temperature=0.5, top_p=0.8)
+        scores = row.as_source(mock.Mock()).warp(torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()).repeat(4001, 1)
+        found = drawn(scores, torch.cat([torch.rand(4000, dtype=torch.float64), torch.tensor([torch.nan])]))
         wanted = [0.25 / 0.34, 0.09 / 0.34, 0, 0]
         for share, count in zip(wanted, found[:-1].bincount(minlength=4).tolist(), strict=True):
             self.assertAlmostEqual(share, count / 4000, delta=0.025)
         self.assertEqual(found[-1], 0)
+
+    def test_a_text_joins_those_that_are_being_answered(self):
+        """While a long answer is written, three others come and end; the next in the queue has another search."""
+        with served("--model_name_or_path", self.model, "--max_wait_ms", 0, "--min_new_tokens", 5) as it:
+            batches, engine, begun = it.service.batches, it.service.batches.engine, threading.Event()
+            finds, joined = [], []
+
+            def held(sources: list, more: Callable[[int], list], **settings: object) -> None:
+                finds.append(len(sources))
+
+                def more_when_there(places: int) -> list:
+                    begun.set()
+                    if len(finds) == 1 and len(joined) < 3:
+                        with batches.changed:
+                            self.assertTrue(batches.changed.wait_for(lambda: batches.waiting, 60))
+                    found = more(places)
+                    joined.extend(found)
+                    return found
+
+                engine.find(sources, more=more_when_there, **settings)
+
+            batches.engine = engine._replace(find=held)
+            with ThreadPoolExecutor(4) as clients:
+                asked = [clients.submit(it.texts, prompt=TEXTS[0])]
+                self.assertTrue(begun.wait(60))
+                asked += [clients.submit(it.texts, prompt=text) for text in TEXTS[1:4]]
+                got = [one.result() for one in asked]
+            self.assertEqual(finds, [1])  # one batch took all four
+            self.assertLen(joined, 3)
+            alone = [it.texts(prompt=text) for text in TEXTS[:4]]
+            self.assertEqual(got, alone)
 
     def test_a_batch_holds_texts_of_like_length(self):
         rows = [Row([0] * size, 2, told=mock.Mock()) for size in (10, 50, 11, 90, 12)]
