@@ -5,6 +5,7 @@
     python -m benchmarks profile                                # where the time of a step goes
     python -m benchmarks classifier                             # an epoch and an evaluation of a classification task
     python -m benchmarks collator                               # the last line's JSON has "ratio", at least 10
+    python -m benchmarks answers                                # tokens of answers, beside generate and CTranslate2
     python -m benchmarks stream --ranks 64 --workers 8 --files 64    # rows read over used, repeats, unseen share
     python -m benchmarks plan --model xl --nodes 8 --gpus 8     # memory, speed, sharding, checkpoints on paper
 
@@ -31,7 +32,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import inputs, kernels, mistakes, plan, scripts, step, step_profile, trainers
+from benchmarks import answers, inputs, kernels, mistakes, plan, scripts, step, step_profile, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from constants import HARDWARE_PEAKS, OPTIMIZERS
 from features.server.load import SERVE
@@ -113,6 +114,11 @@ PARTS = {
         dict(model="t5-v1_1-xl", batch=16, source_length=512),
     ),
 }
+PARTS["answers"] = Part(
+    answers.measure_answers,
+    "answers a second of our loop beside transformers' generate and CTranslate2",
+    dict(model="t5-v1_1-small", batch=32, examples=256, minutes=8.0),
+)
 PARTS |= {"serve": Part(*SERVE), "stream": Part(*STREAM)}
 # The command gpu: {--part: (command, its flags, share of --minutes after which it begins nothing new)}, in this order.
 SUITE = {
@@ -196,7 +202,7 @@ class BenchmarkArguments:
     peak_tflops: float | None = option(None, "Of a matrix product: MFU is relative to it. Not set: measured.", above=0)
     alone: bool = option(False, "Puts a rung on the lowest one, not on all below it.")
     megabytes: float | None = option(None, "Size of the text.", above=0)
-    examples: int | None = option(None, "Rows of the classification task.", at_least=1)
+    examples: int | None = option(None, "Rows of the classification task; sources of answers.", at_least=1)
     train_file: list[str] | None = option(None, "Text to tokenise and to pre-train on. Not set: made here.")
     nanot5: str | None = option(None, "Folder of a checkout of nanoT5: its collator, model and optimizer are peers.")
     fat5: str | None = option(None, "Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer.")

@@ -1,0 +1,152 @@
+"""Answers a second of this project's loop beside transformers' `generate` and CTranslate2, on the same sources.
+
+    python -m benchmarks answers --model small --examples 256
+    python -m benchmarks answers --model out/fine_tune_t5 --train_file sources.txt --examples 1000
+
+Sources one at a time, all of them in batches, and with five beams; texts of made-up words and random weights, whose
+answers never end before the limit, or a trained model and the lines of a file. `least_milliseconds` of a step is what
+memory allows: the bytes of the decoder's weights over the rate at which this machine reads.
+"""
+
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.measure import interleaved, synchronize, table, timed
+from features.ctranslate2.engine import PATIENCE, CTranslate2Engine, write_ctranslate2
+from features.server.load import made_texts, model_folder
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import load_model
+from foundry.modeling.decoding import Source
+from foundry.modeling.found_answers import AnswerFinder
+from foundry.publishing.exports import Original
+
+NEW_TOKENS = 32  # most of an answer
+BEAMS = 5
+ONE_BY_ONE, WITH_BEAMS = 16, 64  # sources that are answered one at a time, and with beams
+COLUMNS = {
+    "name": "{}",
+    "what": "{}",
+    "answers_per_s": "{:.2f}",
+    "milliseconds_a_step": "{:.2f}",
+    "least_milliseconds": "{:.2f}",
+    "ratio": "{:.2f}",
+    "same": "{:.1%}",
+}
+Written = list[list[int]]
+
+
+def texts_of(args: Namespace) -> list[str]:
+    """The sources: the first lines of --train_file, or made-up ones."""
+    if not args.train_file:
+        return made_texts(args.examples)
+    with Path(args.train_file[0]).open(encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    return [line for line in lines if line][: args.examples]
+
+
+def bytes_of_a_step(model: PreTrainedModel) -> int:
+    """Bytes of the weights that a step of the decoder reads: all of its matrices but those of the sources' keys and
+    values, and the head."""
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    read = [module for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
+    of_sources = [block.layer[1].EncDecAttention for block in decoder.block]
+    left_out = {id(matrix) for attention in of_sources for matrix in (attention.k, attention.v)}
+    matrices = [module.weight for module in read if id(module) not in left_out] + [head.weight]
+    return sum(matrix.numel() * matrix.element_size() for matrix in matrices)
+
+
+def read_rate(device: torch.device) -> float:
+    """Bytes/s that this machine reads from memory; the fastest of ten sums."""
+    numbers = torch.ones(2**26, device=device)
+    run = timed(numbers.sum)
+    return 4 * len(numbers) / min(run() for _ in range(10))
+
+
+class Ways:
+    """The ways to answer: {name: function (sources, slots, beams) -> token ids of each answer, EOS included}."""
+
+    def __init__(self, folder: Path, device: torch.device, converted: Path):
+        self.model = load_model(str(folder)).eval().to(device)
+        self.model.generation_config.max_length = None
+        self.tokenizer, self.device = load_tokenizer(str(folder)), device
+        self.find = AnswerFinder(self.model, 1)
+        self.ways: dict[str, Callable[[Written, int, int], Written]] = {"generate": self.generated, "ours": self.found}
+        if device.type == "cpu":
+            self.ways["ctranslate2"] = self.with_ctranslate2(folder, converted)
+
+    @torch.no_grad()
+    def generated(self, sources: Written, slots: int, beams: int) -> Written:
+        """By transformers' `generate`, in batches of sources of similar length."""
+        order = sorted(range(len(sources)), key=lambda number: -len(sources[number]))
+        answers: Written = [[] for _ in sources]
+        for start in range(0, len(order), slots):
+            part = order[start : start + slots]
+            batch = self.tokenizer.pad({"input_ids": [sources[number] for number in part]}, return_tensors="pt")
+            batch = batch.to(self.device)
+            written = self.model.generate(**batch, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)
+            for number, tokens in zip(part, written[:, 1:].tolist(), strict=True):
+                answers[number] = self._until_end(tokens)
+        return answers
+
+    def found(self, sources: Written, slots: int, beams: int) -> Written:
+        """By this project's loop."""
+        rows, self.find.slots = [Source(ids) for ids in sources], slots
+        in_order = sorted(rows, key=lambda row: -len(row.ids))
+        self.find(in_order, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)
+        return [self._until_end(row.answers[0].tokens) for row in rows]
+
+    def with_ctranslate2(self, folder: Path, converted: Path) -> Callable[[Written, int, int], Written]:
+        """By CTranslate2, in float32."""
+        write_ctranslate2(Original(load_model(str(folder)), self.tokenizer, []), converted, None)
+        engine = CTranslate2Engine(converted)
+
+        def translated(sources: Written, slots: int, beams: int) -> Written:
+            options = dict(beam_size=beams, max_decoding_length=NEW_TOKENS, max_batch_size=slots)
+            options["patience"] = PATIENCE if beams > 1 else 1
+            return engine.tokens(sources, options)
+
+        return translated
+
+    def _until_end(self, tokens: list[int]) -> list[int]:
+        ends = [place for place, token in enumerate(tokens) if token == self.tokenizer.eos_token_id]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+
+def measure_answers(args: Namespace) -> dict:
+    """{"rows": a way and a kind of work in each, "ratio": of our loop over `generate`, {work: the median of the turns'
+    ratios}}."""
+    texts, rows, ratios = texts_of(args), [], {}
+    with tempfile.TemporaryDirectory() as place:
+        ways = Ways(model_folder(args, texts, Path(place, "model")), args.device, Path(place, "converted"))
+        sources = ways.tokenizer(texts).input_ids
+        least = 1000 * bytes_of_a_step(ways.model) / read_rate(args.device)
+        works = {
+            "one at a time": (sources[:ONE_BY_ONE], 1, 1),
+            f"batches of {args.batch}": (sources, args.batch, 1),
+            f"{BEAMS} beams, {args.batch // BEAMS} at a time": (sources[:WITH_BEAMS], args.batch // BEAMS, BEAMS),
+        }
+        for what, work in works.items():
+            found = {name: {"name": name, "what": what, "ours": name == "ours"} for name in ways.ways}
+            written = {name: way(*work) for name, way in ways.ways.items()}
+            runs = {name: timed(partial(way, *work)) for name, way in ways.ways.items()}
+            interleaved(found, runs, args.rounds, args.deadline)
+            longest = sum(map(len, written["ours"])) if work[1] == 1 else None
+            for name, row in found.items():
+                row["answers_per_s"] = len(work[0]) / median(row["seconds"])
+                pairs = zip(found["generate"]["seconds"], row["seconds"], strict=True)
+                row["ratio"] = median(theirs / own for theirs, own in pairs)
+                row["same"] = sum(map(list.__eq__, written[name], written["generate"])) / len(work[0])
+                if longest:
+                    row |= dict(milliseconds_a_step=1000 * median(row["seconds"]) / longest, least_milliseconds=least)
+            ratios[what] = found["ours"]["ratio"]
+            rows += found.values()
+            synchronize()
+            args.keep({"rows": rows, "ratio": ratios})
+    return {"rows": rows, "ratio": ratios, "text": table(rows, COLUMNS)}
