@@ -138,9 +138,9 @@ class Part:
 # ---------------------------------------------------------------- entities
 def entity_texts(words: list[str], tags: list[str]) -> list[tuple[str, str]]:
     """[(label, text)] in the order of the sentence."""
-    from features.encoder_heads.tagged_texts import entities
+    from features.encoder_heads.tag_schemes import Scheme
 
-    return [(label, " ".join(words[first : last + 1])) for label, first, last in entities(tags)]
+    return [(label, " ".join(words[first : last + 1])) for label, first, last in Scheme("IOB2").entities(tags)]
 
 
 def written_entities(found: list[tuple[str, str]]) -> str:

@@ -6,9 +6,11 @@
     python fine_tune_t5.py --head embedding --train_file pairs.jsonl --source_column question --target_column answer \
         --model_name_or_path out/pre_train_t5
 
-tagged_texts.py reads words with tags, head_kinds.py has what differs between the heads, head_models.py makes and loads
-the models, which are transformers' own; head_tasks.py finds the task, head_rows.py has its tokens and labels,
-head_trainer.py loss and evaluation, and head_answers.py evaluates and answers for evaluate_t5.py and predict_t5.py.
+tagged_texts.py reads words with tags, conll.py CoNLL files; word_division.py finds the words of running text, and
+tag_schemes.py the entities that tags say. head_kinds.py has what differs between the heads, head_records.py reads it
+from task.json, head_models.py makes and loads the models, which are transformers' own; head_tasks.py finds the task,
+head_rows.py has its tokens and labels, head_trainer.py loss and evaluation, and head_answers.py evaluates and answers
+for evaluate_t5.py and predict_t5.py.
 
 Embeddings have no head. pair_rows.py has their rows, encoders.py the models, embedder.py loss and evaluators
 (sentence-transformers' own), sentence_folder.py the folder, embedding_answers.py what the two scripts do with it, and
@@ -46,7 +48,7 @@ class Heads(RowSource, Learning, ModelSource):
 
     _argument_group_name = "head on the encoder"
     _usual = "head"
-    decisive: ClassVar = ("head", "pooling", "freeze_encoder", "characters", *_OF_EMBEDDINGS.split())
+    decisive: ClassVar = ("head", "pooling", "freeze_encoder", "characters", "mask_column", *_OF_EMBEDDINGS.split())
     rules: ClassVar[Rules] = (
         ("freeze_encoder", lambda flags: not flags.head, "needs --head"),
         ("freeze_encoder", lambda flags: flags.head == EMBEDDING, "--head embedding trains the encoder: leave it out"),
@@ -58,7 +60,7 @@ class Heads(RowSource, Learning, ModelSource):
             "not with --head embedding: leave it out",
         ),
         ("max_target_length", lambda flags: flags.head not in (None, EMBEDDING), _OF_TEXTS),
-        ("characters", lambda flags: flags.head != "tokens", "needs --head tokens"),
+        ("characters mask_column", lambda flags: flags.head != "tokens", "needs --head tokens"),
         (
             "pooling",
             lambda flags: flags.head in (None, "tokens"),
@@ -83,7 +85,8 @@ class Heads(RowSource, Learning, ModelSource):
     head: str | None = option(None, "Train the encoder: tokens labels words, the others whole texts.", choices=KINDS)
     pooling: str = option("mean", "What stands for a text: the mean of its tokens, or the first.", choices=POOLINGS)
     freeze_encoder: bool = option(False, "Train the head alone (linear probe).")
-    characters: bool = option(False, "A label for each letter, as of residues, in place of words.")
+    characters: bool = option(False, "Each letter is a word, as of residues.")
+    mask_column: str | None = option(None, "Column of a 1 for each word or letter whose tag counts, 0 for others.")
     embedding_temperature: float = option(0.05, "Temperature of similarities in the loss.", above=0, at_most=100)
     normalize_embeddings: bool = option(False, "Embeddings have the length 1.")
     negative_column: str | None = option(None, "Embeddings: column of a text that is unlike the source.")
@@ -179,7 +182,9 @@ class Heads(RowSource, Learning, ModelSource):
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         if self.head == EMBEDDING:
             return {"embedding": self.embedder(args.per_device_train_batch_size).described()}
-        return {"head": self.found.kind.described() + ("; the encoder is frozen" if self.freeze_encoder else "")}
+        rows = self.found.kind.plan(self.found.example)
+        frozen = "; the encoder is frozen" if self.freeze_encoder else ""
+        return rows | {"head": rows["head"] + frozen}
 
 
 @dataclass

@@ -17,19 +17,18 @@ from accelerate.utils import broadcast_object_list, gather_object
 from tqdm.auto import tqdm
 
 from constants import TASK_RECORD
-from features.encoder_heads import Heads
-from features.encoder_heads.head_kinds import Kind, Labels, Number, Tokens, kind_of_record
+from features.encoder_heads.conll import ConllColumns, conll_rows, is_conll
+from features.encoder_heads.head_kinds import Kind, Labels, Number, Tokens
 from features.encoder_heads.head_models import load_saved
+from features.encoder_heads.head_records import heads_of, saved_kind
 from features.encoder_heads.head_rows import HeadRows, LoadedHead
 from features.encoder_heads.head_tasks import SOURCE_LENGTH, HeadTasks
 from features.encoder_heads.head_trainer import HeadCollator, HeadTrainer, outputs_of
 from features.encoder_heads.tagged_texts import (
-    CONLL_SUFFIXES,
     Tagged,
-    conll_rows,
     cut_ids,
     first_tokens,
-    of_record,
+    joined_words,
     of_source,
     offset_encoder,
 )
@@ -41,10 +40,10 @@ from foundry.common.errors import UserError
 from foundry.common.flags import Flags, refuse
 from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
-from foundry.common.reports import end_summary, plain_json, record_json, start_summary
+from foundry.common.reports import end_summary, plain_json, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.chunks import longest_first
-from foundry.corpora.files import data_kind, is_plain_text, open_text
+from foundry.corpora.files import is_plain_text, open_text
 from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.reading import read_rows
 from foundry.corpora.tokenizers import answering_tokenizer
@@ -58,7 +57,7 @@ from tasks.front import Front, check_front
 from tasks.model_folders import Encoder
 from tasks.predictions import AnswerFile, InputReader, check_files, recorded_task
 from tasks.registry import as_list, eval_splits, reference_texts
-from tasks.task_records import recorded_flags, recorded_rows
+from tasks.task_records import read_record, recorded_flags, recorded_rows
 from tasks.tasks import LoadedTask, TaskRows
 
 WINDOW = 32  # batches of each process that are sorted by length and written together
@@ -70,17 +69,6 @@ _NOT_EVALUATED = {
     "predict_with_generate generation_num_beams generation_max_length max_target_length": _NO_SEARCH,
     "attn_implementation allow_missing task": "not for a head, whose task.json says what is evaluated: leave it out",
 }
-
-
-def head_record(folder: str) -> dict:
-    """The field "head" of a folder's task.json."""
-    return record_json(Path(folder) / TASK_RECORD)["head"]
-
-
-def heads_of(record: dict) -> Heads:
-    """The flags with which a recorded head was trained."""
-    form = record.get("form", {})
-    return Heads(head=record["kind"], pooling=record["pooling"] or "mean", characters=form.get("reads") == "letters")
 
 
 @dataclasses.dataclass
@@ -158,8 +146,8 @@ class HeadAnswers(EncoderAnswers):
 
     def found(self, evaluation: Any, task_args: TaskArguments, args: Any, tokenizer: Any) -> Evaluated:
         folder = evaluation.model_name_or_path
-        record = head_record(folder)
-        tasks = HeadTasks(heads_of(record), task_args, record)
+        kind = saved_kind(folder, {})
+        tasks = HeadTasks(heads_of(kind), task_args, kind)
         loaded = LoadedHead(tasks, splits_to_evaluate(evaluation, tasks.tasks[0]), tokenizer)
         loaded.trained = recorded_rows(folder).get(loaded.name)
         return Evaluated(
@@ -167,7 +155,7 @@ class HeadAnswers(EncoderAnswers):
             model=functools.partial(load_saved, folder, args.device),
             trainer_type=HeadTrainer.of(kind=tasks.kind),
             collator=HeadCollator(tokenizer, tasks.kind),
-            plan={"head": tasks.kind.described()},
+            plan=dict(tasks.kind.plan()),
         )
 
     def write(self, folder: Path, loaded: LoadedTask, split: str, kept: Any) -> None:
@@ -203,7 +191,7 @@ class HeadAnswers(EncoderAnswers):
                 output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
         (done,) = broadcast_object_list([output and output.done])
         done = answered_before = min(done, sizes)
-        rows = {"checkpoint": args.model_name_or_path, "head": reader.kind.described()}
+        rows = {"checkpoint": args.model_name_or_path} | reader.kind.plan()
         rows |= {"inputs": f"{sizes:,} of {args.input_file}", "written to": args.output_file}
         start_summary(rows | {"continued": f"{done:,} were answered before" if done else None}, title="prediction")
         for _, one in itertools.islice(reader.inputs(), 1):
@@ -304,16 +292,18 @@ class Reader:
 
     def __init__(self, args: Any):
         self.args, folder = args, args.model_name_or_path
-        record = head_record(folder)
-        if record["kind"] in ("class", "number"):
-            self.entry, flags = recorded_task(folder, None)
+        self.kind: Kind = saved_kind(folder, {})
+        flags = read_record(folder)
+        if self.kind.name in ("class", "number"):
+            self.entry, _ = recorded_task(folder, None)
         else:
             self.entry = dict(inputs={"": "text"}, target="labels", target_type="class", metrics=["accuracy"])
-            flags = record_json(Path(folder) / TASK_RECORD)
             self.entry["max_source_length"] = flags.get("max_source_length") or SOURCE_LENGTH
-            if flags.get("source_column") and record["kind"] == "labels":
+            if flags.get("source_column") and self.kind.name == "labels":
                 self.entry["inputs"] = {"": flags["source_column"][0]}
-        self.kind: Kind = kind_of_record(record, self.entry)
+        self.kind = dataclasses.replace(self.kind, entry=self.entry)
+        word, tag = args.source_column or flags.get("source_column"), flags.get("target_column")
+        self.columns = ConllColumns(word and word[0], tag and tag[0], flags.get("tsv_header"))
         self.most = args.max_source_length or self.entry["max_source_length"]
         self.tokenizer = answering_tokenizer(folder, args.tokenizer_name)
         self.encode = offset_encoder(self.tokenizer)
@@ -338,10 +328,12 @@ class Reader:
     def tagged(self, path: Path) -> Iterator[tuple[dict, Tagged]]:
         """Lines of a text file, sentences of a CoNLL file, or rows with a text or a list of words."""
         assert isinstance(self.kind, Tokens)
-        form = self.kind.form
-        if data_kind(path) in CONLL_SUFFIXES[:-1]:
-            for number, row in enumerate(conll_rows(path), start=1):
-                yield {"words": row["words"]}, of_record(row["words"], None, form, f"{path}, row {number:,}")
+        form, named = self.kind.form, self.args.source_column
+        labels = [] if form.reads == "letters" else self.kind.labels  # which letters alone may be
+        if is_plain_text(path) and named or is_conll(path, self.columns, labels):
+            rows = conll_rows(path, self.columns, has_tags=False, labels=self.kind.labels)
+            for number, row in enumerate(rows, start=1):
+                yield row, joined_words(row["words"], f"{path}, row {number:,}")
             return
         if is_plain_text(path):
             with open_text(path, newline="\n") as lines:
@@ -360,7 +352,10 @@ class Reader:
             if "prediction" in row:
                 raise UserError(f"{place}: has a column prediction, under which the answer would be written. Rename it")
             value = row[name]
-            yield row, of_source(value, form) if isinstance(value, str) else of_record(value, None, form, place)
+            if isinstance(value, str):
+                yield row, of_source(value, form)
+            else:
+                yield row, joined_words(value, f"{place}: the column {name}")
 
     def encoded(self, one: Tagged | str) -> tuple[list[int], list[tuple[int, int]]]:
         """(ids, places of the tokens), cut."""
@@ -390,7 +385,10 @@ class Reader:
             return self.of_batch(model, [inputs[number] for number in numbers])
 
         found = by_batches([len(ids) for ids, *_ in inputs], self.args.batch_size, state, answered, shows=False)
-        records = [plain_json(row) | answer for (row, _), answer in zip(some, found, strict=True)]
+        records = []
+        for (row, one), answer in zip(some, found, strict=True):
+            is_nothing = one == ""  # a text that is blank has no class
+            records.append(plain_json(row) | ({"prediction": None} if is_nothing else answer))
         return records, sum(whole > self.most for _, whole, _ in inputs)
 
     def encoder(self, device: torch.device) -> Encoder:
@@ -401,21 +399,24 @@ class Reader:
 
         def read(given: str | dict) -> tuple[list[int], int, Any]:
             values = {columns[0]: given} if isinstance(given, str) else given
+            if all(isinstance(value, str) and not value.strip() for value in values.values()):
+                raise UserError("is an empty text")
             if not isinstance(kind, Tokens):
                 return self.read("".join(reader.made({}, values).texts))
             (value,) = values.values()
-            is_text = isinstance(value, str)
-            return self.read(of_source(value, kind.form) if is_text else of_record(value, None, kind.form, columns[0]))
+            if isinstance(value, str):
+                return self.read(of_source(value, kind.form))
+            return self.read(joined_words(value, columns[0]))
 
         def answer(inputs: list[tuple[list[int], int, Any]]) -> list[dict]:
             found = self.of_batch(model, inputs)
-            if not isinstance(kind, Tokens) or kind.scheme != "plain":
+            if not isinstance(kind, Tokens) or not kind.scheme.is_plain:
                 return found
             places = [one.places for _, _, (_, one) in inputs]  # of the words: a client has not cut its text
             return [one | {"offsets": of_words} for one, of_words in zip(found, places, strict=True)]
 
         labels = None if isinstance(kind, Number) else kind.labels
-        about = {"checkpoint": self.args.model_name_or_path, "head": kind.described()}
+        about = {"checkpoint": self.args.model_name_or_path} | kind.plan()
         return Encoder(kind.name, columns, labels, "", self.most, about, read, answer)
 
     def settings(self) -> dict:

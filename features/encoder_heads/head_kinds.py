@@ -1,15 +1,17 @@
 """What differs between the heads: their labels, their loss, their answers and their metrics.
 
-    kind = Tokens(labels=["O", "B-PER", "I-PER"], scheme="IOB2", form=Form(("words", "tags"), "words"))
+    kind = Tokens(labels=["O", "B-PER", "I-PER"], scheme=Scheme("IOB2"), form=Form(("words", "tags"), "words"))
     kind.loss_sum(logits, labels)          # summed over what is labelled
     kind.answers(logits, rows)             # for people: tags and spans, a class, classes, a number
-    kind_of_record(record["head"])         # as task.json keeps it
+    kind.record()                          # as task.json keeps it, and head_records.py reads it
 
 Legend of shapes: N rows, B batch, S tokens, C outputs of the head, T labels of a row: S, or 1, or C of several classes.
 """
 
 import dataclasses
 import importlib.util
+import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,7 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from constants import IGNORE_INDEX
-from features.encoder_heads.tagged_texts import OUTSIDE, Form, Tagged, entities
+from features.encoder_heads.tag_schemes import OUTSIDE, Scheme
+from features.encoder_heads.tagged_texts import Form, Tagged
 from foundry.common.errors import UserError
 from tasks.metrics.scoring import score_predictions
 from tasks.registry import number_text, target_text, value_of_text
@@ -91,32 +94,44 @@ class Kind:
         """What predictions.jsonl has of a row that an evaluation kept."""
         raise NotImplementedError
 
+    def plan(self, example: str = "") -> dict[str, str]:
+        """Rows of a plan. example: how a training row is divided into words."""
+        return {"head": self.described()}
+
     def record(self) -> dict:
         """As task.json keeps it."""
-        form = {"form": dataclasses.asdict(self.form)} if isinstance(self, Tokens) else {}
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("entry", "form")}
-        return {"kind": self.name} | own | form
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "entry"}
+        return {"kind": self.name} | own
 
 
 @dataclass(frozen=True)
 class Tokens(Kind):
-    """A tag for each word or letter. scheme: as of `scheme_of`."""
+    """A tag for each word or letter, or None where it is not known."""
 
-    scheme: str = "plain"
+    scheme: Scheme = Scheme()
     form: Form = Form(("words", "tags"), "words")
     name = "tokens"
 
     @property
     def metrics(self) -> list[str]:
-        return ["f1", "precision", "recall"] if self.scheme != "plain" else ["accuracy", "f1_macro"]
+        return ["accuracy", "f1_macro"] if self.scheme.is_plain else ["f1", "precision", "recall"]
 
     def described(self) -> str:
-        scheme = {"plain": "plain tags", "BIO": "BIO tags, an I- may begin an entity", "IOB2": "IOB2 tags"}
         what = "letters" if self.form.reads == "letters" else "words"
-        return f"{super().described()} of {what}; {scheme[self.scheme]}"
+        return f"{super().described()} of {what}; {self.scheme.described()}"
+
+    def plan(self, example: str = "") -> dict[str, str]:
+        return super().plan() | {"words": self.form.division.described() + example}
+
+    def record(self) -> dict:
+        form = dataclasses.asdict(self.form) | {"division": self.form.division.record()}
+        scheme = {"scheme": self.scheme.name, "suffixes": self.scheme.suffixes}
+        return super().record() | scheme | {"form": form}
 
     def targets(self, row: dict, where: str) -> list[float]:
-        known = {label: number for number, label in enumerate(self.labels)}
+        """As of `Kind`, -100 of words whose tag is not known."""
+        known: dict[str | None, int] = {label: number for number, label in enumerate(self.labels)}
+        known[None] = IGNORE_INDEX
         if other := next((tag for tag in row["labels"] if tag not in known), None):
             raise UserError(
                 f"{row['where'] or where}: the tag {other} is in no training row; known: {self.some_labels}. "
@@ -130,39 +145,43 @@ class Tokens(Kind):
     def tags_of(self, chosen: Sequence[int], places: Sequence[int | None]) -> list[str]:
         """The tags of a row's words, each that of its first token. A word without a token, as one beyond the cut, has
         O, or in plain tags none."""
-        none = "" if self.scheme == "plain" else OUTSIDE
+        none = "" if self.scheme.is_plain else OUTSIDE
         return [none if place is None else self.labels[int(chosen[place])] for place in places]
 
     def scores(self, chosen: np.ndarray, places: list[list[int | None]], rows: list[dict]) -> dict[str, float]:
-        """The metrics of all words, those beyond the cut too."""
-        gold = [row["labels"] for row in rows]
-        found = [self.tags_of(*one) for one in zip(chosen, places, strict=True)]
-        pairs = [(ours, theirs) for one in zip(gold, found, strict=True) for ours, theirs in zip(*one, strict=True)]
-        accuracy = sum(ours == theirs for ours, theirs in pairs) / max(1, len(pairs))
-        if self.scheme == "plain":
+        """The metrics of all words whose tags are known, those beyond the cut too."""
+        gold, found = [], []
+        for of_row, places_of_row, row in zip(chosen, places, rows, strict=True):
+            answered = zip(row["labels"], self.tags_of(of_row, places_of_row), strict=True)
+            known = [(tag, answer) for tag, answer in answered if tag is not None]
+            gold.append([tag for tag, _ in known])
+            found.append([answer for _, answer in known])
+        ours, theirs = list(itertools.chain(*gold)), list(itertools.chain(*found))
+        accuracy = sum(map(operator.eq, ours, theirs)) / max(1, len(ours))
+        if self.scheme.is_plain:
             from sklearn.metrics import f1_score
 
-            ours, theirs = (list(side) for side in zip(*pairs, strict=True))
             used = [label for label in self.labels if label in {*ours, *theirs}]
-            macro = f1_score(ours, theirs, labels=used, average="macro", zero_division=0)
+            macro = f1_score(ours, theirs, labels=used, average="macro", zero_division=0) if ours else 0.0
             return {"accuracy": accuracy, "f1_macro": float(macro)}
         from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
-        precision, recall, f1, _ = precision_recall_fscore_support(gold, found, average="micro", zero_division=0)
+        sides = [[self.scheme.as_iobes(tags) for tags in side] for side in (gold, found)]
+        precision, recall, f1, _ = precision_recall_fscore_support(*sides, average="micro", zero_division=0)
         return {"f1": float(f1), "precision": float(precision), "recall": float(recall), "token_accuracy": accuracy}
 
     def shown(self, chosen: Any, places: Any) -> list[str]:
         return self.tags_of(chosen, places)
 
     def answer(self, logits: torch.Tensor, places: Any, row: Tagged) -> dict[str, Any]:
-        """Of BIO tags the spans with their text and the mean probability of their words' tags, else the tags."""
+        """The spans of entities with their text and the mean probability of their words' tags; of plain tags these."""
         likely = logits.softmax(-1)
         tags = self.tags_of(logits.argmax(-1).tolist(), places)
         of_words = [None if place is None else float(likely[place].max()) for place in places]
-        if self.scheme == "plain":
+        if self.scheme.is_plain:
             return {"prediction": tags, "probabilities": of_words}
         spans = []
-        for label, first, last in entities(tags):
+        for label, first, last in self.scheme.entities(tags):
             begin, end = row.places[first][0], row.places[last][1]
             known = [p for p in of_words[first : last + 1] if p is not None]
             probability = sum(known) / len(known)
@@ -273,19 +292,6 @@ class Labels(Kind):
 
 
 KIND_OF = {kind.name: kind for kind in (Tokens, Class, Labels, Number)}
-
-
-def kind_of_record(record: dict, entry: dict) -> Kind:
-    """The Kind that task.json keeps. entry: the task's. UserError if it is damaged."""
-    values = dict(record)
-    try:
-        kind = KIND_OF[values.pop("kind")]
-        if "form" in values:
-            form = values["form"]
-            values["form"] = Form(tuple(form["columns"]), form["reads"], form["spaced"])
-        return kind(entry=entry, **values)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"task.json: its head is not as fine_tune_t5.py writes it ({error})") from None
 
 
 def check_seqeval() -> None:

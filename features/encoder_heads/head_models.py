@@ -26,14 +26,15 @@ from transformers.modeling_outputs import TokenClassifierOutput
 
 from constants import TASK_RECORD
 from features.encoder_heads.head_kinds import Kind
+from features.encoder_heads.head_records import saved_kind
 from foundry.common.errors import UserError
-from foundry.common.reports import record_json
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.model_t5 import check_options, named_config
 from foundry.modeling.families import families, family_of, shape_of
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import load_whole
 from foundry.modeling.weights import adapters
+from tasks.task_records import read_record
 
 # Weights of a checkpoint that are not read: of its decoder, and of another head.
 NOT_OF_ENCODER = r"((model|transformer)\.)?(decoder|lm_head|classifier|score)\."
@@ -119,12 +120,14 @@ def merged(name_or_path: str, read: Callable[[str], PreTrainedModel], flag: str)
 
 def load_saved(name_or_path: str, device: torch.device, flag: str = "--model_name_or_path") -> PreTrainedModel:
     """A folder that a training of a head wrote, to answer. UserError for weights that are not finite."""
+    if (Path(name_or_path) / TASK_RECORD).exists():
+        read_record(name_or_path)
+        saved_kind(name_or_path, {})
     config = named_config(name_or_path, flag)
     reading = dict(config=config, dtype=torch.float32) | _attention(config, None)
 
     def read(base: str) -> PreTrainedModel:
-        labels = record_json(Path(name_or_path) / TASK_RECORD)["head"]["labels"]
-        return load_head_model(base, None, Kind(labels), freeze=False)
+        return load_head_model(base, None, saved_kind(name_or_path, {}), freeze=False)
 
     model = merged(name_or_path, read, flag) or load_whole(classes_of(config)[1], name_or_path, flag, **reading)
     for name, weight in model.named_parameters():

@@ -66,7 +66,8 @@ class LoadedHead(LoadedTask):
             made["input_ids"].append(ids)
             made["wanted"].append(wanted)
         if isinstance(self.kind, Tokens | Labels):
-            self.counts[split] = Counter(label for row in rows for label in row["labels"])
+            labels = (label for row in rows for label in row["labels"])
+            self.counts[split] = Counter(label for label in labels if label is not None)
         elif not isinstance(self.kind, Number):
             self.counts[split] = Counter(self.kind.labels[wanted[0]] for wanted in made["wanted"])
         table = datasets.Dataset.from_dict(made)

@@ -7,6 +7,7 @@ Classes and numbers are read as those of any task of DATASET_VALS or of own pair
 several labels, from files of their own.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from features.encoder_heads.head_kinds import Class, Kind, Labels, Number, Tokens, check_seqeval, kind_of_record
-from features.encoder_heads.tagged_texts import (
-    CONLL_SUFFIXES,
-    Form,
-    Tagged,
-    conll_rows,
-    form_of,
-    scheme_of,
-    tagged_rows,
-)
+from features.encoder_heads.conll import TEXT_WITH_TAGS, ConllColumns, conll_rows, holds_lists
+from features.encoder_heads.head_kinds import Class, Kind, Labels, Number, Tokens, check_seqeval
+from features.encoder_heads.tag_schemes import scheme_of
+from features.encoder_heads.tagged_texts import Form, Tagged, form_of, tagged_rows
+from features.encoder_heads.word_division import division_of, found_share, running_text
 from foundry.arguments.own_pairs import (
     FLAGS_OF_FEATURES,
     OWN,
@@ -38,9 +34,10 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
 from foundry.common.words import listed
-from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files
+from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files, is_plain_text
 from foundry.corpora.hub import DataFiles, load_dataset_splits
 from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
+from foundry.corpora.round_trip import percent
 from tasks import registry
 from tasks.rows import halves
 from tasks.tasks import Task, Tasks, named_tasks
@@ -60,20 +57,22 @@ class HeadTask(Task):
     is_one_of_several = False
     functions: ClassVar[dict] = {}
 
-    def __init__(self, args: TaskArguments, head: str, metrics: list[str], letters: bool = False, form: Any = None):
-        self.name, self.args, self.head, self.letters, self.form = OWN, args, head, letters, form
+    def __init__(self, args: TaskArguments, heads: Any, trained: Form | None):
+        self.name, self.args, self.head = OWN, args, heads.head
+        self.letters, self.mask, self.trained = heads.characters, heads.mask_column, trained
+        self.form: Form | None = None
         self.files: dict[str, list] = {}
-        self.columns = None
+        self.columns: tuple[str, ...] | None = None
         if args.source_column:
             self.columns = (*column_names(args.source_column), *column_names(args.target_column))
             if len(self.columns) != 2:
                 raise UserError(
-                    f"--source_column {' '.join(args.source_column)}: --head {head} reads one column and its "
+                    f"--source_column {' '.join(args.source_column)}: --head {self.head} reads one column and its "
                     "--target_column"
                 )
         self.spaced = True
         # The rows have no column "target": what the core counts of answers is for one text in each row.
-        self.entry = dict(inputs={"": "text"}, target="target", target_type="class", metrics=metrics)
+        self.entry = dict(inputs={"": "text"}, target="target", target_type="class", metrics=list(Labels.metrics))
         self.entry |= dict(max_source_length=args.max_source_length or SOURCE_LENGTH, held_out=None)
         if not args.validation_file:
             self.entry["held_out"] = args.validation_split_percentage
@@ -84,7 +83,7 @@ class HeadTask(Task):
         named = getattr(self.args, flag)
         if not named:
             raise UserError(f"--{flag}: --head {self.head} reads files: name them")
-        suffixes = (*ROW_SUFFIXES, *CONLL_SUFFIXES) if self.head == "tokens" else ROW_SUFFIXES
+        suffixes = (*ROW_SUFFIXES, *TEXT_WITH_TAGS) if self.head == "tokens" else ROW_SUFFIXES
         return expand_files(f"--{flag}", named, suffixes)
 
     def rows_of(self, split: str, left_out: Counter) -> list[Any]:  # noqa: ARG002
@@ -116,11 +115,12 @@ class HeadTask(Task):
         yield from self.rows_of_records(python_rows(rows.with_format("arrow")[:], name), rows.features, name)
 
     def rows_of_file(self, path: Path) -> Iterator[Any]:
-        is_conll = self.head == "tokens" and not self.letters and data_kind(path) in (*CONLL_SUFFIXES, ".tsv")
-        if is_conll and not (self.columns and data_kind(path) == ".tsv"):
-            form = Form(("words", "tags"), "words")
-            self.form = self.form or form
-            yield from map(of_tagged, tagged_rows(conll_rows(path), form, str(path)))
+        """The rows of a file. Of words with tags, what is no file of rows is CoNLL, and so is a table without lists."""
+        has_lines = is_plain_text(path) or data_kind(path) == ".tsv" and not holds_lists(path)
+        if self.head == "tokens" and not self.letters and has_lines:
+            word, tag = self.columns or (None, None)
+            rows = conll_rows(path, ConllColumns(word, tag, self.args.tsv_header), has_tags=True)
+            yield from self.tagged(rows, Form(("words", "tags"), "words"), str(path))
             return
         yield from self.rows_of_records(list(read_rows(path)), features_of_file(path), str(path))
 
@@ -131,10 +131,15 @@ class HeadTask(Task):
             yield from labelled_rows(with_names(records, features, columns[1]), columns, where)
         elif records:
             form = form_of(records[0], self.columns, self.letters, self.spaced, f"{where}, row 1")
-            self.form = self.form or form
-            if form.reads != self.form.reads:
-                raise UserError(f"{where}: has {form.reads}, and the files before have {self.form.reads}: train on one")
-            yield from map(of_tagged, tagged_rows(with_names(records, features, form.columns[1]), form, where))
+            yield from self.tagged(with_names(records, features, form.columns[1]), form, where)
+
+    def tagged(self, records: Iterable[dict], form: Form, where: str) -> Iterator[dict]:
+        """The rows of records of words with tags. UserError for files of different forms in a training."""
+        self.form = self.form or dataclasses.replace(form, mask=self.mask)
+        if form.reads != self.form.reads:
+            raise UserError(f"{where}: has {form.reads}, and the files before have {self.form.reads}: train on one")
+        form = dataclasses.replace(form, mask=self.mask)
+        yield from map(of_tagged, tagged_rows(records, form, where, self.trained))
 
 
 def of_tagged(one: Tagged) -> dict:
@@ -157,7 +162,14 @@ def with_names(records: Iterable[dict], features: Mapping[str, Any], column: str
     names = getattr(getattr(features.get(column), "feature", None), "names", None)
     if not names:
         return records
-    return (row | {column: [names[n] if n in range(len(names)) else n for n in row[column]]} for row in records)
+    return (row | {column: _named(row[column], names)} for row in records)
+
+
+def _named(numbers: Any, names: list[str]) -> Any:
+    """The names of classes; what is no number of a class stays."""
+    if not isinstance(numbers, list):
+        return numbers
+    return [names[number] if number in range(len(names)) else number for number in numbers]
 
 
 def labelled_rows(records: Iterable[dict], columns: Sequence[str], where: str) -> Iterator[dict]:
@@ -178,7 +190,22 @@ def labelled_rows(records: Iterable[dict], columns: Sequence[str], where: str) -
                 f"{place}: the column {label_column} must be a list of labels, as a row may have several or none, not "
                 f"{labels!r:.60}; one label for each row is --head class"
             )
-        yield {"text": text, "labels": list(map(str, labels)), "where": place}
+        yield {"text": text, "labels": read_labels(labels, f"{place}: the column {label_column}"), "where": place}
+
+
+def read_labels(labels: list, what: str) -> list[str]:
+    """The labels of a row as texts. UserError for what is no name or number of a label, and for a list that says of
+    each label whether the text has it."""
+    is_multi_hot = len(labels) > 1 and all(label in (0, 1) for label in labels)
+    if is_multi_hot and (len({*labels}) < len(labels) or any(isinstance(label, bool | float) for label in labels)):
+        raise UserError(f"{what} is {labels!r:.60}, a 0 or 1 for each label: write the names of those that are 1")
+    for label in labels:
+        is_number = isinstance(label, int) and not isinstance(label, bool) and label >= 0
+        if not is_number and not (isinstance(label, str) and label.strip()):
+            raise UserError(f"{what} has {label!r:.40}, which is no label: a text without any has an empty list")
+    if len({*labels}) < len(labels):
+        raise UserError(f"{what} is {labels!r:.60}: names a label twice")
+    return list(map(str, labels))
 
 
 class HeadTasks(Tasks):
@@ -186,15 +213,17 @@ class HeadTasks(Tasks):
 
     answers = 1  # rows are not packed
 
-    def __init__(self, heads: Any, args: TaskArguments, recorded: dict | None = None):
+    def __init__(self, heads: Any, args: TaskArguments, trained: Kind | None = None):
+        """trained: the head of a folder, to evaluate it."""
         self.heads, self.rows = heads, {}
-        super().__init__([self.found_task(args)])
+        self.example = ""
+        super().__init__([self.found_task(args, trained)])
         entry = self.tasks[0].entry
-        self.kind: Kind = self.found_kind() if recorded is None else kind_of_record(recorded, entry)
+        self.kind: Kind = self.found_kind() if trained is None else dataclasses.replace(trained, entry=entry)
         if isinstance(self.kind, Tokens):
             entry["metrics"] = self.kind.metrics
 
-    def found_task(self, args: TaskArguments) -> Task:
+    def found_task(self, args: TaskArguments, trained: Kind | None) -> Task:
         """The one task that the flags name. UserError if it does not go with the head."""
         head = self.heads.head
         refuse(args, " ".join(FLAGS_OF_FEATURES), f"is for texts, of which --head {head} writes none: leave it out")
@@ -208,7 +237,7 @@ class HeadTasks(Tasks):
             args.benchmark, args.dataset_name = "own", OWN
             check_own_pairs(args)
             complete_own_pairs(args)
-            return HeadTask(args, head, list(Labels.metrics), self.heads.characters)
+            return HeadTask(args, self.heads, trained.form if isinstance(trained, Tokens) else None)
         if args.target_type not in (None, head):
             raise UserError(f"--target_type {args.target_type}: --head {head} learns a {head}: leave it out")
         if names_own_pairs(args):
@@ -239,31 +268,38 @@ class HeadTasks(Tasks):
             texts = [registry.target_text(task.name, task.entry, row) for row in rows]
             numbers = np.array([registry.value_of_text(task.entry, text) for text in texts])
             return Number(["number"], task.entry, pooling, float(numbers.mean()), float(numbers.std()) or 1.0)
-        tags = [row["labels"] for row in rows]
+        tags = [[tag for tag in row["labels"] if tag is not None] for row in rows]
         found = sorted({tag for of_row in tags for tag in of_row}, key=lambda tag: (tag != "O", tag))
         if named and (other := [tag for tag in found if tag not in named]):
             raise UserError(f"--labels {','.join(named)}: the training rows have {listed(other)} too. Name it")
         if head == "tokens":
-            return self.found_tags(tags, found)
+            return self.found_tags(tags, rows, found)
         if len(found) > max(FEW, len(rows) // 2) and not named:
             raise UserError(f"--train_file: {len(found):,} labels in {len(rows):,} rows; name the labels with --labels")
         return Labels(named or found, task.entry, pooling)
 
-    def found_tags(self, tags: list[list[str]], found: list[str]) -> Tokens:
-        """The kind of a head that labels words. tags: of the words of each training row; found: the different ones."""
+    def found_tags(self, tags: list[list[str]], rows: list[dict], found: list[str]) -> Tokens:
+        """The kind of a head that labels words. tags: those that are known of each training row; found: the different
+        ones."""
         (task,), named = self.tasks, self.args.labels
-        if len(found) < 2 and not named:
-            raise UserError(f"--train_file: all tags are {listed(found)}, and there is nothing to learn")
-        try:
-            scheme = scheme_of(tags)
-        except UserError as error:
-            raise UserError(f"--train_file: {error}") from None
-        if scheme != "plain":
-            check_seqeval()
-            entities = sorted({tag[2:] for tag in found} - {""})  # of each both tags, as other rows may have the other
-            found = ["O", *(f"{part}-{entity}" for part in "BI" for entity in entities)]
         assert isinstance(task, HeadTask)
-        return Tokens(named or found, task.entry, None, scheme, task.form)
+        assert task.form is not None
+        if len(found) < 2 and not named:
+            raise UserError(f"--train_file: all tags are {listed(found) or 'unknown'}, and there is nothing to learn")
+        scheme = scheme_of(zip(tags, (row["where"] for row in rows), strict=True))
+        if not scheme.is_plain:
+            check_seqeval()
+            found = scheme.all_tags(found)
+        form, tagged = task.form, [row["tagged"] for row in rows]
+        texts = [one.text for one in tagged]
+        if form.reads == "words":
+            words = [[one.text[begin:end] for begin, end in one.words] for one in tagged]
+            form = dataclasses.replace(form, division=division_of(words))
+            texts = list(map(running_text, words[:1]))
+            share = found_share(form.division, words)
+            self.example = f" ({percent(share)} of the training words are found)" if share < 1 else ""
+        self.example += f": {form.division.shown(texts[0])}"
+        return Tokens(named or found, task.entry, None, scheme, form)
 
     def flags(self, args: FineTuningArguments) -> dict:
         """As of `Tasks`, and that nothing is generated."""
@@ -273,7 +309,7 @@ class HeadTasks(Tasks):
     def metric_names(self) -> dict[str, str]:
         """As of `Tasks`, without counts of texts that are no label: a head writes none."""
         names = {name: metric for name, metric in super().metric_names.items() if metric not in _OF_TEXTS}
-        has_entities = isinstance(self.kind, Tokens) and self.kind.scheme != "plain"
+        has_entities = isinstance(self.kind, Tokens) and not self.kind.scheme.is_plain
         return names | ({"token_accuracy": "token_accuracy"} if has_entities else {})
 
     def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:  # noqa: ARG002

@@ -27,7 +27,7 @@ def head_loss(kind: Kind, smoothing: float) -> Callable:
     def loss(model: Any, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict, _chunk: int) -> LossOutput:
         total = kind.nats(outputs_of(model, inputs, kind), labels, smoothing).sum()
         divisor = labels.ne(IGNORE_INDEX).sum() if num_items is None else num_items
-        return LossOutput(total / divisor)
+        return LossOutput(total / max(divisor, 1))  # of rows that have no known label, the loss is 0
 
     return loss
 

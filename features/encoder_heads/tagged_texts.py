@@ -9,23 +9,19 @@
 The tag of a word is that of its first token; a word that shares its first token with the word before it has none.
 """
 
-import re
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from constants import IGNORE_INDEX
 from data_collator_t5 import is_byte_level
+from features.encoder_heads.tag_schemes import OUTSIDE
+from features.encoder_heads.word_division import CHARACTERS, PARTS, SEEN, Division, Place, is_word
 from foundry.common.errors import UserError
 from foundry.common.words import listed
-from foundry.corpora.files import open_text
-
-CONLL_SUFFIXES = (".conll", ".iob", ".iob2", ".bio", ".txt")
-OUTSIDE = "O"
-WORD = re.compile(r"\w+|[^\w\s]")
-Place = tuple[int, int]  # begin and end in a text, in characters
 
 _WORDS = (("words", "tags"), ("tokens", "tags"), ("tokens", "ner_tags"), ("words", "labels"), ("tokens", "labels"))
 _LETTERS = (("sequence", "tags"), ("sequence", "labels"), ("sequence", "label"), ("text", "tags"), ("text", "labels"))
@@ -34,12 +30,13 @@ _SPANS = (("text", "spans"), ("text", "entities"))
 
 @dataclass
 class Tagged:
-    """A text, the places [W] of its words, and their tags [W]; None: not known. source: the text in which `places`,
-    of the words too, are counted for people, where the model reads another one. where: its file and row."""
+    """A text, the places [W] of its words, and their tags [W]; None: not known, one or all of them. source: the text in
+    which `places`, of the words too, are counted for people, where the model reads another one. where: its file and
+    row."""
 
     text: str
     words: list[Place]
-    tags: list[str] | None
+    tags: list[str | None] | None
     source: str
     places: list[Place]
     where: str = ""
@@ -48,16 +45,23 @@ class Tagged:
 @dataclass(frozen=True)
 class Form:
     """How rows are read. columns: of the words and the tags; reads: "words", "spans" or "letters"; spaced: whether the
-    model reads letters with spaces between them."""
+    model reads letters with spaces between them. division: how words are found in running text; of words it is known
+    when all training rows are read. mask: column that says which words have a tag that counts."""
 
     columns: tuple[str, str]
     reads: str
     spaced: bool = True
+    division: Division = CHARACTERS
+    mask: str | None = None
+
+    def with_rows_of(self, other: "Form") -> "Form":
+        """This form, of a training, for the rows of a file that has the other one."""
+        return replace(other, spaced=self.spaced, division=self.division, mask=self.mask)
 
 
 def form_of(record: dict, columns: tuple[str, str] | None, letters: bool, spaced: bool, where: str) -> Form:
     """The Form of a file's records. columns: those that the flags name. UserError if there are none of known names."""
-    known = _LETTERS if letters else (*_WORDS, *_SPANS)
+    known = (*(_LETTERS if letters else _WORDS), *_SPANS)
     found = columns or next((names for names in known if set(names) <= record.keys()), None)
     if found is None or not set(found) <= record.keys():
         names = ", ".join(" and ".join(names) for names in ([columns] if columns else known))
@@ -65,44 +69,61 @@ def form_of(record: dict, columns: tuple[str, str] | None, letters: bool, spaced
             f"{where}: name the columns of words and tags with --source_column and --target_column; looked for "
             f"{names}; the row has: {listed(record)}"
         )
-    if letters:
-        return Form(found, "letters", spaced)
-    return Form(found, "spans" if isinstance(record[found[0]], str) else "words")
+    words, tags = record[found[0]], record[found[1]]
+    has_spans = isinstance(tags, list) and all(isinstance(tag, dict) for tag in tags)
+    if isinstance(words, str) and (found in _SPANS or has_spans or not letters):
+        return Form(found, "spans", spaced, CHARACTERS if letters else PARTS)
+    return Form(found, "letters" if letters else "words", spaced)
 
 
 # ---------------------------------------------------------------- rows
-def tagged_rows(records: Iterable[dict], form: Form, where: str, has_tags: bool = True) -> Iterator[Tagged]:
-    """The texts of a file's records. UserError names file and row. has_tags: whether rows without tags are wrong."""
+def tagged_rows(records: Iterable[dict], form: Form, where: str, trained: Form | None = None) -> Iterator[Tagged]:
+    """The texts of a file's records with their tags. trained: the Form of the model, which may have learnt of other
+    rows. UserError names file and row."""
+    form = form if trained is None else trained.with_rows_of(form)
     for number, record in enumerate(records, start=1):
         place = f"{where}, row {number:,}"
-        missing = [name for name in form.columns if name not in record]
-        if form.columns[0] in missing or missing and has_tags:
-            raise UserError(f"{place}: no column {missing[0]}; the row has: {listed(record)}")
-        made = of_record(record[form.columns[0]], None if missing else record[form.columns[1]], form, place)
+        for name in (*form.columns, *([form.mask] if form.mask else [])):
+            if name not in record:
+                raise UserError(f"{place}: no column {name}; the row has: {listed(record)}")
+        words, tags = (record[name] for name in form.columns)
+        if tags is None:
+            raise UserError(
+                f"{place}: the column {form.columns[1]} is empty; a text in which nothing is tagged has an empty list "
+                "of spans, and a tag that is not known is null within the list"
+            )
+        made = of_record(words, tags, form, place, trained)
+        assert made.tags is not None
+        if form.mask is not None:
+            known = known_of_mask(record[form.mask], len(made.tags), f"{place}: the column {form.mask}")
+            made.tags = [tag if is_known else None for tag, is_known in zip(made.tags, known, strict=True)]
         made.where = place
         yield made
 
 
-def of_record(words: Any, tags: Any, form: Form, place: str) -> Tagged:
+def of_record(words: Any, tags: Any, form: Form, place: str, trained: Form | None = None) -> Tagged:
     """The Tagged of a row's values. tags: None if they are not known."""
     column, of_tags = form.columns
     if form.reads == "spans":
         if not isinstance(words, str):
             raise UserError(f"{place}: the column {column} holds no text beside spans, but {_shown(words)}")
-        places = [match.span() for match in WORD.finditer(words)]
-        return Tagged(words, places, None if tags is None else tags_of_spans(words, places, tags, place), words, places)
+        made = of_source(words, trained or form)
+        if tags is not None:
+            made.tags = list(tags_of_spans(words, made.places, tags, place, form.division))
+        return made
     if form.reads == "letters":
         if not isinstance(words, str) or not words:
             raise UserError(f"{place}: the column {column} holds no sequence of letters, but {_shown(words)}")
+        if any(letter.isspace() for letter in words):
+            raise UserError(f"{place}: the column {column} has white space, which has no tag: leave it and its tag out")
         words, tags = list(words), list(tags) if isinstance(tags, str) else tags
     else:
         check_words(words, f"{place}: the column {column}")
     if tags is not None:
-        check_tags(tags, f"{place}: the column {of_tags}")
+        tags = read_tags(tags, f"{place}: the column {of_tags}")
         if len(tags) != len(words):
             what = "letters" if form.reads == "letters" else "words"
             raise UserError(f"{place}: {len(words):,} {what} and {len(tags):,} tags: each must have one")
-        tags = list(map(str, tags))
     return joined(words, tags, form.reads != "letters" or form.spaced)
 
 
@@ -112,12 +133,16 @@ def check_words(words: Any, what: str) -> None:
         raise UserError(f"{what} must be a list of words, not {_shown(words)}")
     if not words:
         raise UserError(f"{what} is an empty list: leave the row out")
-    if spaced := next((word for word in words if word.split() != [word]), None):
-        raise UserError(f"{what} has the word {spaced!r:.60}, with a space: make it several words")
+    if other := next((word for word in words if not is_word(word)), None):
+        why = "with a space: make it several words" if other.strip() else "which is white space: leave it out"
+        if not other.isspace() and not SEEN.search(other):
+            why = "of which nothing can be seen: leave it out"
+        raise UserError(f"{what} has the word {other!r:.60}, {why}")
 
 
-def check_tags(tags: Any, what: str) -> None:
-    """UserError unless this is a list of tags."""
+def read_tags(tags: Any, what: str) -> list[str | None]:
+    """The tags of a row; None for those that are not known, which are -100, null and NaN as elsewhere. UserError for
+    what is no list of tags."""
     if isinstance(tags, str):
         raise UserError(
             f"{what} is the text {_shown(tags)}, and must be a list with a tag for each word; "
@@ -125,11 +150,42 @@ def check_tags(tags: Any, what: str) -> None:
         )
     if not isinstance(tags, list):
         raise UserError(f"{what} must be a list of tags, not {_shown(tags)}")
-    if any(tag is None or tag == "" for tag in tags):
-        raise UserError(f"{what} has an empty tag")
+    return [read_tag(tag, what) for tag in tags]
 
 
-def joined(words: Sequence[str], tags: list[str] | None, spaced: bool = True) -> Tagged:
+def read_tag(tag: Any, what: str) -> str | None:
+    """A tag as text; None if it is not known."""
+    if is_unknown(tag):
+        return None
+    if isinstance(tag, float) and tag.is_integer():  # as pandas writes numbers of a column that lacks some
+        tag = int(tag)
+    is_number = isinstance(tag, int) and not isinstance(tag, bool) and tag >= 0
+    if is_number or isinstance(tag, str) and tag.strip():
+        return str(tag)
+    if tag == "":
+        raise UserError(f"{what} has an empty tag; one that is not known is null or -100")
+    raise UserError(f"{what} has the tag {_shown(tag)}, and must have texts or numbers; one not known is null or -100")
+
+
+def is_unknown(label: Any) -> bool:
+    """Whether a label is missing: null, NaN, or -100, by which transformers leaves a position out."""
+    is_nan = isinstance(label, float) and math.isnan(label)
+    is_ignored = isinstance(label, int | float) and label == IGNORE_INDEX
+    return label is None or is_nan or is_ignored or label == str(IGNORE_INDEX)
+
+
+def known_of_mask(values: Any, count: int, what: str) -> list[bool]:
+    """Of each word whether its tag counts: values are 1, true or "1" where it does, 0, false or "0" where not, as a
+    list or a text of digits."""
+    values = list(values) if isinstance(values, str | list) else None
+    if values is None or len(values) != count:
+        raise UserError(f"{what} must have a 1 or a 0 for each of the {count:,} tags")
+    if other := next((value for value in values if value not in (0, 1, "0", "1")), None):
+        raise UserError(f"{what} has {_shown(other)}, and must have 1 where a tag counts, and 0 elsewhere")
+    return [value in (1, "1") for value in values]
+
+
+def joined(words: Sequence[str], tags: list[str | None] | None, spaced: bool = True) -> Tagged:
     """The text of words with a space between them, or without."""
     places, end = [], 0
     for word in words:
@@ -139,10 +195,16 @@ def joined(words: Sequence[str], tags: list[str] | None, spaced: bool = True) ->
     return Tagged(text, places, tags, text, places)
 
 
+def joined_words(words: Any, what: str) -> Tagged:
+    """The text of words without tags. UserError unless these are words."""
+    check_words(words, what)
+    return joined(words, None)
+
+
 def of_source(text: str, form: Form) -> Tagged:
     """What the model reads of a text without tags: its words or letters as in training, with their places in the text
     itself."""
-    places = [match.span() for match in (re.finditer(r"\S", text) if form.reads == "letters" else WORD.finditer(text))]
+    places = form.division.places(text)
     if form.reads == "spans":
         return Tagged(text, places, None, text, places)
     made = joined([text[begin:end] for begin, end in places], None, form.reads != "letters" or form.spaced)
@@ -153,7 +215,7 @@ def _shown(value: Any) -> str:
     return f"{value!r:.60}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
-def tags_of_spans(text: str, words: list[Place], spans: Any, place: str) -> list[str]:
+def tags_of_spans(text: str, words: list[Place], spans: Any, place: str, division: Division) -> list[str]:
     """The BIO tags of a text's words: "Ana sings" and [{"start": 0, "end": 3, "label": "PER"}] -> B-PER O. UserError
     for spans that overlap, or begin or end within a word."""
     if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
@@ -173,71 +235,18 @@ def tags_of_spans(text: str, words: list[Place], spans: Any, place: str) -> list
         for what, at, known in (("begins", begin, begins), ("ends", end, ends)):
             if at not in known:
                 inside = next((text[b:e] for b, e in words if b < at < e), None)
-                raise UserError(f"{shown}: {what} {f'inside the word {inside!r}' if inside else 'at a space'}")
+                if inside is None:
+                    raise UserError(f"{shown}: {what} at a space")
+                raise UserError(
+                    f"{shown}: {what} inside the word {inside!r}; words {division.described()}. Correct the span, or "
+                    "train with --characters, by which each character is a word"
+                )
         numbers = range(begins[begin], ends[end] + 1)
         if any(tags[number] != OUTSIDE for number in numbers):
             raise UserError(f"{shown}: overlaps another span, and a word has one tag")
         for number in numbers:
             tags[number] = f"{'B' if number == numbers[0] else 'I'}-{label}"
     return tags
-
-
-def conll_rows(path: Path) -> Iterator[dict]:
-    """{"words", "tags"} of each sentence of a CoNLL file: a word and its tag on a line, with a tab or, in files of more
-    columns, spaces between the first and the last one; a blank line ends a sentence. Comments ("# text = ...") and
-    -DOCSTART- lines are left out. UserError names the line."""
-    words: list[str] = []
-    tags: list[str] = []
-    with open_text(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            line = line.rstrip("\r\n")
-            if not line.strip():
-                if words:
-                    yield {"words": words, "tags": tags}
-                words, tags = [], []
-                continue
-            if line.startswith("-DOCSTART-") or line.startswith("# ") and "\t" not in line:
-                continue
-            fields = line.split("\t") if "\t" in line else line.split()
-            if len(fields) < 2 or not fields[0].strip() or not fields[-1].strip():
-                raise UserError(f"{path}, line {number:,}: must be a word, a tab and a tag, not {line!r:.60}")
-            words.append(fields[0].strip())
-            tags.append(fields[-1].strip())
-    if words:
-        yield {"words": words, "tags": tags}
-
-
-# ---------------------------------------------------------------- tags
-def scheme_of(rows: Iterable[Sequence[str]]) -> str:
-    """How the tags of sentences are written: "IOB2" (each entity begins with B-), "BIO" (one may begin with I-) or
-    "plain". UserError for BILOU, of which the metrics of entities know nothing."""
-    strict, kinds = True, set()
-    for tags in rows:
-        before = OUTSIDE
-        for tag in tags:
-            kinds.add(tag[:2] if tag[1:2] == "-" and tag[2:] else tag)
-            strict &= not tag.startswith("I-") or before[1:] == tag[1:] and before[:1] in "BI"
-            before = tag
-    if kinds & {"B-", "I-"} and {"L-", "U-"} & kinds and kinds <= {"B-", "I-", "L-", "U-", OUTSIDE}:
-        raise UserError("the tags are BILOU: write them as BIO (L- as I-, U- as B-)")
-    if not kinds & {"B-", "I-"} or not kinds <= {"B-", "I-", OUTSIDE}:
-        return "plain"
-    return "IOB2" if strict else "BIO"
-
-
-def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """[(label, number of its first word, of its last word)] of BIO tags, read as seqeval reads them: an I- begins an
-    entity where none of its label goes on. B-PER I-PER O I-LOC -> [("PER", 0, 1), ("LOC", 3, 3)]."""
-    found: list[tuple[str, int, int]] = []
-    goes_on = None  # the label of the entity to which the word before belongs
-    for number, tag in enumerate(tags):
-        label = tag[2:] if tag[:2] in ("B-", "I-") else None
-        if label is not None and label == goes_on and tag.startswith("I-"):
-            found[-1] = (label, found[-1][1], number)
-        elif label is not None:
-            found.append((label, number, number))
-        goes_on = label
-    return found
 
 
 # ---------------------------------------------------------------- on tokens

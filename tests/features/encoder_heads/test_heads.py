@@ -366,6 +366,148 @@ class HeadsTest(parameterized.TestCase):
             if place == "training":
                 _, out, _ = run_main(evaluate_t5.main, "--model_name_or_path", self.folder / "out", "--use_cpu")
 
+    def test_positions_without_a_label_do_not_count(self):
+        """-100, null and what a mask leaves out are neither learnt nor scored; the loss is that of transformers' own
+        class, which leaves -100 out."""
+        rows = []
+        for number, row in enumerate(self.rows):
+            tags = [None if (number + place) % 3 == 0 else tag for place, tag in enumerate(row["plain"])]
+            tags = [-100 if tag is None and number % 2 else tag for tag in tags]
+            mask = "".join("0" if (number + place) % 5 == 0 else "1" for place in range(len(tags)))
+            rows.append(dict(words=row["words"], tags=tags, seen=mask))
+        files = dict(train_file=write_lines(self.folder / "train.jsonl", rows[:150]))
+        files |= dict(validation_file=write_lines(self.folder / "dev.jsonl", rows[150:]))
+        folder = self.folder / "out"
+        results, out = self.train("tokens", folder, **files, mask_column="seen")
+        self.assertIn("tokens: 2 labels (C, V) of words; plain tags", out)
+        evaluated, predictions = self.evaluated(folder)
+        self.assertEqual(quality(evaluated), quality(results))
+        model, tokenizer = loaded(folder)
+        nats = count = right = 0
+        for row, answer in zip(rows[150:], predictions, strict=True):
+            made = tokenizer(" ".join(row["words"]), return_tensors="pt")
+            labels = torch.full_like(made["input_ids"], -100)
+            known = zip(begins_of(row["words"]), row["tags"], row["seen"], answer["prediction"], strict=True)
+            for begin, tag, seen, found in known:
+                if tag in ("C", "V") and seen == "1":
+                    labels[0, made.char_to_token(begin)] = model.config.label2id[tag]
+                    right += tag == found
+            of_row = int(labels.ne(-100).sum())
+            if of_row:
+                nats += float(model(**made, labels=labels).loss) * of_row
+            count += of_row
+        self.assertAlmostEqual(results["eval_loss"], nats / count, places=5)
+        self.assertAlmostEqual(results["eval_accuracy"], right / count)
+
+    @unittest.skipUnless(HAS_SEQEVAL, "seqeval is not installed")
+    def test_conll_files_are_read_alike_at_every_door(self):
+        """Of index, word, class and tag, in a .txt; the tags as IOBES, of which seqeval counts the entities."""
+        from seqeval.metrics import f1_score as entity_f1
+
+        for name, rows in (("train", self.rows[:150]), ("dev", self.held_out)):
+            lines = ["i\tword\tpos\tner"]
+            for row in rows:
+                tags = [*row["tags"], "O"]
+                for place, word in enumerate(row["words"]):
+                    tag, goes_on = tags[place], tags[place + 1].startswith("I-")
+                    ends = {"B": "B" if goes_on else "S", "I": "I" if goes_on else "E", "O": "O"}
+                    lines.append(f"{place + 1}\t{word}\tN\t{ends[tag[0]] + tag[1:]}")
+                lines.append("")
+            (self.folder / f"{name}.txt").write_text("\n".join(lines))
+        files = {
+            f"{split}_file": self.folder / f"{name}.txt" for split, name in (("train", "train"), ("validation", "dev"))
+        }
+        folder, columns = self.folder / "out", dict(source_column="1", target_column="3")
+        results, out = self.train("tokens", folder, **files, **columns, max_steps=30, eval_steps=30, save_steps=30)
+        self.assertIn("of words; IOBES tags", out)
+        self.assertRegex(out, r"words +stand between white space: \w+ \| \w+")
+        _, predictions = self.evaluated(folder)
+        found = [row["prediction"] for row in predictions]
+        self.assertAlmostEqual(results["eval_f1"], entity_f1([row["target"] for row in predictions], found))
+        wanted = [row["prediction"] for row in self.answers(folder, self.folder / "dev.txt")]
+        self.assertLen(wanted, len(self.held_out))
+        self.assertTrue(any(wanted))
+        shutil.copy(self.folder / "dev.txt", self.folder / "dev.tsv")
+        for source in (
+            self.folder / "dev.tsv",
+            write_lines(self.folder / "in.jsonl", [dict(words=row["words"]) for row in self.held_out]),
+            write_lines(self.folder / "text.jsonl", [dict(text=row["text"]) for row in self.held_out]),
+        ):
+            self.assertEqual([row["prediction"] for row in self.answers(folder, source)], wanted)
+
+    @unittest.skipUnless(HAS_SEQEVAL, "seqeval is not installed")
+    def test_text_without_spaces_is_read_by_characters_as_in_training(self):
+        chooser = random.Random(0)
+        lines = []
+        for _ in range(80):
+            for sign in chooser.choices("他她在去北京上海工作。", k=chooser.randint(4, 9)):
+                lines.append(f"{sign} {'B-LOC' if sign in '北上' else 'I-LOC' if sign in '京海' else 'O'}")
+            lines.append("")
+        train, folder = self.folder / "train.conll", self.folder / "out"
+        train.write_text("\n".join(lines))
+        model = self.folder / "model"
+        write_tiny_model(model, [*sentences(200), *(line[:1] for line in lines if line)], 300)
+        files = dict(train_file=train, validation_file=train, model_name_or_path=model)
+        _, out = self.train("tokens", folder, "conll", **files, max_steps=12, eval_steps=12, save_steps=12)
+        self.assertRegex(out, r"words +are single characters: . \| . \| .")
+        sentences_of = "".join(line[:1] or "\n" for line in lines).split("\n")[:10]
+        by_words = write_lines(self.folder / "in.jsonl", [dict(words=[*text]) for text in sentences_of])
+        as_text = self.folder / "in.txt"
+        as_text.write_text("\n".join(sentences_of))
+        answers = [self.answers(folder, source) for source in (by_words, as_text)]
+        for words, text in zip(*answers, strict=True):
+            for one, other in zip(words["prediction"], text["prediction"], strict=True):
+                self.assertEqual((one["label"], one["text"].replace(" ", "")), (other["label"], other["text"]))
+        self.assertTrue(any(row["prediction"] for row in answers[1]))
+
+    def test_blank_texts_have_no_class(self):
+        self.train("class", self.folder / "out", **CLASS, max_steps=1, save_strategy="no", eval_strategy="no")
+        source = self.folder / "in.txt"
+        source.write_text("a\n\n \u00a0\nb\n")
+        found = [row["prediction"] for row in self.answers(self.folder / "out", source)]
+        self.assertEqual([answer is None for answer in found], [False, True, True, False])
+
+    def test_damaged_records_are_refused_in_one_line(self):
+        folder = self.folder / "out"
+        self.train("tokens", folder, **PLAIN, max_steps=1, save_strategy="no", eval_strategy="no")
+        record = json.loads((folder / "task.json").read_text())
+        head = record["head"]
+
+        def without(of: dict, name: str) -> dict:
+            return {key: value for key, value in of.items() if key != name}
+
+        damaged = [record | {"head": value} for value in (None, "tokens", [], {}, 3)]
+        for name in ("kind", "labels", "pooling", "scheme", "form"):
+            damaged += [record | {"head": without(head, name)}, record | {"head": head | {name: 7}}]
+        for changes in (
+            dict(labels=[]),
+            dict(labels=["C", "C"]),
+            dict(labels=["V", "C"]),  # of which config.json has another order
+            dict(kind="words"),
+            dict(kind="number", pooling="mean", mean=0.0, deviation=0.0),
+            dict(kind="class", pooling="mean"),
+            dict(scheme="XYZ"),
+            dict(form=head["form"] | dict(columns=["words"])),
+            dict(form=head["form"] | dict(reads="lines")),
+            dict(form=head["form"] | dict(spaced="yes")),
+            dict(form=head["form"] | dict(division=dict(by="lines", marks="", kept=[]))),
+            dict(form=head["form"] | dict(division=dict(by="spaces"))),
+        ):
+            damaged.append(record | {"head": head | changes})
+        damaged += [record | dict(max_source_length=value) for value in (-1, 0, "long")]
+        damaged += [without(record, "benchmark"), record | dict(dataset_name=5), record | dict(source_column="words")]
+        source = self.folder / "in.txt"
+        source.write_text("a\n")
+        doors = [(predict_t5.main, ["--input_file", source, "--use_cpu"]), (evaluate_t5.main, ["--use_cpu"])]
+        doors.append((export_checkpoint.main, ["--output_dir", self.folder / "exported"]))
+        for value in damaged:
+            (folder / "task.json").write_text(json.dumps(value))
+            for main, flags in doors:
+                with self.subTest(head=value["head"], main=main.__module__):
+                    _, out, err = run_main(main, "--model_name_or_path", folder, *flags, code=2)
+                    self.assertEqual(err.count("\n"), 1, out + err)
+                    self.assertRegex(err, "task.json|config.json")
+
     # ------------------------------------------------------------ what is refused
     @parameterized.parameters(
         (None, CLASS | dict(freeze_encoder=True), "--freeze_encoder True: needs --head"),
@@ -388,10 +530,39 @@ class HeadsTest(parameterized.TestCase):
             "with --head there is no decoder: leave num_d",
         ),
         ("labels", CLASS, "the column many must be a list of labels"),
+        ("class", CLASS | dict(mask_column="x"), "--mask_column x: needs --head tokens"),
+        ("tokens", PLAIN | dict(mask_column="x"), "train.jsonl, row 1: no column x; the row has"),
         ("number", dict(task="glue/cola"), "each target of the task cola is a class: give --head class"),
     )
     def test_refused(self, head, flags, message):
         self.assertRegex(self.refused(head, **flags), message)
+
+    @parameterized.parameters(
+        ("labels", [0, 1, 0], r"is \[0, 1, 0\], a 0 or 1 for each label: write the names of those that are 1"),
+        ("labels", [0.0, 1.0], "a 0 or 1 for each label"),
+        ("labels", [None], "has None, which is no label"),
+        ("labels", [-100], "has -100, which is no label"),
+        ("labels", [float("nan")], "has nan, which is no label"),
+        ("labels", [""], "has '', which is no label"),
+        ("labels", ["A", "A"], "names a label twice"),
+        ("labels", None, "must be a list of labels"),
+        ("tokens", None, "is empty; .* an empty list of spans"),
+        ("tokens", [-1], "has the tag -1, and must have texts or numbers"),
+        ("tokens", [""], "has an empty tag; one that is not known is null or -100"),
+        ("tokens", [[0, 1]], "has the tag a list"),
+    )
+    def test_labels_that_are_none_are_refused_with_their_row(self, head, labels, message):
+        column = "text" if head == "labels" else "words"
+        rows = [{"text": "a", "words": ["a"], "labels": ["A"]}, {"text": "b", "words": ["b"], "labels": labels}]
+        path = write_lines(self.folder / "rows.jsonl", rows)
+        err = self.refused(head, train_file=path, validation_file=path, source_column=column, target_column="labels")
+        self.assertRegex(err, f"rows.jsonl, row 2: the column labels.*{message}")
+
+    def test_spans_that_are_null_are_refused_with_their_row(self):
+        rows = [{"text": "a b", "spans": [dict(start=0, end=1, label="X")]}, {"text": "b", "spans": None}]
+        path = write_lines(self.folder / "rows.jsonl", rows)
+        err = self.refused("tokens", train_file=path, validation_file=path)
+        self.assertRegex(err, "rows.jsonl, row 2: the column spans is empty; a text in which nothing is tagged has")
 
     def test_an_unknown_tag_in_validation_is_named(self):
         path = write_lines(self.folder / "dev.jsonl", [dict(words=["a", "b"], plain=["C", "Q"])])

@@ -6,33 +6,36 @@ The reference of entities is seqeval's get_entities; of places the words themsel
 import importlib.util
 import json
 import random
+import unicodedata
+import unittest
 
 from absl.testing import parameterized
 from helpers import sentences
 
+from features.encoder_heads.conll import ConllColumns, conll_rows, is_conll
+from features.encoder_heads.tag_schemes import Scheme, scheme_of
 from features.encoder_heads.tagged_texts import (
     Form,
     Tagged,
-    conll_rows,
     cut_ids,
-    entities,
     first_tokens,
     form_of,
     joined,
     of_record,
     of_source,
     offset_encoder,
-    scheme_of,
+    tagged_rows,
     tags_of_spans,
 )
+from features.encoder_heads.word_division import PARTS, Division, division_of
 from foundry.common.errors import UserError
 from foundry.corpora.reading import read_rows
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 
 WORDS, LETTERS, SPANS = (
-    Form(("words", "tags"), "words"),
+    Form(("words", "tags"), "words", division=Division("spaces", ",.")),
     Form(("sequence", "tags"), "letters"),
-    Form(("text", "spans"), "spans"),
+    Form(("text", "spans"), "spans", division=PARTS),
 )
 
 
@@ -52,10 +55,10 @@ class ReadingTest(parameterized.TestCase):
         text = "Ana-Maria saw Cluj, and Ion."
         words = of_source(text, SPANS).words
         spans = [dict(start=0, end=9, label="PER"), dict(start=14, end=18, label="LOC")]
-        tags = tags_of_spans(text, words, spans, "here")
+        tags = tags_of_spans(text, words, spans, "here", PARTS)
         self.assertEqual([text[b:e] for b, e in words][:5], ["Ana", "-", "Maria", "saw", "Cluj"])
         self.assertEqual(tags, ["B-PER", "I-PER", "I-PER", "O", "B-LOC", "O", "O", "O", "O"])
-        found = [(label, words[first][0], words[last][1]) for label, first, last in entities(tags)]
+        found = [(label, words[first][0], words[last][1]) for label, first, last in Scheme("IOB2").entities(tags)]
         self.assertEqual(found, [("PER", 0, 9), ("LOC", 14, 18)])
 
     def test_a_source_is_read_as_in_training_and_found_again(self):
@@ -64,12 +67,80 @@ class ReadingTest(parameterized.TestCase):
         self.assertEqual([row.source[b:e] for b, e in row.places], [row.text[b:e] for b, e in row.words])
         self.assertEqual(row.places[-1], (17, 18))
 
-    def test_conll_files(self):
+    @parameterized.parameters(
+        (  # CoNLL 2003; # is a word, since it has all columns and a known tag
+            "-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n# text = b\n"
+            "# NN O O\n1\u00a0000 CD O O\n",
+            {},
+            [["EU", "rejects"], ["#", "1\u00a0000"]],
+            [["B-ORG", "O"], ["O", "O"]],
+        ),
+        ("# O\na B-X\n", {}, [["#", "a"]], [["O", "B-X"]]),
+        ("# id 12\tdomain=en\na _ _ O\n# _ _ B-X\n", {}, [["a", "#"]], [["O", "B-X"]]),
+        ("\ufeff1\tAna\tN\tB-P\r\n2\tis\tV\tO\r\n", dict(word="1", tag="3"), [["Ana", "is"]], [["B-P", "O"]]),
+        ("id\tword\tpos\tner\n1\tAna\tN\tB-P\n", {}, [["Ana"]], [["B-P"]]),
+        ("id\tword\tpos\tner\n1\tAna\tN\tB-P\n", dict(word="word", tag="pos"), [["Ana"]], [["N"]]),
+        ("Wort\tArt\nAna\tN\n", dict(word="Wort", tag="Art"), [["Ana"]], [["N"]]),
+        ("Wort\tArt\nAna\tN\n", dict(header=True), [["Ana"]], [["N"]]),
+        (  # the example of https://universaldependencies.org/format.html
+            "# sent_id = 1\n# text = vámonos al mar\n"
+            "1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_\n"
+            "1\tvamos\tir\tVERB\t_\t_\t0\troot\t_\t_\n2\tnos\tnosotros\t_\t_\t_\t1\tobj\t_\t_\n"
+            "2.1\tx\t_\tX\t_\t_\t_\t_\t_\t_\n\n# text = b\n1\t#\t#\tSYM\t_\t_\t0\troot\t_\t_\n",
+            {},
+            [["vamos", "nos"], ["#"]],
+            [["VERB", None], ["SYM"]],
+        ),
+        (
+            "# global.columns = ID FORM UPOS NER\n1\tAna\tPROPN\tB-P\n",
+            dict(word="form", tag="NER"),
+            [["Ana"]],
+            [["B-P"]],
+        ),
+    )
+    def test_conll_files(self, text, columns, words, tags):
         path = self.folder / "a.conll"
-        path.write_text("-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n# text = b\n#\tO\nb\tO\n")
-        rows = list(conll_rows(path))
-        self.assertEqual(rows[0], {"words": ["EU", "rejects"], "tags": ["B-ORG", "O"]})
-        self.assertEqual(rows[1:], [{"words": ["#", "b"], "tags": ["O", "O"]}])
+        path.write_bytes(text.encode())
+        rows = list(conll_rows(path, ConllColumns(**columns), has_tags=True))
+        self.assertEqual([row["words"] for row in rows], words)
+        self.assertEqual([row["tags"] for row in rows], tags)
+        labels = {tag for of_row in tags for tag in of_row if tag}
+        untagged = conll_rows(path, ConllColumns(**columns), has_tags=False, labels=labels)
+        self.assertEqual([row["words"] for row in untagged], words)
+
+    @parameterized.parameters(
+        ("a\tO\n\nb\n", {}, "a.conll, line 3: has 1 columns, and most lines have 2: 'b'"),
+        ("a\t\nb\tO\n", {}, "a.conll, line 1: must be a word, a tab and a tag, not 'a.t'"),
+        ("a\nb\n", {}, "must have a word, a tab and a tag on each line; its lines have one column"),
+        (
+            "1\tAna\tN\tO\n2\tis\tV\tO\n",
+            {},
+            "its first column counts the words: .* --source_column 1 --target_column 3",
+        ),
+        ("a b\n", dict(word="0", tag="7"), "--target_column 7: .*a.conll has no such column; it has: numbers 0 to 1"),
+        ("word tag\na b\n", dict(word="Wort"), "--source_column Wort: .*no such column"),
+    )
+    def test_conll_files_that_are_refused(self, text, columns, message):
+        path = self.folder / "a.conll"
+        path.write_text(text)
+        with self.assertRaisesRegex(UserError, message):
+            list(conll_rows(path, ConllColumns(**columns), has_tags=True))
+
+    @parameterized.parameters(
+        ("a.txt", "Ana\tB-X\nis\tO\n\nhere\tB-Z\n", True),
+        ("a.txt", "Ana B-X\nis O\n", True),
+        ("a.txt", "Ana is\nhere now\n", False),
+        ("a.txt", "O\nO\n", False),
+        ("a.tsv", "Ana\nis\n\nhere\n", True),
+        ("a.tsv", "text\tid\nAna is here\t7\n", False),
+        ("a.tsv", "words\tid\n['Ana', 'is']\tO\n", False),
+        ("a.conllu", "x", True),
+        ("a.jsonl", '{"words": []}', False),
+    )
+    def test_files_to_answer_are_conll_by_what_stands_in_them(self, name, text, expected):
+        path = self.folder / name
+        path.write_text(text)
+        self.assertEqual(is_conll(path, ConllColumns(), ["O", "B-X", "I-X"]), expected)
 
     @parameterized.parameters(
         (["a", "b"], ["O"], WORDS, "2 words and 1 tags: each must have one"),
@@ -77,7 +148,25 @@ class ReadingTest(parameterized.TestCase):
         ("a b", ["O"], WORDS, "the column words must be a list of words, not 'a b'"),
         ([], [], WORDS, "the column words is an empty list: leave the row out"),
         (["a b"], ["O"], WORDS, "the column words has the word 'a b', with a space"),
-        (["a"], [None], WORDS, "the column tags has an empty tag"),
+        (["a"], [""], WORDS, "the column tags has an empty tag; one that is not known is null or -100"),
+        (["a"], [-1], WORDS, "the column tags has the tag -1, and must have texts or numbers"),
+        (["a"], [True], WORDS, "the column tags has the tag True, and"),
+        (["a"], [0.5], WORDS, "the column tags has the tag 0.5, and"),
+        (["a"], [[0, 1]], WORDS, "the column tags has the tag a list, and"),
+        (["\u200b"], ["O"], WORDS, "of which nothing can be seen: leave it out"),
+        ("a b", ["O", "O", "O"], LETTERS, "has white space, which has no tag"),
+        (
+            "Ana's",
+            [dict(start=0, end=2, label="X")],
+            SPANS,
+            "ends inside the word 'Ana'; words stand between Unicode's",
+        ),
+        (
+            "서울에서",
+            [dict(start=0, end=2, label="X")],
+            SPANS,
+            "train with --characters, by which each character is a word",
+        ),
         (["a"], 3, WORDS, "the column tags must be a list of tags, not 3"),
         ("MKT", "HH", LETTERS, "3 letters and 2 tags"),
         ("abc", [dict(start=1, end=3, label="X")], SPANS, r"span 1 to 3 \(X, 'bc'\): begins inside the word 'abc'"),
@@ -92,11 +181,23 @@ class ReadingTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, f"^f.jsonl, row 7: .*{message}"):
             of_record(words, tags, form, "f.jsonl, row 7")
 
-    def test_a_line_without_a_tag_is_named(self):
-        path = self.folder / "a.conll"
-        path.write_text("a\tO\n\nb\n")
-        with self.assertRaisesRegex(UserError, "a.conll, line 3: must be a word, a tab and a tag, not 'b'"):
-            list(conll_rows(path))
+    @parameterized.parameters(
+        ([["O", -100], [None, float("nan")], ["B-X", "-100"]], [["O", None], [None, None], ["B-X", None]]),
+        ([[0, 1.0]], [["0", "1"]]),
+    )
+    def test_tags_that_are_not_known(self, tags, expected):
+        """-100 is transformers' label of a position without one; null and NaN are what tables have."""
+        self.assertEqual([of_record(["a", "b"], one, WORDS, "here").tags for one in tags], expected)
+
+    def test_a_mask_leaves_tags_out(self):
+        """As of residues that no structure shows (ProtT5's `resolved`)."""
+        form = Form(("sequence", "tags"), "letters", mask="resolved")
+        for mask in ("101", [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True]):
+            (row,) = tagged_rows([dict(sequence="MKT", tags="HHE", resolved=mask)], form, "here")
+            self.assertEqual(row.tags, ["H", None, "E"])
+        for mask, message in (("10", "a 1 or a 0 for each of the 3 tags"), ("1x1", "has 'x', and must have 1")):
+            with self.assertRaisesRegex(UserError, f"^here, row 1: the column resolved .*{message}"):
+                list(tagged_rows([dict(sequence="MKT", tags="HHE", resolved=mask)], form, "here"))
 
     def test_columns_are_found_or_named(self):
         path = self.folder / "a.jsonl"
@@ -107,30 +208,140 @@ class ReadingTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "name the columns of words and tags.*the row has: a"):
             form_of({"a": 1}, None, False, True, "here")
 
+    # ------------------------------------------------------------ words of running text
+    @parameterized.parameters(
+        # Of https://www.unicode.org/Public/UCD/latest/ucd/auxiliary/WordBreakTest.txt
+        "÷ 0061 × 0308 × 05D0 ÷",
+        "÷ 05D0 × 0027 ÷",
+        "÷ 05D0 × 0022 × 05D0 ÷",
+        "÷ 0061 × 2060 × 0061 ÷",
+        "÷ 0031 × 005F × 0061 ÷ 002C ÷ 002C ÷ 0061 ÷",
+        "÷ 0061 × 005F × 0031 ÷ 003A ÷ 002E ÷ 0061 ÷",
+        "÷ 0061 × 002E × 0061 ÷",
+        "÷ 0031 × 002C × 0031 ÷",
+        "÷ 3031 × 3031 ÷",
+        "÷ 1F1E6 × 1F1E7 ÷ 1F1E8 ÷ 0062 ÷",
+        "÷ 1F476 × 1F3FF ÷ 1F476 ÷",
+        "÷ 0061 ÷ 1F6D1 ÷",
+    )
+    def test_word_boundaries_are_unicodes(self, rule):
+        text, ends = "", []
+        for part in rule.split()[1:]:
+            if part == "÷":
+                ends.append(len(text))
+            elif part != "×":
+                text += chr(int(part, 16))
+        self.assertEqual([end for _, end in Division("unicode").places(text)], ends)
+
+    @parameterized.parameters(  # words as people write them: the marks of vowels and accents belong to their letters
+        "मैं|दिल्ली|में|रहता|हूँ|।",
+        "আমি|ঢাকায়|থাকি|।",
+        "நான்|சென்னையில்|வாழ்கிறேன்|.",
+        "اَلْكِتَابُ|عَلَى|الطَّاوِلَةِ",
+        "בְּרֵאשִׁית|בָּרָא",
+        "e\u0301te\u0301|a\u0300",
+        "10\u202f000|km",
+        "Ana|'|s|U|.|S|.",
+    )
+    def test_words_of_spans(self, words):
+        text = words.replace("|", " ").replace(" ' s U . S .", "'s U.S.")
+        self.assertEqual([text[begin:end] for begin, end in PARTS.places(text)], words.split("|"))
+
+    def test_thai_is_not_cut_within_a_letter(self):
+        text = "ฉันรักเมืองไทย"  # Unicode gives no words of it, which need a dictionary
+        bounds = {begin for begin, _ in PARTS.places(text)}
+        self.assertNoCommonElements(bounds, {place for place, sign in enumerate(text) if unicodedata.combining(sign)})
+        self.assertEqual("".join(text[begin:end] for begin, end in PARTS.places(text)), text)
+
+    @parameterized.parameters(
+        ([["AL-AIN", ",", "1996-12-06"], ["U.S.", "rejects", "it", "."]], "spaces"),
+        ([["मैं", "दिल्ली", "में", "हूँ", "।"]], "spaces"),
+        ([["서울에", "산다", "."]], "spaces"),
+        ([list("他在北京工作。"), list("2019年去iPhone店")], "characters"),
+        ([["他", "在", "北京", "工作", "3.14"], ["我们", "去", "上海"]], "unicode"),
+    )
+    def test_words_are_found_as_in_training(self, rows, by):
+        division = division_of(rows)
+        self.assertEqual(division.by, by)
+        form = Form(("words", "tags"), "words", division=division)
+        for words in rows if by != "unicode" else ():
+            spaced = of_source(" ".join(words), form)
+            self.assertEqual([spaced.source[begin:end] for begin, end in spaced.places], words)
+            self.assertEqual(of_source("".join(words) if by == "characters" else spaced.text, form).text, spaced.text)
+
+    def test_marks_at_the_ends_of_words(self):
+        """In running text they are words of their own, as in training, but not where words are divided already."""
+        rows = [["The", "U.S.", "(", "Ana", ")", "fell", ",", "'s", "."]] * 2
+        division = division_of(rows)
+        for text, words in (
+            ("(Ana) lives in the U.S.", "( Ana ) lives in the U.S."),
+            ("Ana , of Cluj. fell .", "Ana , of Cluj. fell ."),
+            ("He fell: AL-AIN, 3.14.", "He fell: AL-AIN , 3.14 ."),
+            ("10\u00a0000 fell\u00a0.", "10\u00a0000 fell ."),
+        ):
+            self.assertEqual([text[begin:end] for begin, end in division.places(text)], words.split(" "))
+
+    # ------------------------------------------------------------ schemes of tags
     @parameterized.parameters(
         ([["O", "B-X", "I-X"], ["B-Y"]], "IOB2"),
         ([["O", "I-X"], ["B-X", "O"]], "BIO"),
         ([["B-X", "I-Y"]], "BIO"),
+        ([["I-X", "E-X", "O"], ["E-Y"]], "IOE2"),
+        ([["I-X", "E-X", "I-X"], ["I-Y"]], "IOE"),
+        ([["B-X", "I-X", "E-X", "O", "S-Y"]], "IOBES"),
+        ([["B-X", "M-X", "E-X", "O", "S-Y"]], "BMES"),
+        ([["U-X", "B-X", "L-X", "O"]], "BILOU"),
+        ([["B", "I", "O"]], "IOB2"),
+        ([["B", "M", "E", "S"]], "BMES"),
+        ([["X-B", "X-I", "O"]], "IOB2", True),
         ([["H", "E"]], "plain"),
+        ([["H", "B", "E", "G", "I", "T", "S", "C"]], "plain"),  # DSSP's secondary structures
         ([["O", "PER"]], "plain"),
         ([["O", "X-1", "B-2"]], "plain"),
     )
-    def test_schemes(self, tags, scheme):
-        self.assertEqual(scheme_of(tags), scheme)
+    def test_schemes(self, tags, name, suffixes=False):
+        self.assertEqual(scheme_of([(one, "here") for one in tags]), Scheme(name, suffixes))
 
-    def test_bilou_is_refused(self):
-        with self.assertRaisesRegex(UserError, "the tags are BILOU: write them as BIO"):
-            scheme_of([["U-X", "B-X", "L-X", "O"]])
+    @parameterized.parameters(
+        (
+            [["tag"], ["B-X", "O", "O", "O", "O", "O", "O", "O", "O"]],
+            "row 0: the tag tag says not where an entity begins",
+        ),
+        ([["B-X", "S-X", "L-X", "O"]], "the tags begin or end with B, L, S, which is no scheme"),
+    )
+    def test_tags_of_no_scheme_are_refused(self, tags, message):
+        with self.assertRaisesRegex(UserError, message):
+            scheme_of([(one, f"row {number}") for number, one in enumerate(tags)])
 
+    @unittest.skipUnless(importlib.util.find_spec("seqeval"), "seqeval is not installed")
     def test_entities_are_seqevals(self):
-        if not importlib.util.find_spec("seqeval"):
-            self.skipTest("seqeval is not installed")
+        from seqeval import scheme as seqevals
         from seqeval.metrics.sequence_labeling import get_entities
 
         chooser = random.Random(0)
         for _ in range(500):
-            tags = chooser.choices(["O", "B-X", "I-X", "B-Y", "I-Y"], k=chooser.randint(0, 8))
-            self.assertEqual(entities(tags), get_entities(tags), tags)
+            tags = chooser.choices(
+                ["O", *(f"{part}-{label}" for part in "BIES" for label in "XY")], k=chooser.randint(0, 8)
+            )
+            self.assertEqual(Scheme("IOBES").entities(tags), get_entities(tags), tags)
+        # Tags of each scheme, strictly read by seqeval.
+        for tags, name, theirs in (
+            ("I-X I-X B-X O I-Y", "BIO", "IOB1"),
+            ("B-X I-X B-X O B-Y", "IOB2", "IOB2"),
+            ("I-X E-X I-X O I-Y", "IOE", "IOE1"),
+            ("I-X E-X E-X O E-Y", "IOE2", "IOE2"),
+            ("B-X E-X S-X O S-Y B-Y I-Y E-Y", "IOBES", "IOBES"),
+            ("B-X L-X U-X O U-Y B-Y I-Y L-Y", "BILOU", "BILOU"),
+        ):
+            (found,) = seqevals.Entities([tags.split()], getattr(seqevals, theirs)).entities
+            scheme = scheme_of([(tags.split(), "")])
+            self.assertEqual(scheme.name, name)
+            wanted = [(one.tag, one.start, one.end - 1) for one in found]
+            self.assertEqual(scheme.entities(tags.split()), wanted)
+            self.assertContainsSubset(tags.split(), scheme.all_tags(tags.split()))
+            of_suffixes = [tag if tag == "O" else f"{tag[2:]}-{tag[0]}" for tag in tags.split()]
+            again = scheme_of([(of_suffixes, "")])
+            self.assertEqual((again, again.entities(of_suffixes)), (Scheme(name, True), wanted))
 
 
 class TokensTest(parameterized.TestCase):
