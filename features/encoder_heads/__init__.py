@@ -182,9 +182,9 @@ class Heads(RowSource, Learning, ModelSource):
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         if self.head == EMBEDDING:
             return {"embedding": self.embedder(args.per_device_train_batch_size).described()}
-        rows = self.found.kind.plan(self.found.example)
+        rows: dict[str, str | None] = {**self.found.kind.plan(self.found.example)}
         frozen = "; the encoder is frozen" if self.freeze_encoder else ""
-        return rows | {"head": rows["head"] + frozen}
+        return rows | {"head": f"{rows['head']}{frozen}"}
 
 
 @dataclass
