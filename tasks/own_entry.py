@@ -87,7 +87,7 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
     if not has_training_rows(args):
         raise UserError("--target_type class needs --labels where there are no training rows to find them in")
     rows = SplitReader(OWN, entry | dict(target_type="text"), args, "train")
-    values = [single_answer(row[entry["target"]], entry["target"], "--target_type class") for row in rows]
+    values = [single_answer(row[entry["target"]], entry["target"], "--target_type class", True) for row in rows]
     labels = found_labels(values)
     if len(labels) > max(10, len(values) // 2):
         raise UserError(

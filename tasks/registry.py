@@ -436,12 +436,15 @@ def reference_texts(name: str, task: dict, row: dict) -> list[str]:
 
 def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:
     """{"sources": number of rows whose input columns are all empty, "targets": number of rows whose target is empty},
-    without zeros."""
-    counts = {"sources": 0, "targets": 0}
+    and of further answers, without zeros."""
+    counts: Counter[str] = Counter()
     for row in rows:
         items = (item for column in task["inputs"].values() for item in as_list(row[column]))
         counts["sources"] += not any(str(item).strip() for item in items)
         counts["targets"] += task["target"] in row and not target_text(name, task, row)
+        for column in answers_of(task).values():
+            texts = as_list(row.get(column.column, ["missing"]))
+            counts[column.plural] += not any(str(text).strip() for text in texts)
     return {what: count for what, count in counts.items() if count}
 
 

@@ -369,10 +369,11 @@ class SplitReader:
                 hint = "; --json_as_text true reads it as text" if self.name == OWN else ""
                 picked[column] = checked_value(row, column, self.renamed, place, why, self.json_as_text, hint)
         for column in filter(picked.__contains__, self.single):
-            picked[column] = single_answer(picked[column], column, place)
+            picked[column] = single_answer(picked[column], column, place, column == task["target"])
+        for column in answer_columns(task):
+            if not hidden and picked[column] == []:
+                raise UserError(f"{place}: the column {column} is empty, which task {self.name} needs")
         if not hidden:
-            if picked[task["target"]] == []:
-                raise UserError(f"{place}: the column {task['target']} is empty, which task {self.name} needs")
             try:
                 target_text(self.name, task, picked)
                 for further in self.checked:
@@ -430,13 +431,18 @@ def checked_value(
     return texts if isinstance(value, list | tuple) else texts[0]
 
 
-def single_answer(value: object, column: str, place: str) -> object:
+def single_answer(value: object, column: str, place: str, is_target: bool) -> object:
     """The only item of a list, as labelling tools write a label; any other value unchanged. UserError for several
-    items."""
+    items. is_target: of the target, not of an answer beside it."""
     if not isinstance(value, list | tuple) or not value:
         return value
     if len(value) > 1:
         text = ", ".join(map(str, value))
+        if not is_target:
+            raise UserError(
+                f"{place}: the column {column} has {len(value)} texts ({text:.60}), and a row has one: keep one "
+                "of them in each row"
+            )
         raise UserError(
             f"{place}: the column {column} has {len(value)} labels ({text}), and a row can have one. To learn several, "
             f'write them as one text, "{text}", and train with --target_type text'

@@ -69,8 +69,14 @@ class AveragedModel(ModelSource):
 
     def loaded(self, name_or_path: str, attention: str | None) -> Any:
         from features.averages.mean import mean_model
+        from features.encoder_heads import Exported
+        from foundry.model_t5 import load_model
 
-        return mean_model(self.folders)
+        def read(folder: str) -> Any:
+            """Of an encoder, with a head or alone, what its own export reads."""
+            return Exported().loaded(folder, attention) or load_model(folder)
+
+        return mean_model(self.folders, read)
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         return {"weights": f"the mean of {len(self.folders)} checkpoints: {', '.join(self._names())}"}

@@ -4,6 +4,7 @@ check_alike([Path("out/run/checkpoint-20"), Path("out/run/checkpoint-40")])
 model = mean_model([Path("out/run/checkpoint-20"), Path("out/run/checkpoint-40")])
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -77,14 +78,14 @@ def _tokenizer(folder: Path) -> str | None:
     return None if place is None else tokenizer_fingerprint(load_tokenizer(str(place)))
 
 
-def mean_model(folders: list[Path]) -> PreTrainedModel:
+def mean_model(folders: list[Path], read: Callable[[str], PreTrainedModel] = load_model) -> PreTrainedModel:
     """The model of the last folder, each weight of which is the mean over all folders: summed in float64, rounded to
-    float32. Three times the float32 weights are in memory at most."""
-    model = load_model(str(folders[-1])).double()
+    float32. Three times the float32 weights are in memory at most. read: reads a folder's model."""
+    model = read(str(folders[-1])).double()
     weights = dict(model.named_parameters())
     with torch.no_grad():
         for folder in folders[:-1]:
-            other = dict(load_model(str(folder)).named_parameters())
+            other = dict(read(str(folder)).named_parameters())
             for name, weight in weights.items():
                 weight += other[name]
         for weight in weights.values():

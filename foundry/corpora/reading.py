@@ -209,9 +209,10 @@ def list_columns(path: Path, _stamp: tuple, header: bool = True) -> list:
             if cell.strip():
                 cells.setdefault(column, []).append(cell)
     for column, of_column in cells.items():
-        lists = [cell for cell in of_column if list_of(cell)]
-        if len(lists) > len(of_column) / 2:
+        lists = [cell for cell in of_column if list_of(cell) is not None]
+        if any(map(list_of, lists)) and len(lists) > len(of_column) / 2:
             what = f"{path}: the column {column} holds lists"
+            lists.sort(key=lambda cell: not list_of(cell))  # one that has something is shown
             if next(filter(_is_numpys, lists), None):
                 raise UserError(f"{what} as numpy prints them, {lists[0]:.60}: write them with .tolist() or as .jsonl")
             say_once(f"{what}, such as {lists[0]:.60}, which are read as in JSON (--json_as_text: as text)")

@@ -24,7 +24,7 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.corpora.files import ROW_SUFFIXES, expand_files, say_once
-from foundry.corpora.reading import read_documents
+from foundry.corpora.reading import read_documents, read_rows
 from foundry.corpora.round_trip import described_losses
 from foundry.modeling.loss import STATISTICS
 from tasks import examples
@@ -683,6 +683,11 @@ class ReadTest(TestCase):
         for column in rows[0]:
             is_told = f"{name}: the column {column} holds lists" in printed.getvalue()
             self.assertEqual(is_told, column in "qa")
+
+    def test_lists_that_are_mostly_empty(self):
+        """As of texts with several labels, of which most have none."""
+        Path("x.csv").write_text("text,labels\na,[]\nb,\"['A', 'B']\"\nc,[]\nd,[]\n")
+        self.assertEqual([row["labels"] for row in read_rows(Path("x.csv"))], [[], ["A", "B"], [], []])
 
     def test_lists_as_numpy_prints_them_are_refused(self):
         values = np.array(["grey", "it is grey"], dtype=object)

@@ -330,6 +330,22 @@ class ScriptsTest(parameterized.TestCase):
             _, printed = self.fine_tune("refused", "scored", code=2, train_file=file)
             self.assertIn(message, printed)
 
+    def test_negatives_that_are_empty_or_several(self):
+        rows = [json.loads(line) for line in (self.folder / "pairs.jsonl").read_text().splitlines()]
+        file = self.folder / "negatives.jsonl"
+        for value, message in (
+            ([], "row 3: the column n is empty"),
+            (["a", "b"], "row 3: the column n has 2 texts (a, b)"),
+        ):
+            changed = [row | {"n": value} if number == 2 else row for number, row in enumerate(rows)]
+            file.write_text("".join(json.dumps(row) + "\n" for row in changed))
+            _, printed = self.fine_tune("refused", code=2, train_file=file, negative_column="n")
+            self.assertIn(f"negatives.jsonl, {message}", printed)
+        changed = [row | {"n": "" if number < 4 else row["n"]} for number, row in enumerate(rows)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in changed))
+        _, printed = self.fine_tune("empty", train_file=file, negative_column="n", max_steps=1)
+        self.assertRegex(printed, r"empty +4 n answers of")
+
     def test_predictions_that_are_refused(self):
         self.fine_tune("refusing", max_steps=1)
         file, there = self.folder / "texts.txt", self.folder / "there.npy"

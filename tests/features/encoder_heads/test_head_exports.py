@@ -13,7 +13,7 @@ import torch
 import zoo
 from absl.testing import parameterized
 from helpers import run_main
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForTextEncoding, AutoModelForTokenClassification, LongT5EncoderModel
 
 import export_checkpoint
@@ -97,6 +97,21 @@ class HeadExportsTest(parameterized.TestCase):
         np.testing.assert_allclose(np.linalg.norm(wanted, axis=1), 1, rtol=1e-5)
         for place in (self.folder / "out", self.folder / "out" / "sentence_transformers"):
             np.testing.assert_allclose(SentenceTransformer(str(place), device="cpu").encode(texts), wanted, atol=1e-5)
+
+    @parameterized.parameters("head", "embedding")
+    def test_the_mean_of_two_folders(self, kind):
+        second = self.folder / "second"
+        shutil.copytree(folder_of(kind), second)
+        weights = load_file(second / "model.safetensors")
+        save_file(
+            {name: tensor + 1 for name, tensor in weights.items()}, second / "model.safetensors", {"format": "pt"}
+        )
+        out = self.folder / "out"
+        run_main(export_checkpoint.main, "--average", folder_of(kind), second, "--output_dir", out)
+        found = load_file(out / "model.safetensors")
+        self.assertEqual(found.keys(), weights.keys())
+        for name, tensor in weights.items():
+            torch.testing.assert_close(found[name], tensor + 0.5)
 
     @parameterized.parameters(
         ("head", "encoder", "a head, .* give huggingface or onnx_encoder"),
