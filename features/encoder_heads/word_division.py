@@ -33,6 +33,7 @@ _BOUNDARY = regex.compile(r"(?w)\b")  # of words, as annex 29 defines them (http
 _CHARACTERS = regex.compile(r"\S")
 # A mark is neither letter, digit or "_", nor joined to the character before it, as vowel signs and accents are.
 _MARK = r"[^\w\s\p{M}\p{Cf}]"
+_MARKS = regex.compile(_MARK)
 _PARTS = regex.compile(rf"{_MARK}|(?:(?!{_MARK}).)+")
 _WITHOUT_SPACES = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}。、，．！？：；「」『』（）《》“”‘’]"
@@ -48,9 +49,9 @@ MOST_ROWS = 10_000  # are looked at, spread over all of them
 @dataclass(frozen=True)
 class Division:
     """How words are found. by: as above. marks: those that are words of their own in the training rows. kept: words of
-    the training rows that begin or end with one of them ("U.S."). By spaces, the marks at the ends of other words are
-    words of their own in running text ("Cluj." -> "Cluj", "."), but not in text in which a full stop or a comma stands
-    alone, whose words are divided already."""
+    the training rows that begin or end with a mark ("U.S.", "'s"). By spaces, marks at the ends of other words are words
+    of their own in running text ("Cluj." -> "Cluj", "."), and so are kept words within others ("Ana's" -> "Ana", "'s"),
+    but not in text in which a full stop or a comma stands alone, whose words are divided already."""
 
     by: str
     marks: str = ""
@@ -76,16 +77,26 @@ class Division:
         return word in self.marks and _ENDS.fullmatch(word) is not None
 
     def _without_marks(self, text: str, begin: int, end: int) -> Iterator[Place]:
-        """The places of a word, and of the marks at its ends."""
+        """The places of a word, of the marks at its ends, and of the words within it that begin or end with a mark in
+        training (Ana's -> Ana 's)."""
         behind: list[Place] = []
         apart = self.marks + NO_BREAK
         while end - begin > 1 and text[begin:end] not in self.kept:
+            inner = [match.start() for match in _MARKS.finditer(text, begin + 1, end - 1)]
+            ending = next((place for place in inner if text[place:end] in self.kept), None)
+            beginning = next((place + 1 for place in inner if text[begin : place + 1] in self.kept), None)
             if text[end - 1] in apart:
                 behind.insert(0, (end - 1, end))
                 end -= 1
             elif text[begin] in apart:
                 yield begin, begin + 1
                 begin += 1
+            elif ending is not None:
+                behind.insert(0, (ending, end))
+                end = ending
+            elif beginning is not None:
+                yield begin, beginning
+                begin = beginning
             else:
                 break
         yield begin, end
@@ -137,9 +148,9 @@ def running_text(words: Sequence[str]) -> str:
 def division_of(rows: Sequence[Sequence[str]]) -> Division:
     """How the words of running text are found by the words of training rows."""
     counts = Counter(word for words in rows for word in words)
-    marks = "".join(sorted(word for word in counts if regex.fullmatch(_MARK, word)))
+    marks = "".join(sorted(word for word in counts if _MARKS.fullmatch(word)))
     with_marks = (word for word, count in counts.items() if count >= LEASTSEEN and len(word) > 1)
-    kept = frozenset(word for word in with_marks if word[0] in marks or word[-1] in marks)
+    kept = frozenset(word for word in with_marks if _MARKS.match(word) or _MARKS.match(word[-1]))
     ways = [Division("spaces", marks, kept), CHARACTERS, Division("unicode")]
     looked_at = rows[:: 1 + len(rows) // MOST_ROWS]
     return max(ways, key=lambda division: found_share(division, looked_at))  # the first of equal ones

@@ -277,6 +277,7 @@ class ReadingTest(parameterized.TestCase):
             ("(Ana) lives in the U.S.", "( Ana ) lives in the U.S."),
             ("Ana , of Cluj. fell .", "Ana , of Cluj. fell ."),
             ("He fell: AL-AIN, 3.14.", "He fell: AL-AIN , 3.14 ."),
+            ("Ana's, and O'Hara's.", "Ana 's , and O'Hara 's ."),
             ("10\u00a0000 fell\u00a0.", "10\u00a0000 fell ."),
         ):
             self.assertEqual([text[begin:end] for begin, end in division.places(text)], words.split(" "))
