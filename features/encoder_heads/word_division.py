@@ -49,9 +49,9 @@ MOST_ROWS = 10_000  # are looked at, spread over all of them
 @dataclass(frozen=True)
 class Division:
     """How words are found. by: as above. marks: those that are words of their own in the training rows. kept: words of
-    the training rows that begin or end with a mark ("U.S.", "'s"). By spaces, marks at the ends of other words are words
-    of their own in running text ("Cluj." -> "Cluj", "."), and so are kept words within others ("Ana's" -> "Ana", "'s"),
-    but not in text in which a full stop or a comma stands alone, whose words are divided already."""
+    the training rows that begin or end with a mark ("U.S.", "'s"). By spaces, marks at the ends of other words are
+    words of their own in running text ("Cluj." -> "Cluj", "."), and so are kept words within others ("Ana's" -> "Ana",
+    "'s"), but not in text in which a full stop or a comma stands alone, whose words are divided already."""
 
     by: str
     marks: str = ""
