@@ -6,6 +6,8 @@ folder by the field "embedding" of its task.json.
 
 import functools
 import itertools
+import math
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from accelerate import PartialState
 from pyarrow import parquet
 
 from constants import TASK_RECORD
+from features.encoder_heads import POOLINGS
 from features.encoder_heads.embedder import Embedder
 from features.encoder_heads.encoders import load_encoder
 from features.encoder_heads.head_answers import (
@@ -32,7 +35,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.processes import finish_process_group, has_accelerator, is_first_process
-from foundry.common.reports import end_summary, record_json, start_summary
+from foundry.common.reports import end_summary, is_of, read_json, start_summary
 from foundry.common.whole_folders import patiently, told_if_full
 from foundry.corpora.gaps import cut_source, source_ids
 from foundry.corpora.preview import Sample, print_preview
@@ -60,12 +63,18 @@ _NOT_EVALUATED = {
 
 def embedder_of(folder: str) -> Embedder:
     """The Embedder that a folder's task.json records. UserError if it is damaged."""
-    try:
-        return Embedder(**record_json(Path(folder) / TASK_RECORD)["embedding"])
-    except TypeError as error:
-        raise UserError(
-            f"{folder}/{TASK_RECORD}: its field embedding is not as fine_tune_t5.py writes it ({error})"
-        ) from None
+    path = Path(folder) / TASK_RECORD
+    record, types = read_json(path).get("embedding"), typing.get_type_hints(Embedder)
+    wrong = "is no record"
+    if isinstance(record, dict):
+        differing = sorted(record.keys() ^ types.keys())
+        strange = [name for name in record.keys() & types.keys() if not is_of(record[name], types[name])]
+        wrong = next((f"{name} {record.get(name, 'is missing')!r:.40}" for name in (*differing, *strange)), "")
+        if not wrong and (record["pooling"] not in POOLINGS or not 0 < record["temperature"] < math.inf):
+            wrong = f"pooling {record['pooling']!r:.40}, temperature {record['temperature']}"
+    if wrong:
+        raise UserError(f"{path}: its field embedding is not as fine_tune_t5.py writes it ({wrong})")
+    return Embedder(**record)
 
 
 class EmbeddingAnswers(EncoderAnswers):

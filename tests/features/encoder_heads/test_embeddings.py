@@ -365,3 +365,19 @@ class ScriptsTest(parameterized.TestCase):
             flags = ("--model_name_or_path", self.folder / "refusing", "--use_cpu", *of_file, *words)
             _, printed, errors = run_main(predict_t5.main, *flags, code=2)
             self.assertRegex(printed + errors, message)
+        record = json.loads((self.folder / "refusing" / "task.json").read_text())
+        of_embedding = record["embedding"]
+        for value in (
+            None,
+            [],
+            {},
+            of_embedding | {"pooling": "sum"},
+            of_embedding | {"temperature": 0},
+            of_embedding | {"normalize": "yes"},
+            of_embedding | {"more": 1},
+        ):
+            (self.folder / "refusing" / "task.json").write_text(json.dumps(record | {"embedding": value}))
+            flags = ("--model_name_or_path", self.folder / "refusing", "--use_cpu")
+            for main, more in ((predict_t5.main, ("--input_file", file)), (evaluate_t5.main, ())):
+                _, _, errors = run_main(main, *flags, *more, code=2)
+                self.assertRegex(errors, "task.json: its field embedding is not as fine_tune_t5.py writes it")
