@@ -672,7 +672,7 @@ class TaskData(TaskRows):
         shows at once."""
         read = []
         for task in tasks:
-            if task.name == OWN:
+            if task.name == OWN and self.training_args.plan == "full":
                 length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, self.tokenizer))
                 entry = as_source(name_of(self.args), task.entry | {"max_target_length": length})
                 print_once(
@@ -746,7 +746,7 @@ class TaskData(TaskRows):
     def _metrics(self) -> str:
         """For the plan: "f1 (of the class equivalent), accuracy from generated texts; largest f1 is best"."""
         args = self.training_args
-        scored = "teacher-forced scoring (the label that greedy decoding would write)"
+        scored = "teacher-forced scoring"
         parts = [", ".join(map(partial(_described, task.entry), task.entry["metrics"])) for task in self.tasks]
         if len(self.tasks) == 1:
             parts[0] += f" from {'generated texts' if args.predict_with_generate else scored}"

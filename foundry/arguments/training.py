@@ -80,7 +80,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "per_device_train_batch_size gradient_accumulation_steps optim learning_rate bf16 activation_checkpointing"
     )
     _groups = {
-        "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run seed "
+        "run": "output_dir overwrite_output_dir resume_from_checkpoint dry_run plan seed "
         "report_to project push_to_hub hub_model_id",
         "length and batch": "max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
         "dataloader_num_workers packing train_sampling_strategy",
@@ -137,7 +137,12 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     output_dir: str | None = option(None, _OUTPUT)
     overwrite_output_dir: bool = option(False, "Start a new run in an --output_dir with files of an earlier run.")
-    dry_run: bool = option(False, "Prepare the data, print the whole plan (steps, tokens, memory, disk), and exit.")
+    dry_run: bool = option(False, "Prepare the data, print the plan (steps, tokens, memory, disk), and exit.")
+    plan: str = option(
+        "short",
+        "Rows of the plan: what decides a run and what is odd, or all, as in run.json.",
+        choices=("short", "full"),
+    )
     optim: str | None = option(
         None, "Optimizer. Not set: adamw_rms_scaled; with LoRA or ZeRO-3 adamw_torch.", choices=OPTIMIZERS
     )

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -58,6 +59,11 @@ from foundry.training.checkpoints import (
     this_job,
 )
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
+
+# Rows of the plan that the first screen leaves out (--plan full, run.json), since they follow from the others or are
+# nearly always the same. A row that is not named here always shows, so whatever is odd does.
+DETAILS = ("tokenizer", "lengths", "sample", "stream", "chunks", "steps", "speed", "defaults")
+ORDINARY = {"sharding": "none", "lost by the tokenizer": "nothing.*"}  # {row: text that says that nothing is odd}
 
 
 class TrainingData(Protocol):
@@ -141,14 +147,18 @@ class TrainingRun(Run):
         plan = self.plan(steps, needs)
         preview = data.shown(whole=args.dry_run)
         self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
+        if needs.memory <= needs.memory_there:
+            plan["time"] = described_time(self.trainer, steps, self._flops())
+        self.rows_of_plan = {row: text for row, text in plan.items() if text is not None}
         if args.dry_run:  # its longest part first, and the plan last
             record = self._record() | {"arguments": self.decision.decided_flags()}
             lines = json.dumps(record, indent=1).split("\n")
             print_once("run.json would hold, flags with their defaults left out:", *lines)
             print_preview(self.trainer.processing_class, preview, None)
-        if needs.memory <= needs.memory_there:
-            plan["time"] = described_time(self.trainer, steps, self._flops())
-        self.announce(plan, *changed_schedule(self.checkpoint, args, steps))
+        shown = self.rows_of_plan if args.plan == "full" else first_screen(self.rows_of_plan)
+        left_out = len(self.rows_of_plan) - len(shown)
+        more = f"({left_out} more rows: --plan full, or run.json)" if left_out else None
+        self.announce(shown, more, *changed_schedule(self.checkpoint, args, steps))
         if not args.dry_run:
             print_preview(self.trainer.processing_class, preview, LINES)
         refuse_unknown(data.unknown, self.decision.model.most_unknown)
@@ -166,7 +176,8 @@ class TrainingRun(Run):
         # The flags go to the top level, so that trackers can filter runs by them.
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
-        shown.pop("read", None)  # the user's own text stays here
+        for name in ("read", "plan"):  # the user's own text stays here
+            del shown[name]
         start_trackers(self.trainer, shown, self.checkpoint)
         for path in old:
             remove(path, quietly=path.name == SAVING)
@@ -246,7 +257,7 @@ class TrainingRun(Run):
         record["features"] = self.args.features.decisive()
         for feature in self.args.features:
             record |= feature.record()
-        record["read"] = self.read
+        record |= {"read": self.read, "plan": self.rows_of_plan}
         record |= {"unknown_share": self.data.unknown, "lost_by_the_tokenizer": described_losses(self.data.losses)}
         return record
 
@@ -313,6 +324,16 @@ class TrainingRun(Run):
                 if path.name not in new:
                     path.unlink()
         remove(aside.parent, quietly=True)
+
+
+def first_screen(plan: dict[str, str]) -> dict[str, str]:
+    """The rows of a plan without details: {"model": "...", "speed": "..."} -> {"model": "..."}."""
+    shown = {}
+    for row, text in plan.items():
+        is_ordinary = row in ORDINARY and re.fullmatch(ORDINARY[row], text)
+        if row not in DETAILS and not is_ordinary:
+            shown[row] = text
+    return shown
 
 
 def shown_numbers(results: dict) -> dict[str, str]:

@@ -260,7 +260,7 @@ class RunTest(TestCase):
         for name, weights, more in (("two", (0.8, 0.2), []), ("file", (0.8, 0.2), [str(self.folder / "b.txt")])):
             changes = dict(objective="span_corruption", max_steps=1, save_strategy="no", max_eval_samples=10)
             more = ["--validation_file", *more] if more else []
-            _, printed = self.run_script(name, weights, *more, **changes | dict(eval_steps=1))
+            _, printed = self.run_script(name, weights, *more, "--plan", "full", **changes | dict(eval_steps=1))
             self.assertRegex(printed, r"chunks +\d+ training, 10 of \d\d+ validation")
         examples = json.loads((self.folder / "two" / "run.json").read_text())["examples"]
         self.assertEqual(sum(examples.values()), 500)

@@ -120,7 +120,7 @@ class ScriptsTest(TestCase):
         ),
     )
     def test_the_model_alone_repeats_the_numbers(self, flags, metric):
-        wanted, printed = self.fine_tune([*flags.split(), "--source_prefix", "say: "])
+        wanted, printed = self.fine_tune([*flags.split(), "--source_prefix", "say: ", "--plan", "full"])
         self.assertIn("        prefix='say',\n", printed)
         self.assertIn(metric, wanted)
         found = self.evaluate()

@@ -1,5 +1,6 @@
 """foundry/runs/run.py: what is said and checked before a run, and that nothing is lost when it does not begin."""
 
+import json
 import os
 import subprocess
 import sys
@@ -150,6 +151,22 @@ class BeforeARunTest(parameterized.TestCase):
         self.assertRegex(out, r"disk +[0-9.]+ .* free")
         self.assertIn("--dry_run: nothing was trained or written", out)
         self.assertFalse(self.out.exists())
+
+    def test_the_first_screen_has_twelve_rows_and_all_that_is_odd(self):
+        def rows(printed: str) -> list[str]:
+            block = printed.split("---- pre-training")[1].split("\n\n")[0]
+            return [line.split("  ")[0] for line in block.splitlines()[1:]]
+
+        short, full = (
+            rows(self.run_script()[1]),
+            rows(self.run_script("--dry_run", "--plan", "full", "--overwrite_output_dir")[1]),
+        )
+        self.assertLessEqual(len(short), 12)
+        self.assertContainsSubset({"model", "text", "batch", "optimizer", "memory", "disk"}, short)
+        self.assertContainsSubset({"speed", "defaults", "sharding", "lost by the tokenizer", *short}, full)
+        self.assertEqual(set(json.loads((self.out / "run.json").read_text())["plan"]) | {"time"}, {*full, "time"})
+        odd = {"known": "3 of 4", "lost by the tokenizer": "{ in 9 % of documents", "sharding": "none, 2 whole copies"}
+        self.assertEqual(runs.first_screen(odd | {"speed": "plain"}), odd)
 
     @parameterized.parameters(
         ([], r"peak 0\.02 \(the default of pre-training from scratch: docs/defaults.md\)"),

@@ -297,7 +297,16 @@ class RepeatTest(TestCase):
         flags = ["--train_file", path, "--validation_file", path, "--source_column", "line", "--target_column", "kind"]
         flags += ["--target_type", "class", "--metrics", "f1,accuracy", "--positive_label", labels[0]]
         flags += ["--model_name_or_path", "base", "--output_dir", self.out, "--max_steps", 2, "--use_cpu", "true"]
-        flags += ["--data_cache_dir", workspace() / "cache", "--report_to", "none", "--disable_tqdm", "true"]
+        flags += [
+            "--data_cache_dir",
+            workspace() / "cache",
+            "--report_to",
+            "none",
+            "--disable_tqdm",
+            "true",
+            "--plan",
+            "full",
+        ]
         results, printed = run(fine_tune_t5.main, *flags)
         self.assertIn(f"f1 (of the class {labels[0]}), accuracy from teacher-forced scoring", printed)
         self.assertIn("largest f1 is best", printed)

@@ -129,7 +129,7 @@ class EvaluationTest(parameterized.TestCase):
     def fine_tune(self, **more) -> str:
         flags = dict(model_name_or_path=workspace() / "model", train_file=self.folder / "rows.jsonl")
         flags |= dict(source_column="q", target_column="a", source_prefix="do: ", max_source_length=60)
-        flags |= dict(max_target_length=12, max_steps=1, per_device_train_batch_size=4, use_cpu=True)
+        flags |= dict(max_target_length=12, max_steps=1, per_device_train_batch_size=4, use_cpu=True, plan="full")
         flags |= dict(output_dir=self.folder / "out", data_cache_dir=self.folder / "cache", report_to="none")
         return run_main(fine_tune_t5.main, *argv_of(flags | more))[1]
 

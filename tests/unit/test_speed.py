@@ -352,7 +352,7 @@ class AppliedTest(parameterized.TestCase):
         )
 
     def test_a_plan_for_another_machine(self):
-        words = [*self.flags(max_steps=65_536), "--dry_run", "--assume_gpu"]
+        words = [*self.flags(max_steps=65_536), "--plan", "full", "--dry_run", "--assume_gpu"]
         _, out, _ = run_main(pre_train_t5.main, *words, "h200", code=0)
         line = next(line for line in out.splitlines() if line.startswith("speed"))
         for part in (

@@ -162,13 +162,15 @@ class ScriptTest(ScriptCase):
         self.assertBetween(share["train"], 0.001, 0.1)
         shutil.rmtree(self.folder / "out")
         self.check_nothing_is_lost(dry_run=True)
-        flags = self.pre_training(train_file=odd, tokenizer_name=None, vocab_size=600, byte_fallback=True, dry_run=True)
+        flags = self.pre_training(
+            train_file=odd, tokenizer_name=None, vocab_size=600, byte_fallback=True, dry_run=True, plan="full"
+        )
         code, printed, errors = self.run_script(pre_train_t5, flags)
         self.assertEqual(code, 0, errors)
         self.assertRegex(printed, r"\nlost by the tokenizer +nothing, of [\d,]+ texts tried\n")
 
     def check_nothing_is_lost(self, **flags):
-        code, printed, errors = self.run_script(pre_train_t5, self.pre_training(**flags))
+        code, printed, errors = self.run_script(pre_train_t5, self.pre_training(plan="full", **flags))
         self.assertEqual(code, 0, errors)
         self.assertRegex(printed, r"\nlost by the tokenizer +nothing, of [\d,]+ texts tried\n")
 
