@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from absl.testing import parameterized
+from library_insides import INSIDES, OVERRIDES, READ_ELSEWHERE
 from transformers import Seq2SeqTrainer
 
 import constants
@@ -147,27 +148,22 @@ def overrides() -> set[str]:
 
 
 class StructureTest(parameterized.TestCase):
-    def test_docs_name_every_override_of_trainer(self):
-        text = (ROOT / "ARCHITECTURE.md").read_text()
-        table = text.split("## What T5Trainer changes in transformers' Trainer")[1].split("\n## ")[0]
-        rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
-        self.assertCountEqual(re.findall(r"`(\w+)`", "".join(rows)), overrides())
+    def test_every_override_of_trainer_has_its_reason(self):
+        self.assertCountEqual(OVERRIDES, overrides())
 
-    def test_docs_name_every_private_part_of_a_library(self):
-        text = (ROOT / "ARCHITECTURE.md").read_text()
-        table = text.split("## Where we reach into a library's inside")[1].split("\n\nThese places")[0]
-        rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
-        listed = {
-            (place, name)
-            for places, names in rows
-            for place in re.findall(r"`([\w/]+)\.py`", places)
-            for name in re.findall(r"`(_\w+)`", names)
-        }
+    def test_every_private_part_of_a_library_has_its_reason(self):
+        listed = {(place, name) for places, names, _ in INSIDES for place in places for name in names}
         inherited = {name: from_bases(name) for name in FILES}
         ours = set().union(*(private_parts(tree) - inherited[name] for name, tree in sources().items()))
         ours = ours - set().union(*inherited.values()) | overrides() | {"_exit", "_replace"}
         found = {(name.replace(".", "/"), part) for name, tree in sources().items() for part in reached(tree, ours)}
         self.assertCountEqual(listed, found)
+
+    def test_what_reads_formats_and_errors_is_there(self):
+        tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+        for places, shown_by in READ_ELSEWHERE:
+            self.assertTrue(all((ROOT / place).exists() for place in places), places)
+            self.assertContainsSubset(shown_by, tests)
 
     @parameterized.parameters(*FILES)
     def test_imports_point_down(self, name):
