@@ -9,6 +9,7 @@ benchmarks serve`. docs/use.md describes it.
 """
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +17,11 @@ from foundry.common.flags import Rules, option
 from tasks.front import Front
 
 KEY = "T5_API_KEY"  # the environment variable with the key that clients must send
+
+
+def is_origin(text: str) -> bool:
+    """Whether it is the origin of a page, as browsers send it."""
+    return text == "*" or re.fullmatch(r"https?://[a-z0-9.-]+(:\d+)?|https?://\[[0-9a-f:]+\](:\d+)?", text) is not None
 
 
 @dataclass
@@ -31,7 +37,12 @@ class Server(Front):
             lambda flags: flags.serve,
             "is what each request says (temperature, top_p, n): leave it out with --serve",
         ),
-        ("host port max_wait_ms max_queue cut_sources", lambda flags: not flags.serve, "needs --serve"),
+        ("host port max_wait_ms max_queue cut_sources cors_origin", lambda flags: not flags.serve, "needs --serve"),
+        (
+            "cors_origin",
+            lambda flags: not all(map(is_origin, flags.cors_origin or [])),
+            "an origin is a scheme, a host and a port, as in http://localhost:3000, or * for the pages of all sites",
+        ),
         (
             "serve",
             lambda _: any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")),
@@ -45,6 +56,8 @@ class Server(Front):
     max_wait_ms: float = option(5.0, "Of --serve: how long a text waits for others to be answered with.", at_least=0)
     max_queue: int = option(2048, "Of --serve: texts that may wait; further requests get 429.", at_least=1)
     cut_sources: bool = option(False, "Of --serve: cut sources that are too long, which are otherwise refused.")
+
+    cors_origin: list[str] | None = option(None, "Of --serve: sites whose pages may ask this server from a browser.")
 
     def is_on(self) -> bool:
         return self.serve

@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +25,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from features.server import KEY, Server
 from features.server.completions import Completion, Growing, Prompt, Reader, bad, envelope, numbered
@@ -36,10 +38,13 @@ from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_generate, rows_to_score
 from tasks.answering import Engine, Plan, summary
 
-HERE = {"localhost", "127.0.0.1", "::1"}
+HERE = {"localhost", "127.0.0.1", "[::1]"}
+HOST = re.compile(r"(\[[0-9a-f:]+\]|[^\s:/?#@\[\]]+)(:\d*)?", re.IGNORECASE)  # of the header: a name, a port
 MOST_BYTES = 2**22  # of a request
+SECONDS = 60.0  # that a request may take to come, and a part of a response to be taken
 GONE = 499  # in the counts: the client went away
 FAILED = "the model could not answer; the server's log says why"
+TOO_LONG = f"a request has at most {MOST_BYTES:,} bytes"
 
 
 class Service:
@@ -55,6 +60,7 @@ class Service:
         self.batches, self.counters, self.about, self.began = batches, batches.counters, about, int(time.time())
         self.thread = ThreadPoolExecutor(1, "texts")  # as a tokenizer serves one thread
         self.open = 0  # requests that are being answered
+        self.deadlines: set[asyncio.Timeout] = set()  # of those whose bodies are on their way
         self.watchers: set[asyncio.Task] = set()
 
     async def call(self, function: Callable, *args: object) -> Any:
@@ -73,10 +79,14 @@ class Service:
 
     def put(self, request: Request, rows: list[Row], field: str) -> None:
         """Lets the texts of a request's field wait, while its client does. HTTPException if they cannot."""
-        if len(rows) > self.feature.max_queue:
-            raise bad(f"{field}: makes {len(rows):,} texts, and at most {self.feature.max_queue:,} can wait")
+        self.check_count(len(rows), field)
         self.batches.put(rows)
         self.watch(request, lambda: self.batches.leave(rows))
+
+    def check_count(self, texts: int, field: str) -> None:
+        """HTTPException if a request's field makes more texts than may wait."""
+        if texts > self.feature.max_queue:
+            raise bad(f"{field}: makes {texts:,} texts, and at most {self.feature.max_queue:,} can wait")
 
     async def finished(self, rows: list[Row], changed: asyncio.Event) -> None:
         """Waits for the answers to the rows. HTTPException if one failed."""
@@ -101,7 +111,7 @@ class Service:
     def model(self, name: str | None) -> dict:
         """What is told of the model, whose name it must be, if one is given. HTTPException 404 if it is another."""
         if name not in (None, self.name):
-            raise HTTPException(404, f"model {name}: this server has {self.name}")
+            raise HTTPException(404, f"model {(name or '')[:200]}: this server has {self.name}")
         return dict(id=self.name, object="model", created=self.began, owned_by="t5-foundry") | self.about
 
 
@@ -116,15 +126,19 @@ class Completions(Service):
         about = dict(inputs=plan.reader.inputs, labels=plan.entry.get("labels"))
         about |= dict(max_source_tokens=plan.entry["max_source_length"], max_tokens=plan.limit)
         super().__init__(plan.args.model_name_or_path, feature, batches, about)
-        self.reader = Reader(plan, engine, feature)
+        self.reader = Reader(plan, engine, feature, self.check_count)
         self.posts = {"/v1/completions": self.complete}
 
     async def complete(self, request: Request, body: Completion) -> Response:
         """The response to a request whose fields have the right types."""
         self.model(body.model)
         changed, told = self.bell()
-        prompts = await self.call(self.reader.prompts, body)
-        self.reader.add_rows(body, prompts, told)
+        given = self.reader.given(body)
+        self.check_count(len(given) * body.n, "prompt")
+        seed = int.from_bytes(os.urandom(7), "big") if body.seed is None else body.seed
+        prompts = []
+        for place, one in enumerate(given):  # one by one: other requests' texts are tokenised in between
+            prompts.append(await self.call(self.reader.prompt, body, one, place, seed, told))
         rows = [row for prompt in prompts for row in prompt.rows]
         self.put(request, rows, "prompt")
         if body.stream:
@@ -132,12 +146,13 @@ class Completions(Service):
             return StreamingResponse(parts, media_type="text/event-stream")
         await self.finished(rows, changed)
         choices = [await self.call(self.reader.choice, *one, body.stop) for one in numbered(prompts, body.n)]
-        return JSONResponse(envelope(self.name) | {"choices": choices, "usage": self.counted(prompts)})
+        head = envelope(self.name, self.reader.warning(body))
+        return JSONResponse(head | {"choices": choices, "usage": self.counted(prompts)})
 
     async def stream(self, body: Completion, prompts: list[Prompt], changed: asyncio.Event) -> AsyncIterator[str]:
         """Server-sent events: what each answer has grown by. An answer that is found by beams, is made of pieces, or
         names a class comes whole."""
-        head, reader, over = envelope(self.name), self.reader, set()
+        head, reader, over = envelope(self.name, self.reader.warning(body)), self.reader, set()
         growing = [Growing(reader.own.tokenizer) for _ in numbered(prompts, body.n)]
         sent = [""] * len(growing)
         grows = reader.writes_text and not reader.in_pieces
@@ -190,9 +205,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
         service, began, status, is_whole = self.service, time.perf_counter(), 500, False
+        body: list[bytes] = []
 
         async def receiving() -> dict:
             nonlocal status
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
             message = await receive()
             if message["type"] == "http.disconnect" and not is_whole:
                 status = GONE
@@ -200,14 +218,25 @@ class Guard:
 
         async def sending(message: dict) -> None:
             nonlocal status, is_whole
-            if status != GONE:
-                status = message.get("status", status)
+            if status == GONE:
+                return
+            status = message.get("status", status)
             is_whole = message["type"] == "http.response.body" and not message.get("more_body")
-            await send(message)
+            try:
+                async with asyncio.timeout(SECONDS):
+                    await send(message)
+            except TimeoutError:  # the client reads nothing
+                status = GONE
 
+        refusal = self._refusal(Request(scope))
+        if refusal is None and scope["method"] == "POST":
+            found = await self._received_body(receive)
+            if isinstance(found, bytes):
+                body.append(found)
+            else:
+                refusal = found
         service.open += 1
         try:
-            refusal = self._refusal(Request(scope))
             await (refusal or self.app)(scope, receiving, sending)
         finally:
             service.open -= 1
@@ -216,14 +245,39 @@ class Guard:
             if scope["path"] in service.posts and status == 200:
                 service.counters.seconds.add(time.perf_counter() - began)
 
+    async def _received_body(self, receive: Callable) -> bytes | Response:
+        """The body of a request, or what is answered to one that is too long, or does not come. A request that has come
+        in part when the process is told to end was not taken."""
+        body, is_whole, deadlines = bytearray(), False, self.service.deadlines
+        deadline = asyncio.timeout(SECONDS)
+        try:
+            async with deadline:
+                deadlines.add(deadline)
+                while not is_whole:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return error(GONE, "the client went away")
+                    body += message.get("body", b"")
+                    if len(body) > MOST_BYTES:
+                        return error(413, TOO_LONG)
+                    is_whole = not message.get("more_body")
+        except TimeoutError:
+            if self.service.ends:
+                return error(503, ENDS)
+            return error(408, f"the request must come within {SECONDS:g} seconds")
+        finally:
+            deadlines.discard(deadline)
+        return bytes(body)
+
     def _refusal(self, request: Request) -> Response | None:
         service, headers, posts = self.service, request.headers, request.method == "POST"
         scheme, _, key = headers.get("authorization", "").partition(" ")
         sent = key.strip().encode() if scheme.lower() == "bearer" else b""
         is_known = service.key is None or hmac.compare_digest(sent, service.key.encode())
-        is_elsewhere = service.feature.host in HERE and request.url.hostname not in HERE
+        is_for_here = service.feature.host in (*HERE, "::1")
+        is_elsewhere = is_for_here and not all(map(names_this_machine, headers.getlist("host")))
         length, kind = headers.get("content-length", ""), headers.get("content-type", "")
-        size = int(length) if length.isdecimal() else None
+        size = int(length) if length.isdecimal() else 0  # of one in chunks it is not known before
         for is_refused, status, message in (
             (posts and service.ends, 503, ENDS),
             (
@@ -236,8 +290,7 @@ class Guard:
                 401,
                 "the key is missing or wrong: send it as Authorization: Bearer KEY",
             ),
-            (posts and size is None, 411, "the request must say its length"),
-            (posts and (size or 0) > MOST_BYTES, 413, f"a request has at most {MOST_BYTES:,} bytes"),
+            (posts and size > MOST_BYTES, 413, TOO_LONG),
             (
                 # A page in a browser can send any other type to this machine without being asked.
                 posts and kind.partition(";")[0].strip().lower() != "application/json",
@@ -250,13 +303,21 @@ class Guard:
         return None
 
 
+def names_this_machine(host: str) -> bool:
+    """Whether a header Host, "localhost:8000", names this machine for itself."""
+    found = HOST.fullmatch(host)
+    return found is not None and found[1].lower() in HERE
+
+
 def shape(status: int, message: str) -> dict:
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"message": message, "type": kind, "param": None, "code": status}
 
 
 def error(status: int, message: str) -> JSONResponse:
-    """A refusal in OpenAI's shape, one line. The connection ends with it: the rest of the request is not read."""
+    """A refusal in OpenAI's shape, one line. The connection ends with it: the rest of the request is not read. Halves
+    of characters, which a request may hold and no response can, are shown as \\ud800."""
+    message = message.encode(errors="backslashreplace").decode()
     return JSONResponse({"error": shape(status, message)}, status, headers={"connection": "close"})
 
 
@@ -268,6 +329,14 @@ def make_app(service: Service) -> FastAPI:
     """The application, for uvicorn or any other ASGI server. `service.batches` must have been started."""
     app = FastAPI(title="T5 Foundry", openapi_url=None)  # its page of documentation would ask other machines
     app.add_middleware(Guard, service=service)
+    if origins := service.feature.cors_origin:  # outside the guard: refusals are read by the page too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            allow_private_network=True,  # a page of the internet may ask this machine
+        )
 
     for path, answer in service.posts.items():
         app.post(path)(answer)
@@ -319,6 +388,8 @@ class Process(uvicorn.Server):
         self.service.ends = True
 
     async def on_tick(self, counter: int) -> bool:
+        while self.service.ends and self.service.deadlines:
+            self.service.deadlines.pop().reschedule(asyncio.get_running_loop().time())
         self.should_exit |= self.service.ends and not self.service.open
         return await super().on_tick(counter)
 
@@ -349,7 +420,14 @@ def run(service: Service, rows: dict) -> None:
     host = f"[{feature.host}]" if ":" in feature.host else feature.host
     say(f"the server answers at http://{host}:{place.getsockname()[1]} until Ctrl-C or SIGTERM")
     # uvicorn's own logs are warnings and errors: a request's texts and headers are in none.
-    process = Process(uvicorn.Config(make_app(service), access_log=False, log_config=None, server_header=False))
+    config = uvicorn.Config(
+        make_app(service),
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=int(SECONDS),  # for responses that are being read
+    )
+    process = Process(config)
     process.service = service
     process.run(sockets=[place])
     batches.close()

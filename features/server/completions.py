@@ -4,14 +4,14 @@ https://platform.openai.com/docs/api-reference/completions
 """
 
 import copy
-import os
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
@@ -27,6 +27,8 @@ from tasks.rows import is_text_corpus
 
 BYTE = re.compile("<0x..>")  # a token that is one byte of a letter
 LEAST_TEMPERATURE = 0.01  # but for 0, which draws nothing
+LETTERS = 2**16  # of a text, at least: they are tokenised in a tenth of a second
+LETTERS_OF_A_TOKEN = 32  # at most: 16 in T5's vocabularies, 31 in Gemma's
 
 
 def bad(message: str) -> HTTPException:
@@ -34,7 +36,35 @@ def bad(message: str) -> HTTPException:
     return HTTPException(400, message)
 
 
-def values_of(given: object, columns: list[str], field: str, of_lists: bool = False) -> dict[str, Any]:
+@dataclass
+class Longest:
+    """The longest text that is tokenised, in letters: tokenising takes time and memory, which others lack meanwhile.
+    cuts: whether a longer one is cut there, as those with too many tokens are."""
+
+    letters: int
+    cuts: bool
+
+    def within(self, text: str, what: str) -> str:
+        """The text, cut. HTTPException if it is too long, or no tokenizer reads it."""
+        if len(text) > self.letters and not self.cuts:
+            raise bad(f"{what}: has {len(text):,} characters, and at most {self.letters:,} are read")
+        text = text[: self.letters]
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise bad(f"{what} holds half of a character (\\ud800 to \\udfff)") from None
+        return text
+
+
+def longest_of(tokens: int, cuts: bool) -> Longest:
+    """The longest text of which a model that reads so many tokens is asked. A longer one has more tokens, unless it has
+    thousands of letters that the tokenizer drops or knows none of."""
+    return Longest(max(LETTERS, tokens * LETTERS_OF_A_TOKEN), cuts)
+
+
+def values_of(
+    given: object, columns: list[str], field: str, longest: Longest, of_lists: bool = False
+) -> dict[str, Any]:
     """{column: value} of an input: a text, if there is one column, or an object of the columns. of_lists: whether a
     value may be a list of texts. HTTPException, which names the field, if it is none."""
     if isinstance(given, str) and len(columns) == 1:
@@ -45,15 +75,15 @@ def values_of(given: object, columns: list[str], field: str, of_lists: bool = Fa
     for name, value in given.items():
         if not isinstance(value, str | int | float | (list if of_lists else str)) or isinstance(value, bool):
             raise bad(f"{field}: {name} must be a text or a number")
-        for part in value if isinstance(value, list) else [value]:
-            check_letters(str(part), f"{field}: {name}")
-    return given
+    return {name: _within(value, longest, f"{field}: {name}") for name, value in given.items()}
 
 
-def check_letters(text: str, what: str) -> None:
-    """HTTPException for a text that no tokenizer reads."""
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise bad(f"{what} holds half of a character (\\ud800 to \\udfff)")
+def _within(value: Any, longest: Longest, what: str) -> Any:
+    if isinstance(value, str):
+        return longest.within(value, what)
+    if isinstance(value, list):  # of words, each of which has an answer: none is cut off
+        Longest(longest.letters, cuts=False).within(" ".join(map(str, value)), what)
+    return value
 
 
 class Growing:
@@ -86,10 +116,21 @@ Stop = Annotated[str, Field(min_length=1)]
 Stops = Annotated[list[Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop or [])]
 
 
-class Completion(BaseModel):
-    """The fields of a request. `cut_sources` is a flag of the server."""
+class Fields(BaseModel):
+    """The fields of a request. One that is null is as if it were left out: many clients send all that they know."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name not in cls.model_fields}
+
+
+class Completion(Fields):
+    """The fields of a request for texts. `cut_sources` is a flag of the server."""
 
     prompt: Any  # a text, an object of source columns, or a list of these
     model: str | None = None
@@ -127,10 +168,15 @@ class Prompt:
 
 
 class Reader:
-    """Makes prompts of texts and texts of answers, in the thread of texts, as a tokenizer serves one thread."""
+    """Makes prompts of texts and texts of answers, in the thread of texts, as a tokenizer serves one thread.
 
-    def __init__(self, plan: Plan, engine: Engine, feature: Server):
-        self.plan, self.engine, self.cuts = plan, engine, feature.cut_sources
+    check_count: raises HTTPException if a field of a request makes more texts than may wait.
+    """
+
+    def __init__(self, plan: Plan, engine: Engine, feature: Server, check_count: Callable[[int, str], None]):
+        self.plan, self.check_count = plan, check_count
+        self.cuts = feature.cut_sources
+        self.longest = longest_of(plan.entry["max_source_length"], self.cuts)
         self.own = copy.copy(plan)
         self.own.tokenizer = copy.deepcopy(plan.tokenizer)
         self.for_stops = copy.deepcopy(plan.tokenizer)  # the thread of the batches decodes too
@@ -138,33 +184,24 @@ class Reader:
         self.beams = (engine.settings | plan.search).get("num_beams") or 1
         self.in_pieces = is_text_corpus(plan.entry)
         self.writes_text = plan.entry["target_type"] == "text"
+        if self.in_pieces:
+            self.longest = Longest(feature.max_queue * plan.entry["max_piece_length"], cuts=False)
 
-    def prompts(self, body: Completion) -> list[Prompt]:
-        """The prompts of a request. HTTPException for one that cannot be answered."""
+    def given(self, body: Completion) -> list[Any]:
+        """The prompts of a request as they were sent. HTTPException for settings that do not go together: that is known
+        before a text is tokenised."""
         given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if not given:
             raise bad("prompt: is an empty list")
-        return [self._prompt(one, body.n) for one in given]
+        self._check(body)
+        return given
 
-    def _prompt(self, given: object, n: int) -> Prompt:
-        item = self.plan.reader.made({}, values_of(given, self.plan.reader.inputs, "prompt"))
-        if n > 1 and self.in_pieces:
-            raise bad(f"n {n}: the task answers a text in pieces; leave it out")
-        sources, most = tokenised(item.texts, self.own, UNCUT), self.plan.entry["max_source_length"]
-        longest = max(map(len, sources), default=0)
-        if longest <= most:
-            return Prompt(item, sources, None)
-        if not self.cuts:
-            raise bad(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
-        return Prompt(item, tokenised(item.texts, self.own), longest)
-
-    def add_rows(self, body: Completion, prompts: list[Prompt], told: Callable[[], object]) -> None:
-        """Gives the prompts their rows. HTTPException for settings that do not go together."""
-        limit, temperature, top_p = body.max_tokens or self.plan.limit, body.temperature or 0, body.top_p or 1.0
-        beams, wants_log_probs = 1 if temperature else self.beams, body.logprobs is not None
+    def _check(self, body: Completion) -> None:
+        temperature, top_p, wants_log_probs = body.temperature or 0, body.top_p or 1.0, body.logprobs is not None
+        beams = 1 if temperature else self.beams
         backend, values = self.plan.args.backend, ", ".join(self.plan.entry.get("labels", ["a number"]))
         for is_wrong, message in (
-            (limit > self.plan.limit, f"max_tokens {limit:,}: an answer has at most {self.plan.limit:,}"),
+            (body.n > 1 and self.in_pieces, f"n {body.n}: the task answers a text in pieces; leave it out"),
             (
                 body.stream and (wants_log_probs or body.probabilities),
                 "stream: goes with neither logprobs nor probabilities",
@@ -198,24 +235,54 @@ class Reader:
         ):
             if is_wrong:
                 raise bad(message)
-        seed = int.from_bytes(os.urandom(7), "big") if body.seed is None else body.seed
-        shared = dict(
-            limit=limit,
-            told=told,
-            wants_log_probs=wants_log_probs,
-            labels=self.labels if body.probabilities else None,
-        )
-        for place, prompt in enumerate(prompts):
-            for source in prompt.sources:
-                if not temperature:
-                    prompt.rows.append(Row(source, beams=beams, count=body.n, **shared))
-                    continue
-                for number in range(body.n):
-                    (draws,) = uniform_numbers(seed % 2**64, [(place, number, len(prompt.rows))], 1, limit)[0]
-                    prompt.rows.append(Row(source, draws=draws, temperature=temperature, top_p=top_p, **shared))
-            if body.stop and beams == 1 and self.writes_text:
-                for row in prompt.rows:
-                    row.ends_text = self._ends_text(body.stop)
+
+    def _limit(self, body: Completion) -> int:
+        return min(body.max_tokens or self.plan.limit, self.plan.limit)
+
+    def warning(self, body: Completion) -> str | None:
+        """What a response says of a setting that was followed in part. Clients send 256 tokens where nobody asked."""
+        if (body.max_tokens or 0) > self.plan.limit:
+            return f"max_tokens {body.max_tokens:,}: an answer has at most {self.plan.limit:,}"
+        return None
+
+    def prompt(self, body: Completion, given: object, place: int, seed: int, told: Callable[[], object]) -> Prompt:
+        """A prompt of a request, the one at this place, with its rows. seed: of what is drawn. HTTPException if it
+        cannot be answered."""
+        item = self.plan.reader.made({}, values_of(given, self.plan.reader.inputs, "prompt", self.longest))
+        self.check_count(len(item.texts), "prompt")
+        prompt = self._tokenised(item)
+        for source in prompt.sources:
+            prompt.rows += self._rows(body, source, (seed % 2**64, place), len(prompt.rows), told)
+        return prompt
+
+    def _tokenised(self, item: Input) -> Prompt:
+        sources, most = tokenised(item.texts, self.own, UNCUT), self.plan.entry["max_source_length"]
+        longest = max(map(len, sources), default=0)
+        if longest <= most:
+            return Prompt(item, sources, None)
+        if not self.cuts:
+            raise bad(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
+        return Prompt(item, tokenised(item.texts, self.own), longest)
+
+    def _rows(
+        self, body: Completion, source: list[int], drawn_by: tuple[int, int], first: int, told: Callable[[], object]
+    ) -> list[Row]:
+        """The rows that answer one text of a prompt. drawn_by: seed and place of the prompt. first: how many rows the
+        prompt has before."""
+        limit, labels = self._limit(body), self.labels if body.probabilities else None
+        shared = dict(limit=limit, told=told, wants_log_probs=body.logprobs is not None, labels=labels)
+        if not body.temperature:
+            rows = [Row(source, beams=self.beams, count=body.n, **shared)]
+        else:
+            rows, (seed, place) = [], drawn_by
+            for number in range(body.n):
+                (draws,) = uniform_numbers(seed, [(place, number, first + number)], 1, limit)[0]
+                more = dict(draws=draws, temperature=body.temperature, top_p=body.top_p or 1.0)
+                rows.append(Row(source, **shared, **more))
+        if body.stop and rows[0].beams == 1 and self.writes_text:
+            for row in rows:
+                row.ends_text = self._ends_text(body.stop)
+        return rows
 
     def _ends_text(self, stops: list[str]) -> Callable[[list[int]], bool]:
         growing = Growing(self.for_stops)
@@ -272,7 +339,8 @@ def numbered(prompts: list[Prompt], n: int) -> Iterator[tuple[int, Prompt, list[
     yield from ((index, *one) for index, one in enumerate(found))
 
 
-def envelope(model: str) -> dict:
-    """What the response, and each of its parts, begins with."""
+def envelope(model: str, warning: str | None) -> dict:
+    """What the response, and each of its parts, begins with. warning: what the client must know of it."""
     identity = f"cmpl-{uuid.uuid4().hex}"
-    return {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
+    head = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
+    return head if warning is None else head | {"warning": warning}

@@ -14,11 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict
 
 from features.server import Server
 from features.server.app import Service, run
-from features.server.completions import bad, check_letters, values_of
+from features.server.completions import Fields, bad, longest_of, values_of
 from features.server.counters import Counters
 from features.server.waiting_texts import Batches, Row
 from foundry.common.errors import UserError
@@ -27,10 +26,8 @@ from foundry.modeling.rows_at_a_time import rows_to_score
 from tasks.model_folders import Encoder
 
 
-class Classify(BaseModel):
+class Classify(Fields):
     """The fields of a request to a head."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     input: Any  # a text, an object of source columns, or a list of these
     model: str | None = None
@@ -81,6 +78,7 @@ class EncoderService(Service):
             self.posts = {"/v1/embeddings": self.embed}
             about["dimensions"] = len(encoder.answer([encoder.read("")])[0]["embedding"])
         super().__init__(args.model_name_or_path, feature, batches, about)
+        self.longest = longest_of(encoder.most, feature.cut_sources)
 
     async def embed(self, request: Request, body: Embeddings) -> Response:
         """The response to a request for embeddings."""
@@ -103,25 +101,27 @@ class EncoderService(Service):
         errors). HTTPException for an input that cannot be answered."""
         self.model(body.model)
         changed, told = self.bell()
-        rows = await self.call(self.rows, body, given_as, told)
+        inputs = body.input if isinstance(body.input, list) else [body.input]
+        if not inputs:
+            raise bad("input: is an empty list")
+        self.check_count(len(inputs), "input")
+        rows = []
+        for number, given in enumerate(inputs):
+            where = f"input[{number}]" if isinstance(body.input, list) else "input"
+            rows.append(await self.call(self.row, given_as, given, body, where, told))
         self.put(request, rows, "input")
         await self.finished(rows, changed)
         return rows
 
-    def rows(self, body: Classify, given_as: Callable, told: Callable[[], object]) -> list[EncodedRow]:
-        inputs, rows = body.input if isinstance(body.input, list) else [body.input], []
-        if not inputs:
-            raise bad("input: is an empty list")
-        for number, given in enumerate(inputs):
-            where = f"input[{number}]" if isinstance(body.input, list) else "input"
-            try:
-                source, whole, known = self.encoder.read(given_as(given, body, where))
-            except UserError as error:
-                raise bad(f"{where}: {error}") from None
-            if whole > self.encoder.most and not self.feature.cut_sources:
-                raise bad(f"{where}: has {whole:,} tokens, and the model reads at most {self.encoder.most:,}")
-            rows.append(EncodedRow(source, 0, told, whole=whole, known=known))
-        return rows
+    def row(self, given_as: Callable, given: Any, body: Classify, where: str, told: Callable[[], object]) -> EncodedRow:
+        """The row of an input. HTTPException if it cannot be answered."""
+        try:
+            source, whole, known = self.encoder.read(given_as(given, body, where))
+        except UserError as error:
+            raise bad(f"{where}: {error}") from None
+        if whole > self.encoder.most and not self.feature.cut_sources:
+            raise bad(f"{where}: has {whole:,} tokens, and the model reads at most {self.encoder.most:,}")
+        return EncodedRow(source, 0, told, whole=whole, known=known)
 
     def text(self, given: Any, body: Embeddings, where: str) -> str:
         """What is read of a text to embed: as sentence-transformers' encode_query, encode_document or encode does."""
@@ -132,12 +132,12 @@ class EncoderService(Service):
             )
         if not given.strip():
             raise bad(f"{where}: is an empty text")
-        check_letters(given, where)
+        given = self.longest.within(given, where)
         return self.encoder.prompt + given if body.input_type == "query" else given
 
     def values(self, given: Any, _: Classify, where: str) -> dict[str, Any]:
         """{column: value} of an input of a head."""
-        return values_of(given, self.encoder.columns, where, of_lists=self.encoder.kind == "tokens")
+        return values_of(given, self.encoder.columns, where, self.longest, of_lists=self.encoder.kind == "tokens")
 
     def response(
         self, rows: list[EncodedRow], made: Callable[[EncodedRow], dict], head: dict | None = None

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,7 @@ from foundry.modeling.decoding import drawn
 
 ROOT = Path(constants.__file__).parent
 
+JSON = {"Content-Type": "application/json"}
 TEXTS = ["old fox number 7", "yes no", "very very very old fox number 7 answer 3", "a", "fox", "answer 3 yes no"]
 
 
@@ -51,7 +53,9 @@ class Served:
 
     def ask(self, path: str, body: object = None, method: str = "POST", **headers: str) -> tuple[int, dict | str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        content = (
+            body if isinstance(body, bytes | Iterator | None) else json.dumps(body).encode()
+        )  # Iterator: in chunks
         kind = {"Content-Type": "application/json"} if body is not None else {}
         connection.request(method if body is not None else "GET", path, content, kind | headers)
         with contextlib.closing(connection):
@@ -143,8 +147,13 @@ class ServerTest(TestCase):
             self.assertEqual([choice.index for choice in found.choices], list(range(len(TEXTS))))
             parts = client.completions.create(model=name, prompt=TEXTS[2], stream=True)
             self.assertEqual("".join(part.choices[0].text for part in parts), found.choices[2].text)
-            with self.assertRaisesRegex(openai.BadRequestError, "max_tokens 7: an answer has at most 6"):
-                client.completions.create(model=name, prompt="a", max_tokens=7)
+            cut = client.completions.create(model=name, prompt=TEXTS, max_tokens=256, temperature=0)
+            self.assertEqual([choice.text for choice in cut.choices], plain_answers(TEXTS))
+            self.assertEqual(cut.warning, "max_tokens 256: an answer has at most 6")
+            self.assertIn("length", [choice.finish_reason for choice in cut.choices])
+            (*_, last) = client.completions.create(model=name, prompt="a", max_tokens=7, stream=True)
+            self.assertEqual(last.warning, "max_tokens 7: an answer has at most 6")
+            self.assertFalse(hasattr(found, "warning"))
             with self.assertRaises(openai.NotFoundError):
                 client.completions.create(model="another", prompt="a")
             client.close()
@@ -251,7 +260,6 @@ class ServerTest(TestCase):
 
     def test_wrong_requests_get_one_line(self):
         flags = ["--model_name_or_path", self.model, "--max_source_length", 8, "--max_queue", 4]
-        web = {"Content-Type": "application/json"}
         with served(*flags) as it:
             for body, status, message in (
                 (b"{", 400, "the request is no JSON object"),
@@ -279,6 +287,12 @@ class ServerTest(TestCase):
                 ({"prompt": "a", "file": "/etc/passwd"}, 400, "file: Extra inputs are not permitted"),
                 ({"prompt": "yes no " * 40}, 400, r"prompt: has \d+ tokens, and the model reads at most 8"),
                 ({"prompt": ["a"] * 5}, 400, "prompt: makes 5 texts, and at most 4 can wait"),
+                ({"prompt": "a", "n": 10**5, "temperature": 1}, 400, "prompt: makes 100,000 texts, and at most 4"),
+                ({"prompt": "a " * 2**20}, 400, "prompt: text: has 2,097,152 characters, and at most 65,536 are read"),
+                (b'{"prompt": "a", "model": "\\ud800"}', 404, r"model \\ud800: this server has model"),
+                (b'{"prompt": "a", "\\udfff": 1}', 400, "the request is no JSON object: .* unicode string"),
+                ({"prompt": None}, 400, "prompt: Field required"),
+                ({"prompt": "a", "more": None}, 400, "more: Extra inputs are not permitted"),
             ):
                 with self.subTest(message):
                     found, answer = it.ask("/v1/completions", body)
@@ -290,16 +304,78 @@ class ServerTest(TestCase):
                 self.assertEqual(status, 415)
                 self.assertRegex(answer["error"]["message"], f"^Content-Type {kind or '.none.'}: .*application/json")
             self.assertEqual(it.complete(prompt="a", presence_penalty=0)["object"], "text_completion")
-            self.assertEqual(it.ask("/v1/completions", {"prompt": "a"}, **web, Host="evil.example")[0], 403)
+            nulls = {name: None for name in completions.Completion.model_fields if name != "prompt"}
+            self.assertEqual(it.texts(prompt="a", **nulls), it.texts(prompt="a"))
+            self.assertEqual(it.ask("/v1/completions", iter([b'{"prompt"', b': "a"}']), **JSON)[0], 200)
+            for host in ("evil.example", "a b", "", "localhost.evil.example", "127.0.0.1:80:80", "evil@localhost"):
+                self.assertEqual(it.ask("/v1/completions", {"prompt": "a"}, Host=host)[0], 403, host)
+            for host in ("localhost", "LOCALHOST:1", "[::1]:8000", "127.0.0.1"):
+                self.assertEqual(it.ask("/v1/completions", {"prompt": "a"}, Host=host)[0], 200, host)
             self.assertEqual(it.ask("/v1/completions", b"{}", **{"Content-Length": str(2**23)})[0], 413)
+            with mock.patch.object(server, "MOST_BYTES", 9):
+                self.assertEqual(it.ask("/v1/completions", iter([b'{"prompt"', b': "a"}']), **JSON)[0], 413)
             self.assertEqual(it.ask("/docs")[0], 404)
             self.assertEqual(it.ask("/health"), (200, {"status": "ok"}))
             page = it.ask("/metrics")[1]
-            self.assertIn('t5_requests_total{status="413"} 1\n', page)
+            self.assertIn('t5_requests_total{status="413"} 2\n', page)
             self.assertIn("t5_queue_texts 0\n", page)
-            self.assertIn("t5_request_seconds_count 1\n", page)  # one was answered
+            self.assertIn("t5_request_seconds_count 8\n", page)  # those that were answered
         with served(*flags, "--cut_sources") as it:
             self.assertGreater(it.complete(prompt="yes no " * 40)["choices"][0]["cut_from"], 40)
+            long, short = (it.complete(prompt="yes no " * times)["choices"][0] for times in (2**18, 40))
+            self.assertEqual(long["text"], short["text"])
+
+    def test_a_large_request_lets_others_in(self):
+        """Its texts are tokenised one by one, and not at all where they are too many or too long."""
+        begun, goes_on, seen = threading.Event(), threading.Event(), []
+        with served("--model_name_or_path", self.model) as it, ThreadPoolExecutor(2) as clients:
+            reader = it.service.reader
+            prompt = reader.prompt
+
+            def slow(body: object, given: str, *more: object) -> object:
+                seen.append(given)
+                if given == "large":
+                    begun.set()
+                    self.assertTrue(goes_on.wait(60))
+                return prompt(body, given, *more)
+
+            with mock.patch.object(reader, "prompt", slow):
+                for body in (dict(prompt=["a"] * 2049), dict(prompt="a", n=10**9, temperature=1)):
+                    self.assertEqual(it.ask("/v1/completions", body)[0], 400)
+                self.assertEmpty(seen)
+                large = clients.submit(it.texts, prompt=["large", *["a"] * 50])
+                self.assertTrue(begun.wait(60))
+                small = clients.submit(it.texts, prompt=TEXTS[0])
+                while reader and it.service.thread._work_queue.empty():  # until the other request's text waits
+                    pass
+                goes_on.set()
+                self.assertEqual(small.result(), plain_answers(TEXTS[:1]))
+                self.assertLen(large.result(), 51)
+            self.assertLess(seen.index(TEXTS[0]), 3)
+
+    def test_pages_of_other_sites(self):
+        page, path = "http://localhost:3000", "/v1/completions"
+        asks = {"Origin": page, "Access-Control-Request-Method": "POST"}
+        asks["Access-Control-Request-Headers"] = "authorization,content-type,x-stainless-lang"
+
+        def allowed(it: Served, method: str, body: object, **headers: str) -> tuple[int, str | None]:
+            connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+            with contextlib.closing(connection):
+                connection.request(method, path, body and json.dumps(body), headers)
+                response = connection.getresponse()
+                return response.status, response.headers["access-control-allow-origin"]
+
+        environment = mock.patch.dict(os.environ, T5_API_KEY="s3cret")
+        with environment, served("--model_name_or_path", self.model, "--cors_origin", page, "https://a.example") as it:
+            body, key = {"prompt": "a"}, {"Authorization": "Bearer s3cret"}
+            self.assertEqual(allowed(it, "OPTIONS", None, **asks), (200, page))
+            self.assertEqual(allowed(it, "OPTIONS", None, **asks | {"Origin": "http://evil.example"}), (400, None))
+            self.assertEqual(allowed(it, "POST", body, Origin=page, **JSON, **key), (200, page))
+            self.assertEqual(allowed(it, "POST", body, Origin=page, **JSON), (401, page))
+            self.assertEqual(allowed(it, "POST", body, Origin="http://evil.example", **JSON, **key), (200, None))
+        with served("--model_name_or_path", self.model) as it:
+            status, origin = allowed(it, "OPTIONS", None, **asks)
+            self.assertEqual((status >= 400, origin), (True, None))
 
     def test_the_key_is_asked_for_and_told_to_nobody(self):
         environment = mock.patch.dict(os.environ, T5_API_KEY="s3cret")
@@ -447,50 +523,94 @@ class ServerTest(TestCase):
         (["--serve", "--do_sample"], "--do_sample True: is what each request says"),
         (["--serve", "--web"], "--serve: excludes --web: leave one of them out"),
         (["--port", 8001], "--port 8001: needs --serve"),
+        (["--serve", "--cors_origin", "http://a.example/"], "--cors_origin http://a.example/: an origin is a scheme"),
+        (["--serve", "--cors_origin", "null"], "--cors_origin null: an origin is a scheme"),
     )
     def test_flags_that_do_not_go_together(self, flags, message):
         _, _, error = run_main(predict_t5.main, *flags, code=2)
         self.assertIn(message, error)
 
     def test_requests_of_all_kinds_at_once(self):
-        """T5_SERVE_REQUESTS=10000 for more of them (make torture): clients that leave or are killed, texts and requests
-        that are too long, broken ones; every other answer is right, no place is lost, and the memory does not grow."""
-        count, chooser = int(os.environ.get("T5_SERVE_REQUESTS", "60")), random.Random(0)
-        kinds = ("whole", "whole", "streamed", "leaves", "is killed", "long", "huge", "broken")
-        wanted, most = plain_answers(TEXTS), {"Content-Length": str(2**23)}
-        plans = [(chooser.choice(kinds), chooser.randrange(len(TEXTS))) for _ in range(count)]
+        """T5_SERVE_REQUESTS=10000 for more of them, T5_SERVE_SECONDS=600 for so long (make torture): clients that
+        leave, are killed or send half of a request, texts and requests that are too long or too many, broken ones;
+        every other answer is that to the request alone, no place is lost, and the memory does not grow."""
+        count, seconds = int(os.environ.get("T5_SERVE_REQUESTS", "60")), float(os.environ.get("T5_SERVE_SECONDS", "0"))
+        wanted, most, chooser = plain_answers(TEXTS), {"Content-Length": str(2**23)}, random.Random(0)
+        answered = {  # requests with the same answer alone and beside any others
+            "whole": dict(),
+            "with nulls": dict(n=None, stream=None, seed=None, stop=None, logprobs=None),
+            "too many tokens": dict(max_tokens=256),
+            "drawn": dict(temperature=1.5, seed=5, max_tokens=2),
+            "drawn several times": dict(temperature=1.0, top_p=0.9, seed=7, n=3),
+            "short": dict(max_tokens=2),
+            "stopped": dict(stop=["no such text"], logprobs=1),
+        }
+        refused = {
+            "long": (400, {"prompt": "yes no " * 99}),
+            "very long": (400, {"prompt": "yes no " * 500_000}),
+            "many": (400, {"prompt": ["a"] * 50_000}),
+            "many drawn": (400, {"prompt": "a", "n": 100_000, "temperature": 1}),
+            "half a letter": (404, b'{"prompt": "a", "model": "\\ud800"}'),
+            "broken": (400, b'{"prompt'),
+        }
+        leaving = ("leaves", "is killed", "sends half")
+        kinds = [*answered, *answered, *refused, "streamed", "in chunks", "huge", *leaving]
+        done, memory = Counter(), []
         with served("--model_name_or_path", self.model, "--max_source_length", 60) as it:
+            alone = {
+                (kind, number): it.texts(prompt=text, **more)
+                for kind, more in answered.items()
+                for number, text in enumerate(TEXTS)
+            }
+            for kind in ("whole", "with nulls", "too many tokens", "stopped"):
+                self.assertEqual([alone[kind, number] for number in range(len(TEXTS))], [[text] for text in wanted])
+            before = it.service.counters.requests.total()
 
-            def client(plan: tuple[str, int]) -> bool:
+            def client(plan: tuple[str, int]) -> None:
                 kind, number = plan
-                if kind == "whole":
-                    return it.texts(prompt=TEXTS[number]) == [wanted[number]]
-                if kind == "streamed":
-                    return "".join(e["choices"][0]["text"] for e in it.events(prompt=TEXTS[number])) == wanted[number]
-                if kind in ("long", "broken"):
-                    body = {"prompt": "yes no " * 99} if kind == "long" else b'{"prompt'
-                    return it.ask("/v1/completions", body)[0] == 400
-                if kind == "huge":
-                    return it.ask("/v1/completions", b"{}", **most)[0] == 413
+                body = {"prompt": TEXTS[number]}
+                if kind in answered:
+                    self.assertEqual(it.texts(**body, **answered[kind]), alone[plan], plan)
+                elif kind in refused:
+                    status, body = refused[kind]
+                    self.assertEqual(it.ask("/v1/completions", body)[0], status, plan)
+                elif kind == "streamed":
+                    text = "".join(event["choices"][0]["text"] for event in it.events(**body))
+                    self.assertEqual(text, wanted[number])
+                elif kind == "in chunks":
+                    status, answer = it.ask("/v1/completions", iter([json.dumps(body).encode()]), **JSON)
+                    self.assertEqual((status, answer["choices"][0]["text"]), (200, wanted[number]))
+                elif kind == "huge":
+                    self.assertEqual(it.ask("/v1/completions", b"{}", **most)[0], 413)
+                else:
+                    leave(kind, number)
+
+            def leave(kind: str, number: int) -> None:
                 connection = http.client.HTTPConnection("127.0.0.1", it.port)
                 body = json.dumps({"prompt": TEXTS, "stream": number % 2 == 0})
-                connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+                more = {"Content-Length": str(len(body) + 9)} if kind == "sends half" else {}
+                connection.request("POST", "/v1/completions", body, JSON | more)
                 if kind == "is killed":  # the system resets its connection
                     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
-                return True
 
-            memory = []
-            with ThreadPoolExecutor(16) as clients:
-                for begin in range(0, count, count // 10):
-                    self.assertTrue(all(clients.map(client, plans[begin : begin + count // 10])))
+            with ThreadPoolExecutor(40) as clients:
+                for tenth in range(10):
+                    end = time.monotonic() + seconds / 10
+                    while done.total() < count * (tenth + 1) // 10 or time.monotonic() < end:
+                        plans = [(chooser.choice(kinds), chooser.randrange(len(TEXTS))) for _ in range(count // 10)]
+                        list(clients.map(client, plans))  # raises what a client raised
+                        done.update(kind for kind, _ in plans)
                     memory.append(psutil.Process().memory_info().rss // 2**20)
-        shown = sorted(it.service.counters.requests.items()), Counter(kind for kind, _ in plans)
-        print(*shown, f"MiB after each tenth: {memory}")
+        counted = it.service.counters.requests
+        print(sorted(counted.items()), done, f"MiB after each tenth: {memory}")
         self.assertEmpty(it.service.batches.waiting)
         self.assertEqual(it.service.open, 0)
-        self.assertEqual(it.service.counters.requests.total(), count)
-        if count >= 1000:
+        self.assertEmpty(it.service.deadlines)
+        self.assertLessEqual({*counted}, {200, 400, 404, 413, server.GONE})
+        # A connection that is reset at once may never be seen.
+        self.assertBetween(counted.total() - before, done.total() - done["is killed"], done.total())
+        if done.total() >= 1000:
             self.assertLess(memory[-1], 1.1 * memory[1])
 
     def test_a_process_that_is_told_to_end(self):
@@ -500,7 +620,16 @@ class ServerTest(TestCase):
         self.addCleanup(process.kill)
         port = next(found[1] for line in process.stdout if (found := re.search(r"answers at http://.*:(\d+)", line)))
         self.assertEqual(Served(None, int(port)).texts(prompt="yes no", max_tokens=6), plain_answers(["yes no"]))
+        halves = [socket.create_connection(("127.0.0.1", int(port)), 60) for _ in range(2)]
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        halves[0].sendall(head + b"Content-Length: 99\r\n\r\n{")  # it never comes whole
+        halves[1].sendall(head)
+        self.assertEqual(Served(None, int(port)).ask("/health")[0], 200)
         process.send_signal(signal.SIGTERM)
+        self.assertIn(b" 503 ", halves[0].recv(99))
+        self.assertEqual(halves[1].recv(99), b"")
+        for half in halves:
+            half.close()
         self.assertIn("requests", process.stdout.read())
         self.assertEqual(process.wait(60), 0)
 
