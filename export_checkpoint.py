@@ -59,7 +59,6 @@ from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
 from foundry.modeling.weights import adapters, loaded_by_feature
 from foundry.publishing.exports import (
-    COMPARISON,
     Original,
     compare,
     compare_outputs,
@@ -71,6 +70,7 @@ from foundry.publishing.exports import (
     part_of,
     pytorch_answers,
 )
+from foundry.publishing.file_names import COMPARISON, named_files
 from foundry.publishing.publication import Publication
 from foundry.publishing.records import first_entry, read_run, task_of
 from tasks.registry import eval_splits, joined_text, source_text
@@ -232,7 +232,11 @@ def export(
     del again
     for kind in [kind for kind in FORMATS if kind in args.formats]:
         print_once(f"writing and comparing {kind}")
-        found[kind], lines[kind] = FORMATS[kind]().write(kind, original, folder / kind)
+        form = FORMATS[kind]()
+        found[kind], lines[kind] = form.write(kind, original, folder / kind)
+        written = {path for path in (folder / kind).rglob("*") if path.is_file()}
+        unnamed = written - {*named_files(folder / kind, form.files).values()}
+        assert not unnamed, f"{kind}: its Format does not name {sorted(unnamed)}, so no upload would publish them"
         write_json(folder / kind / COMPARISON, found[kind])
     return found, lines
 

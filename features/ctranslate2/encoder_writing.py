@@ -26,6 +26,7 @@ from foundry.publishing.exports import (
     outputs_of,
     refuse_part,
 )
+from foundry.publishing.file_names import TOKENIZER
 
 LOADERS = {"t5": T5Loader, "mt5": MT5Loader, "umt5": UMT5Loader}
 ACTIVATIONS = {"relu": Activation.RELU, "gelu_new": Activation.GELUTanh, "silu": Activation.SWISH}
@@ -73,4 +74,4 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     return result, f"the encoder alone: {described_within(result)} of PyTorch's in {result['texts']} texts"
 
 
-FORMAT = Format(export, refuse_model)
+FORMAT = Format(export, refuse_model, ("model.bin", "config.json", "vocabulary.json", *TOKENIZER))

@@ -20,7 +20,6 @@ from foundry.common.reports import read_json
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.generation_settings import deciding_settings
 from foundry.publishing.exports import (
-    COMPARISON,
     NEW_TOKENS,
     Answers,
     Format,
@@ -32,6 +31,7 @@ from foundry.publishing.exports import (
     refuse_part,
     shown_search,
 )
+from foundry.publishing.file_names import COMPARISON
 from tasks.answering import Backend, Engine, Plan, Watch, followed_settings, padded_answers
 from tasks.registry import as_list
 
@@ -253,6 +253,36 @@ def engine_folder(name: str) -> Path:
     return found[0]
 
 
+def files_of_engine(name: str) -> list[Path]:
+    """What CTranslate2 loads. UserError for what is no file: a pipe would be waited for."""
+    folder = engine_folder(name)
+    files = [folder / file for file in (*FORMAT.files, COMPARISON)]
+    for file in files:
+        if not file.is_file():
+            why = "is no file" if file.exists() else "is missing"
+            raise UserError(
+                f"--model_name_or_path {folder}: its {file.name} {why}. Write it again with export_checkpoint.py "
+                "--formats ctranslate2"
+            )
+    return files
+
+
+def load_engine(folder: Path, one_at_a_time: bool, tokens: int) -> CTranslate2Engine:
+    """The engine of a folder. tokens: of the tokenizer. UserError if the folder is damaged."""
+    try:
+        engine = CTranslate2Engine(folder, one_at_a_time)
+        names = engine.names
+        if not isinstance(names, list) or len(names) < tokens or len(engine.ids) < len(names):
+            raise ValueError(f"{TOKENS} does not list the {tokens:,} tokens of the tokenizer, each once")
+    except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(
+            f"--model_name_or_path {folder}: is damaged: {why}. Write it again with export_checkpoint.py --formats "
+            "ctranslate2"
+        ) from None
+    return engine
+
+
 def options_of(config: GenerationConfig, changes: dict, plan: Plan) -> dict:
     """`ctranslate2_options` of the settings, with `changes` in the place of some."""
     changed = copy.deepcopy(config)
@@ -278,10 +308,11 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
     """The Engine of `--backend ctranslate2`, which searches as transformers does."""
     config = followed_settings(plan)
     options_of(config, {}, plan)  # a setting that CTranslate2 lacks is refused before the first answer
+    files_of_engine(plan.args.model_name_or_path)
     folder, eos = engine_folder(plan.args.model_name_or_path), plan.tokenizer.eos_token_id
     limits = read_json(folder / COMPARISON)
     check_lengths(plan, limits)
-    engine = CTranslate2Engine(folder, "one_at_a_time" in limits)
+    engine = load_engine(folder, "one_at_a_time" in limits, len(plan.tokenizer))
 
     def write(
         sources: list[list[int]], watch: Watch | None = None, **changes: Any
@@ -300,5 +331,5 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
     return Engine(write, score, deciding_settings(config), as_list(config.eos_token_id or eos))
 
 
-FORMAT = Format(export, refuse_model)
-BACKEND = Backend(with_ctranslate2, lambda name: sorted(engine_folder(name).iterdir()))
+FORMAT = Format(export, refuse_model, ("model.bin", "config.json", TOKENS))
+BACKEND = Backend(with_ctranslate2, files_of_engine)

@@ -21,6 +21,7 @@ from foundry.publishing.exports import (
     outputs_of,
     refuse_part,
 )
+from foundry.publishing.file_names import CONFIGURATIONS, MODEL, POOLING, TOKENIZER
 
 # Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
 # the activation in eight operations, which round differently from our single one.
@@ -96,4 +97,4 @@ def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     return compare_outputs(kind, wanted, found, TOLERANCE) | dict(texts=len(sources), loaded_by=loaded_by)
 
 
-FORMAT = Format(export, refuse_model)
+FORMAT = Format(export, refuse_model, (*MODEL, *CONFIGURATIONS, *TOKENIZER, *POOLING))

@@ -4,6 +4,7 @@ export_checkpoint.py --formats sentence_transformers writes such folders, which 
 """
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from foundry.common.errors import UserError
 from foundry.common.processes import has_accelerator
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
+from foundry.publishing.file_names import check_modules
 from tasks.model_folders import Encoder, named_model
 
 LONGEST = 512  # tokens of a text, where the folder does not say
@@ -48,11 +50,12 @@ def encoder_of(args: Any) -> Encoder:
     from sentence_transformers import SentenceTransformer  # which embedder.py has found, or asked for
 
     folder, device = args.model_name_or_path, PartialState(cpu=args.use_cpu or not has_accelerator()).device
+    check_modules(Path(folder))
     load_encoder(folder)  # refuses what is no encoder of a T5, and weights that are not all there
     try:
         model = SentenceTransformer(folder, device=str(device), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        why = " ".join(str(error).split())
+    except Exception as error:  # of any kind, as its files may hold anything
+        why = " ".join(f"{type(error).__name__} {error}".split())
         raise UserError(f"--model_name_or_path {folder}: sentence-transformers cannot load it: {why}") from None
 
     def embed(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

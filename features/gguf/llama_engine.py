@@ -230,5 +230,5 @@ def with_llama_cpp(plan: Plan, _: object) -> Engine:
     return Engine(write, score, {}, [eos])  # no setting decides anything: all that do were refused
 
 
-FORMAT = Format(export, refuse_model)
+FORMAT = Format(export, refuse_model, (FILE,))
 BACKEND = Backend(with_llama_cpp, lambda name: [model_file(name)])

@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
 
+from features import FORMATS
 from foundry.common.errors import UserError
 from foundry.common.processes import in_background, print_once
 from foundry.common.reports import read_json
 from foundry.common.whole_folders import MANIFEST, TEXTS
+from foundry.publishing.file_names import COMPARISON, CONFIGURATIONS, MODEL, POOLING, TOKENIZER, named_files
 
 if TYPE_CHECKING:  # so that this module does not import torch
     from transformers import PreTrainedModel
 
     from foundry.arguments.training import T5TrainingArguments
 
-# What others need to use a model, by the names of its files: nothing else of a run or an export is published.
+# What others need to use the model of a run or an export: nothing else of its folder is published, and of an export's
+# other formats what each says that it writes.
 PUBLISHED = {
-    "weights": ("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "model.bin")
-    + ("model.gguf", "model.onnx", "model.onnx.data", "encoder_model.onnx*", "decoder_model_merged.onnx*"),
-    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-    + ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "shared_vocabulary.json"),
-    "configurations": ("config.json", "generation_config.json", "adapter_config.json")
-    + ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "chat_template.jinja"),
+    "weights": (*MODEL, "adapter_model.safetensors"),
+    "tokenizer": TOKENIZER,
+    "configurations": (*CONFIGURATIONS, "adapter_config.json", *POOLING),
     "card": ("README.md",),
     "loss.png": ("loss.png",),
-    "metrics": ("all_results.json", "metrics.jsonl", "comparison.json"),
+    "metrics": ("all_results.json", "metrics.jsonl"),
 }
 HELD_OUT_TEXTS = ("samples.md", "*predictions.jsonl")  # published with --hub_predictions
 # Files of a checkpoint that hold paths of this machine, and that no resumed run reads.
@@ -109,24 +109,22 @@ def described(name: str, texts: bool = False) -> str:
 
 def published(folder: Path, formats: Iterable[str] = (), texts: bool = False) -> dict[str, Path]:
     """{name: file} of a run, checkpoint or export that is uploaded. formats: of an export, each in a folder of its own.
-    texts: also held-out texts. A link is left out: it may lead to any file of this machine."""
+    texts: also held-out texts."""
     patterns = [pattern for kind in PUBLISHED.values() for pattern in kind]
-    found = [path for place in (folder, *(folder / kind for kind in formats)) for path in place.glob("*")]
-    found += [path for kind in formats for path in (folder / kind).glob("*/*")]
-    found += folder.glob("[0-9]_*/*")  # of sentence-transformers
-    files = [path for path in found if any(map(path.match, patterns))]
-    files += [
-        path for name in HELD_OUT_TEXTS for where in (name, f"eval_*/{name}") if texts for path in folder.glob(where)
-    ]
-    return _own_files(folder, files)
+    if texts:
+        for name in HELD_OUT_TEXTS:
+            patterns += [name, f"eval_*/{name}"]
+    for kind in formats:
+        patterns += [f"{kind}/{pattern}" for pattern in (*FORMATS[kind]().files, COMPARISON)]
+    return named_files(folder, patterns)
 
 
 def resumable(checkpoint: Path) -> dict[str, Path | bytes]:
     """{name: file or content} of a whole checkpoint, from which a run resumes elsewhere, without what whoever wrote it
     put into TEXTS. Its state names the best checkpoint without the folder, and the manifest describes the files that
     are as they were."""
-    paths = (path for path in checkpoint.rglob("*") if TEXTS not in path.relative_to(checkpoint).parts)
-    files = _own_files(checkpoint, paths)
+    files = named_files(checkpoint, ["**/*"])
+    files = {name: path for name, path in files.items() if TEXTS not in Path(name).parts}
     state = read_json(files.pop("trainer_state.json"))
     state["best_model_checkpoint"] = (best := state["best_model_checkpoint"]) and Path(best).name
     files = {name: path for name, path in files.items() if path.name not in LOCAL}
@@ -134,10 +132,6 @@ def resumable(checkpoint: Path) -> dict[str, Path | bytes]:
     manifest = {"files": {name: entry for name, entry in listed.items() if name in files}}
     made = {"trainer_state.json": state, MANIFEST: manifest}
     return files | {name: json.dumps(content, indent=1).encode() for name, content in made.items()}
-
-
-def _own_files(folder: Path, paths: Iterable[Path]) -> dict[str, Path]:
-    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_file() and not path.is_symlink()}
 
 
 def create_repository(name: str, private: bool | None, token: str | None, flag: str = "--push_to_hub") -> str:

@@ -34,6 +34,7 @@ from foundry.publishing.exports import (
     outputs_of,
     part_of,
 )
+from foundry.publishing.file_names import CONFIGURATIONS, POOLING, TOKENIZER
 
 # Where sentence-transformers, fastembed, text-embeddings-inference and PreTrainedModel of Transformers.js look for it;
 # the latter's AutoModel takes every t5 for a whole one, and looks for a decoder too.
@@ -175,4 +176,4 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-FORMAT = Format(export, refuse_model)
+FORMAT = Format(export, refuse_model, (FILE, f"{FILE}.data", *CONFIGURATIONS, *TOKENIZER, *POOLING))

@@ -35,6 +35,7 @@ from foundry.publishing.exports import (
     encoder_of,
     refuse_part,
 )
+from foundry.publishing.file_names import CONFIGURATIONS, TOKENIZER
 
 ENCODER = "onnx/encoder_model.onnx"
 DECODER = "onnx/decoder_model_merged.onnx"
@@ -232,4 +233,5 @@ def compare_whole(kind: str, original: Original, folder: Path) -> dict:
     return compare(kind, original.answers, Answers(tokens, log_probs), TOLERANCE)
 
 
-FORMAT = Format(export, refuse_model)
+GRAPHS = (ENCODER, f"{ENCODER}.data", DECODER, f"{DECODER}.data")
+FORMAT = Format(export, refuse_model, (*GRAPHS, *CONFIGURATIONS, *TOKENIZER))

@@ -27,10 +27,10 @@ from transformers import (
 
 from foundry.common.errors import UserError
 from foundry.corpora.gaps import source_ids
+from foundry.publishing.file_names import COMPARISON, POOLING, check_modules, named_files
 
 NEW_TOKENS = 32  # generated greedily for each text
 LONGEST_SOURCE = 512  # tokens of a text that are compared
-COMPARISON = "comparison.json"  # of each format but Hugging Face's, in its folder inside that one
 
 
 @dataclass
@@ -61,17 +61,17 @@ class Format(NamedTuple):
 
     write: writes the format of this name into a new folder and loads it again; returns (its comparison with PyTorch,
     one line about it). UserError if they differ. check: UserError that says what is missing, if the format of this name
-    cannot hold a model of this configuration; it is called before a weight is read.
+    cannot hold a model of this configuration; it is called before a weight is read. files: patterns of all files that
+    it writes into its folder: they are what an upload publishes.
     """
 
     write: Callable[[str, Original, Path], tuple[dict, str]]
     check: Callable[[PreTrainedConfig, str], None]
+    files: tuple[str, ...]
 
 
 # What config.json says that a folder holds, by the end of its class's name; a T5 has an encoder and a decoder.
 PARTS = {"EncoderModel": "an encoder alone", "Encoder": "an encoder alone", "ForTokenClassification": "a head"}
-# Files of sentence-transformers, beside the weights.
-POOLING = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "[0-9]_*/*")
 
 
 def part_of(config: PreTrainedConfig) -> str | None:
@@ -91,12 +91,12 @@ def refuse_part(config: PreTrainedConfig, kind: str, encoder: str | None = None,
 def copy_pooling(original: Original, folder: Path) -> bool:
     """Copies the files by which sentence-transformers embeds texts, if the checkpoint has them; links are left out.
     Whether there are any."""
-    files = [file for pattern in POOLING for file in original.folder.glob(pattern)]
-    for file in files:
-        if file.is_file() and not file.is_symlink() and not file.parent.is_symlink():
-            place = folder / file.relative_to(original.folder)
-            place.parent.mkdir(exist_ok=True)
-            shutil.copy(file, place)
+    if (original.folder / "modules.json").is_file():
+        check_modules(original.folder)
+    files = named_files(original.folder, POOLING)
+    for name, file in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(file, folder / name)
     return bool(files)
 
 

@@ -28,7 +28,8 @@ from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import load_model
 from foundry.modeling.decoding import drawn
 from foundry.modeling.found_answers import log_probabilities
-from foundry.publishing.exports import COMPARISON, Answers, Original
+from foundry.publishing.exports import Answers, Original
+from foundry.publishing.file_names import COMPARISON
 from foundry.training.drawn_answers import uniform_numbers
 from tasks.predictions import InputReader
 

@@ -1,6 +1,7 @@
 """CTranslate2: predict_t5.py --backend ctranslate2 answers as transformers does."""
 
 import itertools
+import os
 import shutil
 from collections import Counter
 
@@ -90,6 +91,46 @@ class BackendTest(test_predict_t5.TestCase):
             (folder / name).write_text("{}")
         _, rows, error = self.predict(path, "--model_name_or_path", folder, code=2)
         self.assertIn(f"--model_name_or_path {folder}: no tokenizer there: name one with --tokenizer_name", error)
+        self.assertEmpty(rows)
+
+    @parameterized.parameters(
+        ("model.bin", None, "its model.bin is missing"),
+        ("model.bin", b"", "is damaged: .*model.bin"),
+        ("model.bin", b"{}" * 999, "is damaged: "),
+        ("model.bin", 0.5, "is damaged: "),
+        ("model.bin", 0.999, "is damaged: "),
+        ("model.bin", "pipe", "its model.bin is no file"),
+        ("config.json", b"{", "is damaged: .*"),
+        ("config.json", b"[1]", "is damaged: .*"),
+        ("config.json", None, "its config.json is missing"),
+        (TOKENS, b"[", "is damaged: .*"),
+        (TOKENS, b'{"a": 1}', "is damaged: .*"),
+        (TOKENS, b"[1, 2]", "is damaged: .*"),
+        (TOKENS, b"[[]]", "is damaged: .*"),
+        (TOKENS, b"\xff\xfe", "is damaged: .*"),
+        (TOKENS, 0.5, "is damaged: .*"),
+        (TOKENS, "pipe", "its shared_vocabulary.json is no file"),
+        ("comparison.json", b"[]", "comparison.json holds no JSON object"),
+        ("comparison.json", b"{", "comparison.json is not JSON"),
+        ("comparison.json", None, "its comparison.json is missing"),
+        ("comparison.json", "pipe", "its comparison.json is no file"),
+    )
+    def test_a_damaged_folder_is_named(self, name, content, message):
+        """content: None if the file is gone; the part of it that is left."""
+        export = shutil.copytree(workspace() / "export", self.folder / "export")
+        file = export / "ctranslate2" / name
+        whole = file.read_bytes()
+        file.unlink()
+        if isinstance(content, float):
+            file.write_bytes(whole[: int(content * len(whole))])
+        elif content == "pipe":
+            os.mkfifo(file)
+        elif content is not None:
+            file.write_bytes(content)
+        path = self.write("in.txt", "yes no\n")
+        _, rows, error = self.predict(path, "--model_name_or_path", export, "--backend", "ctranslate2", code=2)
+        self.assertRegex(error, message)
+        self.assertNotIn("Traceback", error)
         self.assertEmpty(rows)
 
     @parameterized.parameters(0, 4)

@@ -10,6 +10,7 @@ from helpers import SHAPE, run_main, sentences, write_tiny_model
 from transformers import AutoModel, AutoModelForTextEncoding, LongT5EncoderModel, MT5Config, UMT5Config
 
 import export_checkpoint
+import predict_t5
 from features.encoder.encoder import compare_encoder, export
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import create_model, load_model
@@ -61,6 +62,28 @@ class EncoderTest(parameterized.TestCase):
 
             embeddings = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
             self.assertEqual(embeddings.shape, (4, SHAPE["d_model"]))
+
+    @parameterized.parameters(
+        ([], "holds no list of modules"),
+        ({"a": 1}, "holds no list of modules"),
+        ([3], "must give a path and a type for each module, not 3"),
+        ([{"path": "", "type": "own.Model"}], "names 'own.Model', which is no module of sentence-transformers"),
+        ([{"path": "../a", "type": "sentence_transformers.models.Dense"}], "names the folder '../a', which is not"),
+        ([{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}], "names the folder '2_Dense', which"),
+    )
+    def test_a_list_of_modules_that_names_code_or_is_damaged_is_not_exported(self, modules, message):
+        write_tiny_model(self.folder / "model", sentences(300), 300)
+        (self.folder / "model" / "modules.json").write_text(json.dumps(modules))
+        (self.folder / "model" / "own.py").write_text("raise SystemExit('run')")
+        flags = ("--model_name_or_path", self.folder / "model", "--output_dir", self.folder / "out")
+        for kind in ("huggingface", "sentence_transformers"):
+            _, _, error = run_main(export_checkpoint.main, *flags, "--formats", kind, code=2)
+            self.assertRegex(error, f"modules.json:? .*{message}|modules.json: {message}")
+            self.assertFalse((self.folder / "out").exists())
+        _, _, error = run_main(
+            predict_t5.main, "--serve", "--use_cpu", "--model_name_or_path", self.folder / "model", code=2
+        )
+        self.assertRegex(error, message)
 
     def test_another_encoder_is_not_kept(self):
         model, tokenizer = self.model_and_tokenizer()

@@ -1,6 +1,7 @@
 """Model cards, and uploads of trainings and exports against a Hub of one thread."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -13,20 +14,28 @@ import threading
 from pathlib import Path
 from unittest import mock
 
+import ctranslate2
+import gguf
+import numpy as np
+import onnxruntime
 import test_export_checkpoint
+import torch
 import yaml
 from absl.testing import parameterized
 from fake_hub import FakeHub
 from helpers import run_main
-from test_export_checkpoint import SHAPE, workspace
-from transformers import AutoModelForSeq2SeqLM
+from sentence_transformers import SentenceTransformer
+from test_export_checkpoint import SHAPE, TEXTS, workspace
+from transformers import AutoModelForSeq2SeqLM, AutoModelForTextEncoding, AutoTokenizer
 
+import export_checkpoint
 import pre_train_t5
 from constants import DATASET_VALS
+from features import FORMATS
 from features.hub import uploads
 from features.hub.model_cards import _example, hub_task, model_card
-from features.hub.uploads import published
 from foundry.common.whole_folders import checkpoints_of
+from foundry.publishing.exports import Format
 from foundry.publishing.records import first_entry
 
 
@@ -260,15 +269,77 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertFalse((self.out / "loss.png").exists())
         self.assertIn("loss.png is a link, and links are not exported", printed)
 
-    def test_all_formats_of_an_export_are_published(self):
-        for name in ("task.json", "encoder/model.safetensors", "encoder/tokenizer.json", "ctranslate2/model.bin"):
-            (self.out / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.out / name).touch()
-        (self.out / "sentence_transformers" / "1_Pooling").mkdir(parents=True)
-        (self.out / "sentence_transformers" / "1_Pooling" / "config.json").touch()
-        found = published(self.out, ["encoder", "ctranslate2", "sentence_transformers"])
-        wanted = ["ctranslate2/model.bin", "encoder/model.safetensors", "encoder/tokenizer.json"]
-        self.assertEqual(sorted(found), [*wanted, "sentence_transformers/1_Pooling/config.json"])
+    def test_all_formats_of_an_export_load_again_from_what_was_uploaded(self):
+        """Each by the library that it is for. A format that another folder adds says what it writes, too."""
+
+        def other(kind: str, _: object, folder: Path) -> tuple[dict, str]:
+            folder.mkdir()
+            (folder / "weights.own").write_text(kind)
+            return {}, "written"
+
+        def secret(*given: object) -> tuple[dict, str]:
+            found = other(*given)
+            (given[-1] / "secret").write_text("which the format does not name")
+            return found
+
+        formats = [*FORMATS]
+        more = {"own": lambda: Format(other, mock.Mock(), ("weights.*",))}
+        more["careless"] = lambda: Format(secret, mock.Mock(), ("weights.*",))
+        limits = {"choices": ("huggingface", *FORMATS, *more)}
+        flag = next(flag for flag in dataclasses.fields(export_checkpoint.ExportArguments) if flag.name == "formats")
+        for target, values in ((FORMATS, more), (flag.metadata["limits"], limits)):
+            self.enter_context(mock.patch.dict(target, values))
+        with FakeHub() as hub:
+            self.export(workspace() / "tied", "--push_to_hub", "me/mine", "--formats", *formats, "own")
+        files, place = hub.commits[0]["files"], self.folder / "downloaded"
+        for name, content in files.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(content)
+        self.assertEqual(files["own/weights.own"], b"own")
+        for kind in formats:
+            self.assertIn(f"{kind}/comparison.json", files)
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        model = AutoModelForSeq2SeqLM.from_pretrained(place).eval()
+        ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+        names = tokenizer.convert_ids_to_tokens(ids[0])
+        with torch.no_grad():
+            states = model.encoder(ids).last_hidden_state[0].numpy()
+            answer = model.generate(ids, max_new_tokens=8, num_beams=1)[0, 1:].tolist()
+        for kind in formats:
+            folder = str(place / kind)
+            with self.subTest(kind):
+                if kind in ("ctranslate2", "ctranslate2_int8"):
+                    translator = ctranslate2.Translator(folder)
+                    (found,) = translator.translate_batch([names], beam_size=1, max_decoding_length=8)
+                    if kind == "ctranslate2":
+                        listed = json.loads(files["ctranslate2/shared_vocabulary.json"])
+                        wanted = [listed[token] for token in answer if token != tokenizer.eos_token_id]
+                        self.assertEqual(found.hypotheses[0], wanted)
+                    continue
+                if kind.startswith("gguf"):
+                    reader = gguf.GGUFReader(place / kind / "model.gguf")
+                    self.assertNotEmpty(reader.tensors)
+                    continue
+                own = AutoTokenizer.from_pretrained(folder)(TEXTS[0])["input_ids"]
+                self.assertEqual(own, ids[0].tolist())
+                if kind == "ctranslate2_encoder":
+                    found = np.array(ctranslate2.Encoder(folder).forward_batch([own]).last_hidden_state)[0]
+                elif kind == "encoder":
+                    with torch.no_grad():
+                        found = AutoModelForTextEncoding.from_pretrained(folder)(ids).last_hidden_state[0].numpy()
+                elif kind == "sentence_transformers":
+                    (found,) = SentenceTransformer(folder, device="cpu").encode(TEXTS[:1])
+                    np.testing.assert_allclose(found, states.mean(0), atol=1e-4)
+                    continue
+                else:
+                    self.assertIn(kind, ("onnx", "onnx_encoder"), "a new format: load it here with its own library")
+                    names = {"onnx": ("encoder_model", "decoder_model_merged"), "onnx_encoder": ("model",)}[kind]
+                    graph, *_ = [onnxruntime.InferenceSession(f"{folder}/onnx/{name}.onnx") for name in names]
+                    inputs = {"input_ids": ids.numpy(), "attention_mask": np.ones_like(ids)}
+                    found = graph.run(None, inputs)[0][0]
+                np.testing.assert_allclose(found, states, atol=1e-3)
+        with self.assertRaisesRegex(AssertionError, "careless: its Format does not name .*secret"):
+            self.export(workspace() / "tied", "--overwrite_output_dir", "--formats", "careless")
 
     def test_nothing_is_uploaded_without_the_flag_or_by_a_dry_run(self):
         with FakeHub() as hub:

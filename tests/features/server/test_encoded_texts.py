@@ -87,9 +87,18 @@ class EncodersTest(parameterized.TestCase):
         self.assertIn("SentenceTransformer(folder).encode embeds", run_main(predict_t5.main, *flags, code=2)[2])
         error = run_main(evaluate_t5.main, "--model_name_or_path", folder, code=2)[2]
         self.assertIn("sentence_transformers: has no task.json that says what is evaluated", error)
-        (folder / "modules.json").write_text("[{}]")
-        _, _, error = run_main(predict_t5.main, "--serve", "--use_cpu", "--model_name_or_path", folder, code=2)
-        self.assertIn("sentence_transformers: sentence-transformers cannot load it", error)
+        for name, text, message in (
+            ("1_Pooling/config.json", "[]", "sentence_transformers: sentence-transformers cannot load it"),
+            ("1_Pooling/config.json", "\0", "sentence_transformers: sentence-transformers cannot load it"),
+            ("sentence_bert_config.json", "[1]", "sentence_transformers: sentence-transformers cannot load it"),
+            ("modules.json", "[{}]", "modules.json: must give a path and a type for each module, not {}"),
+            ("modules.json", "[", "modules.json cannot be read: "),
+        ):
+            whole = (folder / name).read_text()
+            (folder / name).write_text(text)
+            _, _, error = run_main(predict_t5.main, "--serve", "--use_cpu", "--model_name_or_path", folder, code=2)
+            self.assertIn(message, error)
+            (folder / name).write_text(whole)
 
     def test_wrong_requests_get_one_line(self):
         folder, ids = self.place / "embedding", r"input\[0\]: must be a text, .*token ids are"
