@@ -102,6 +102,7 @@ class Batches(threading.Thread):
         self.most_waiting, self.seconds = most_waiting, seconds
         self.waiting: list[Row] = []
         self.changed, self.is_closed = threading.Condition(), False
+        self.takes_more = True  # while a batch is written; not while its texts are answered alone
 
     def put(self, rows: Sequence[Row]) -> None:
         """Lets texts wait, all or none of them. HTTPException if that cannot be."""
@@ -132,6 +133,7 @@ class Batches(threading.Thread):
     def run(self) -> None:
         while batch := self._next():
             self._answer_each(batch)
+            self.takes_more = True
 
     def _answer_each(self, batch: list[Row]) -> None:
         """Answers a batch. If that fails, its texts are answered alone: an error belongs to its own text."""
@@ -140,6 +142,7 @@ class Batches(threading.Thread):
         except Exception:
             traceback.print_exc()
             left = [row for row in batch if not row.done]
+            self.takes_more = False
             for row in left:
                 row.answers = [Answer() for _ in row.answers]
                 if len(batch) > 1:
@@ -197,7 +200,7 @@ class Batches(threading.Thread):
         watch = self._watch(batch)
 
         def more(places: int) -> list[Source]:
-            first, taken = len(batch), self._taken(batch, places)
+            first, taken = len(batch), self._taken(batch, places if self.takes_more else 0)
             batch.extend(taken)
             return [row.as_source(partial(watch, number)) for number, row in enumerate(taken, start=first)]
 
