@@ -230,7 +230,7 @@ class Guard:
 
         refusal = self._refusal(Request(scope))
         if refusal is None and scope["method"] == "POST":
-            found = await self._received_body(receive)
+            found = await self.received_body(receive)
             if isinstance(found, bytes):
                 body.append(found)
             else:
@@ -245,7 +245,7 @@ class Guard:
             if scope["path"] in service.posts and status == 200:
                 service.counters.seconds.add(time.perf_counter() - began)
 
-    async def _received_body(self, receive: Callable) -> bytes | Response:
+    async def received_body(self, receive: Callable) -> bytes | Response:
         """The body of a request, or what is answered to one that is too long, or does not come. A request that has come
         in part when the process is told to end was not taken."""
         body, is_whole, deadlines = bytearray(), False, self.service.deadlines
