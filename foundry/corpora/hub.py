@@ -85,7 +85,7 @@ def load_dataset_splits(
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
             splits = {split: _plain(rows) for split, rows in splits.items()}
         else:
-            splits = _published(name, config, flag, streaming)
+            splits = _published(name, config, f"{flag} {name}", streaming)
     except (*failures, datasets.exceptions.DatasetsError) as error:
         is_reached = Path(name).exists() or hub_is_reachable()
         hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
@@ -95,7 +95,9 @@ def load_dataset_splits(
         reason = f"cannot be loaded from disk or the Hub ({first_line(error, 2)}){hint}"
         raise UserError(f"{flag} {name}: {reason}") from None
     for split, rows in splits.items():
-        if not isinstance(rows, DataFiles):
+        if isinstance(rows, DataFiles):
+            check_files(flag, rows)
+        else:
             splits[split] = _without_decoded(rows, f"{flag} {name}")
     if needed and needed not in splits:
         raise UserError(f"{flag} {name}: no split called {needed}; available: {', '.join(splits)}")
@@ -152,7 +154,7 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _published(name: str, config: str | None, flag: str, streaming: bool) -> dict[str, Any]:
+def _published(name: str, config: str | None, shown: str, streaming: bool) -> dict[str, Any]:
     """The splits of a folder of data files or of a data set of the Hub. If it has a loading script, which `datasets` no
     longer runs, the Hub's own conversion to parquet is read instead."""
     import datasets
@@ -161,8 +163,8 @@ def _published(name: str, config: str | None, flag: str, streaming: bool) -> dic
         for place in filter(None, (_kept_snapshot(name), name)):
             builder = _builder(place, config)
             if builder is not None and _is_read_as_files(builder):
-                return _splits_as_files(builder, place, flag, streaming)
-        return _splits_of_datasets(builder, name, config, f"{flag} {name}", streaming)
+                return _splits_as_files(builder, place, streaming)
+        return _splits_of_datasets(builder, name, config, shown, streaming)
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
@@ -227,7 +229,7 @@ def _settings(config: Any) -> dict[str, Any]:
     return found
 
 
-def _splits_as_files(builder: Any, place: str, flag: str, streaming: bool) -> dict[str, Any]:
+def _splits_as_files(builder: Any, place: str, streaming: bool) -> dict[str, Any]:
     """{split: its files, fetched from the Hub}; streaming: {split: the rows of the Hub's files}."""
     import datasets
 
@@ -248,7 +250,6 @@ def _splits_as_files(builder: Any, place: str, flag: str, streaming: bool) -> di
         empty = [file for file in found if file.is_file() and not file.stat().st_size]
         found.leave_out("empty", [file.name for file in empty])
         found[:] = [file for file in found if file not in empty]
-        check_files(flag, found)
         splits[split] = found
     return splits
 
@@ -304,7 +305,7 @@ def _without_changed(rows: Any, shown: str, why: str) -> Any:
         features = datasets.Features.from_arrow_schema(first.schema)
     odd = [column for column, kind in features.items() if _may_be_changed(kind)]
     if odd and len(odd) == len(features):
-        raise UserError(f"{shown}: the column {listed(odd)} {why}")
+        raise UserError(f"the column {listed(odd)} {why}")
     if not odd:
         return rows
     say_once(f"{shown}: not read: the column {listed(odd)} {why}")

@@ -229,6 +229,11 @@ class SameTextsTest(parameterized.TestCase):
             found = list(reading.read_rows(path))
         self.assertEqual([row["a"] for row in found], values)
 
+    def test_files_that_are_none(self):
+        (self.folder / "train.csv").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 5\n")
+        with self.assertRaisesRegex(UserError, "^--hub_dataset: not the data, but 1 pointers of git-lfs"):
+            load_dataset_splits(str(self.folder), None, "--hub_dataset")
+
     CARD = "---\nconfigs:\n- config_name: default\n  data_files: {name}\n  {more}\n---\n"
 
     def with_card(self, name: str, text: str, more: str) -> str:
