@@ -42,6 +42,7 @@ from foundry.modeling.generation_settings import deciding_settings, described_se
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.learning import Learning, losses_of
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
+from foundry.modeling.products import take_onednn, take_torch
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.publishing.publication import Publication
 from foundry.training.batching import OneShapeCollator, PackingCollator
@@ -352,9 +353,12 @@ class T5Trainer(FiniteTrainer):
     def evaluation_loop(self, *args, **kwargs) -> EvalLoopOutput:
         """Overrides Trainer: the answers of an evaluation are found with the weights as they are now."""
         self._finder = AnswerFinder(self.model, 1)
+        if not self.args.torch_compile:
+            take_onednn(self.model)
         try:
             return super().evaluation_loop(*args, **kwargs)
         finally:
+            take_torch(self.model)
             self._finder = None  # it holds a copy of the decoder's weights
 
     def _search(self) -> dict:

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from foundry.modeling.families import output_head
+from foundry.modeling.products import Matrices, is_plain
 
 COLUMNS = 64  # of a new cache; it doubles where answers are longer
 ENCODED_TOKENS = 512  # of sources that are encoded at a time: more would need more padding, and take no less time
@@ -30,50 +31,7 @@ DECODERS = ("t5", "mt5", "umt5", "longt5")
 ENCODERS = ("t5", "mt5", "umt5")
 
 
-# ---------------------------------------------------------------- matrices
-def has_onednn(device: torch.device) -> bool:
-    """Whether products are oneDNN's. On a CPU of AMD they took 0.3 to 0.6 times the time of those of MKL, which
-    `F.linear` takes (1 to 64 rows)."""
-    return device.type == "cpu" and torch.backends.mkldnn.is_available()
-
-
-def is_plain(model: nn.Module) -> bool:
-    """Whether all linear layers of a model are of torch itself."""
-    return all(type(part) is nn.Linear for part in model.modules() if hasattr(part, "in_features"))
-
-
-def matrix_of(layer: nn.Module) -> torch.Tensor:
-    """The matrix [out, in] that a linear layer multiplies with: of LoRA the sum of the frozen and the trained one."""
-    if type(layer) is nn.Linear:
-        return layer.weight.detach()
-    return layer(torch.eye(layer.in_features, device=layer.weight.device)).detach().T
-
-
-class Matrices:
-    """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... that read the same x.
-
-    packs: whether they are joined and packed for oneDNN, which takes a copy of them; else they are read where they are.
-    dtype: of the products.
-    """
-
-    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype, packs: bool):
-        weights = [matrix_of(layer).to(dtype) for layer in layers]
-        self.sizes, self.dtype, self.is_onednn = [len(weight) for weight in weights], dtype, False
-        if has_onednn(weights[0].device):
-            self.is_onednn = True
-            if packs:
-                weights = [torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights))]
-        self.weights = weights
-
-    def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        x = x.to(self.dtype)
-        if self.is_onednn:
-            found = [torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "") for weight in self.weights]
-        else:
-            found = [F.linear(x, weight) for weight in self.weights]
-        return found if len(found) == len(self.sizes) else found[0].split(self.sizes, dim=-1)
-
-
+# ---------------------------------------------------------------- parts of a layer
 def normed(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """T5's layer norm: x divided by its root mean square, times the norm's weights."""
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
