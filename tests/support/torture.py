@@ -56,6 +56,7 @@ ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 preload(*OURS.split(), "wandb")  # its folders outlive a fork, which ends by os._exit
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
 SCRIPTS |= {"preferences": fine_tune_t5.main, "rewards": fine_tune_t5.main}
+ANSWERS = 300  # random searches
 # Figures of the machine, and of the time between two logs, which a resumed run starts again.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")
 TIMES += ("padding_share",)
@@ -608,6 +609,16 @@ def bad_inputs(seed: int, cases: int) -> dict:
     return {"bad_inputs": drawn, "as_promised": drawn - len(wrong) if done.returncode in (0, 1) else 0, "others": wrong}
 
 
+def same_answers(folder: Path, seed: int, show=print) -> dict:  # noqa: ARG001 (it makes its own models)
+    """Random models and searches (test_decoding.py): the loop of our own must find the answers of `generate`."""
+    environment = os.environ | {"T5_FUZZ_SEED": str(seed), "T5_FUZZ_CASES": str(ANSWERS)}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", "RandomSearches"]
+    command.append(str(ROOT / "tests" / "unit" / "test_decoding.py"))
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    wrong = re.findall(r"case \d+: .*", done.stdout)[:1]
+    return {"searches": ANSWERS, "failed": done.stdout[-3000:] if done.returncode else "", "others": wrong}
+
+
 def main() -> None:
     others = {
         f"{name}_{script}": functools.partial(act, script=script)
@@ -615,6 +626,7 @@ def main() -> None:
         for script in ("pre_train", "fine_tune")
     }
     others |= {f"stop_{name}": functools.partial(stopped, name=name) for name in STOPS}
+    others["same_answers"] = same_answers
     names = [*KINDS, *others, "bad_inputs"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300, help="SIGKILLs in all, shared out among the kinds of runs")

@@ -1,18 +1,20 @@
 """Tests of foundry/modeling/decoding.py: the answers are those of `generate`, alone, in any batch and in any slot."""
 
+import os
 import random
 import tempfile
 from pathlib import Path
 from unittest import mock
 
+import peft
 import torch
 import zoo
 from absl.testing import parameterized
 from transformers import AutoConfig
 
 from foundry.model_t5 import create_model
-from foundry.modeling import decoding_layers
-from foundry.modeling.decoding import Search, Source, answers, search_lacks
+from foundry.modeling import decoding_layers, products
+from foundry.modeling.decoding import Search, Source, answers, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import DECODERS, Layers
 from foundry.modeling.found_answers import AnswerFinder, log_probabilities
 
@@ -162,6 +164,48 @@ class SameAnswersTest(parameterized.TestCase):
         self.assertEqual(got, seen)
 
 
+def random_search(chooser: random.Random) -> dict:
+    """Settings of `generate`."""
+    beams = chooser.choice([1, 1, 2, 3, 5])
+    search = dict(max_new_tokens=chooser.randint(1, 30), eos_token_id=chooser.choice([1, ENDS, [1, 20]]))
+    if beams > 1:
+        search |= dict(num_beams=beams, num_return_sequences=chooser.randint(1, beams))
+        search |= dict(length_penalty=chooser.choice([0.0, 0.6, 1.0, 2.0, -1.0]))
+        search |= dict(early_stopping=chooser.choice([True, False, "never"]))
+    rules = dict(
+        no_repeat_ngram_size=chooser.randint(1, 3),
+        repetition_penalty=chooser.uniform(0.8, 2.0),
+        min_new_tokens=chooser.randint(1, search["max_new_tokens"]),
+        suppress_tokens=chooser.sample(range(WORDS), 9),
+        forced_eos_token_id=1,
+    )
+    return search | dict(chooser.sample(list(rules.items()), chooser.randint(0, 2)))
+
+
+class RandomSearchesTest(parameterized.TestCase):
+    def test_they_find_the_answers_of_generate(self):
+        """`make torture` draws more of them."""
+        seed, cases = int(os.environ.get("T5_FUZZ_SEED", 0)), int(os.environ.get("T5_FUZZ_CASES", 8))
+        for case in range(cases):
+            chooser = random.Random(f"{seed} {case}")
+            shape = dict(num_layers=chooser.randint(1, 3), num_decoder_layers=chooser.randint(1, 3))
+            shape |= dict(num_heads=chooser.randint(1, 5), d_kv=chooser.randint(2, 9))
+            family, search = chooser.choice(WRITTEN_OUT), random_search(chooser)
+            model, sources = made_model(family, **shape), made_sources(chooser.randint(1, 12))
+            wanted = generated(model, sources, **search)
+            got = found(model, sources, chooser.randint(1, 12), **search)
+            self.assertLen(got, len(wanted))
+            for number, (answer, tokens) in enumerate(zip(got, wanted, strict=True)):
+                if answer.tokens != tokens and "num_beams" in search:  # a tie that rounding decides is no difference
+                    source = torch.tensor([sources[number // search["num_return_sequences"]]])
+                    nats = log_probabilities(model, {"input_ids": source}, torch.tensor([[0, *tokens]]), 1).sum().item()
+                    power = search["length_penalty"]
+                    scores = answer.nats / len(answer.tokens) ** power, nats / len(tokens) ** power
+                    self.assertAlmostEqual(*scores, delta=1e-4, msg=f"case {case}: {family}, {shape}, {search}")
+                else:
+                    self.assertEqual(answer.tokens, tokens, f"case {case}: {family}, {shape}, {search}")
+
+
 class WhatGenerateDoesTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(), None),
@@ -199,3 +243,38 @@ class WhatGenerateDoesTest(parameterized.TestCase):
             got.append([answer.tokens for row in rows for answer in row.answers])
             self.assertTrue(all(answer.nats < 0 for row in rows for answer in row.answers))
         self.assertEqual(*got)
+
+
+class ProductsTest(parameterized.TestCase):
+    @parameterized.parameters(True, False)
+    def test_onednn_where_nothing_is_trained(self, amd):
+        """The same logits to rounding; gradients, bfloat16 and what was there before are torch's own."""
+        model, ids = made_model(), torch.tensor([[7, 8, 9, 1]])
+        layers = [layer for layer in model.modules() if type(layer) is torch.nn.Linear]
+        for layer in layers:
+            layer.weight.requires_grad_()
+        wanted = model(input_ids=ids, decoder_input_ids=ids).logits
+        with mock.patch.object(products, "is_amd", return_value=amd):
+            products.take_onednn(model)
+        with mock.patch.object(products, "_product", wraps=products._product) as product:
+            with torch.no_grad():
+                found = model(input_ids=ids, decoder_input_ids=ids).logits
+            self.assertEqual(product.call_count, len(layers) if amd else 0)
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+            model(input_ids=ids, decoder_input_ids=ids).logits.sum().backward()
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                model(input_ids=ids, decoder_input_ids=ids)
+            self.assertEqual(product.call_count, len(layers) if amd else 0)
+        self.assertTrue(all(layer.weight.grad is not None for layer in layers))
+        products.take_torch(model)
+        self.assertFalse(any("forward" in vars(layer) for layer in layers))
+
+    def test_lora_answers_as_it_reads(self):
+        """Answers of a model with LoRA's matrices, which are added to those of the loop."""
+        model, sources = made_model(), made_sources(6)
+        config = peft.LoraConfig(r=2, target_modules=["q", "v", "wi_0"], init_lora_weights=False)
+        adapted = peft.inject_adapter_in_model(config, model).eval().requires_grad_(False)
+        self.assertIsNone(model_lacks(adapted))
+        wanted = generated(adapted, sources, max_new_tokens=12)
+        self.assertEqual([one.tokens for one in found(adapted, sources, 4)], wanted)
+        self.assertNotEqual(wanted, generated(made_model(), sources, max_new_tokens=12))
