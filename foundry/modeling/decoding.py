@@ -93,8 +93,10 @@ class Search:
     @classmethod
     def of(cls, model: PreTrainedModel, scored: bool = False, **changes: object) -> "Search":
         """The search of `generate(**changes)`."""
+        # `generate` refuses several answers of a search without beams that draws none by itself.
+        count = changes.pop("num_return_sequences", model.generation_config.num_return_sequences) or 1
         own, _ = model._prepare_generation_config(None, **changes)
-        beams, count = own.num_beams or 1, own.num_return_sequences or 1
+        beams = own.num_beams or 1
         if own.max_new_tokens is not None:
             own.max_length = own.max_new_tokens + 1
         if own.min_new_tokens is not None:
@@ -130,7 +132,7 @@ def model_lacks(model: PreTrainedModel) -> str | None:
 def search_lacks(model: PreTrainedModel, **changes: object) -> str | None:
     """Why the loop cannot search as `generate(**changes)` does; None if it can."""
     own = copy.deepcopy(model.generation_config)
-    own.update(**changes)
+    vars(own).update(changes)
     if own.do_sample and (own.num_beams or 1) > 1:
         return "beams are drawn"
     given = {name for name, value in own.to_diff_dict().items() if value not in (None, False, [])}
