@@ -62,8 +62,12 @@ class DocsTest(parameterized.TestCase):
         self.assertIn(f"\n| {' | '.join(cells)} |\n", page)
 
     def test_words(self):
-        """Words as `wc -w` counts them, table rules and commands too."""
+        """As `wc -w` counts them, table rules and commands too."""
+        words = {path: len(path.read_text(encoding="utf-8").split()) for path in ROOT.glob("docs/**/*.md")}
+        words[ROOT / "ARCHITECTURE.md"] = own = len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split())
         self.assertLessEqual(len(README.split()), 900)
+        self.assertLessEqual(own, 2000)
+        self.assertLessEqual(sum(words.values()), 14_000)
 
     def test_a_folder_is_a_shape_too(self):
         benchmark_config("tiny").save_pretrained(self.folder)
