@@ -177,7 +177,7 @@ class TrainingRun(Run):
         shown = record["arguments"] | record | {"model": self.trainer.model.config.to_dict()}
         del shown["arguments"]
         for name in ("read", "plan"):  # the user's own text stays here
-            del shown[name]
+            shown.pop(name, None)  # other ranks have no record
         start_trackers(self.trainer, shown, self.checkpoint)
         for path in old:
             remove(path, quietly=path.name == SAVING)
