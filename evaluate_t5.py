@@ -55,11 +55,12 @@ from foundry.common.processes import (
     print_once,
     run_script,
 )
-from foundry.common.reports import end_summary, plain_json, read_json
+from foundry.common.reports import end_summary, plain_json
 from foundry.common.words import comma_words
 from foundry.corpora.preview import described_spread, print_preview
 from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
+from foundry.corpora.trained_text import earlier_run
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.attentions import attention_names
@@ -456,10 +457,8 @@ def next_step(folder: Path, jobs: list[LoadedJob], missing: dict[str, str]) -> s
 # ---------------------------------------------------------------- text, as in pre-training
 def pre_training_of(model: str) -> dict | None:
     """The flags with which the model of a folder was pre-trained; None if it was not, or was fine-tuned since."""
-    folder = Path(model)
-    places = [place for place in (folder, folder.parent) if (place / "run.json").is_file()]
-    arguments = read_json(places[0] / "run.json").get("arguments", {}) if places else {}
-    return arguments if "objective" in arguments and not (folder / TASK_RECORD).is_file() else None
+    run = earlier_run(model)
+    return None if run is None else run.arguments
 
 
 def pre_training_to_score(argv: list[str] | None) -> dict | None:
@@ -474,8 +473,9 @@ def pre_training_to_score(argv: list[str] | None) -> dict | None:
 
 def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
     """The recorded flags that decide the numbers of an evaluation and are not among the `names` given."""
-    if "validation_file" in names:
-        names = names | {"validation_split_percentage", "validation_split_count"}
+    held_out = {"validation_split_percentage", "validation_split_count"}
+    if "validation_file" in names or held_out & names:
+        names = names | held_out
     flags = {name: recorded.get(name) for name in PRE_TRAINING_FLAGS if name not in names}
     return {name: value for name, value in flags.items() if value is not None}
 
@@ -504,13 +504,16 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
         model_args = ModelArguments(model_name_or_path=named, tokenizer_name=tokenizer_name)
         tokenizer = answering_tokenizer(named, tokenizer_name)
         found = found_text(args.features, text_args, model_args, tokenizer)
+    found.check_held_out(evaluates=True)
     model = load(evaluation, evaluation.model_name_or_path, args)
     fit_vocabulary(model, len(tokenizer))
     objective = get_objective(text_args, tokenizer, model)
     text = found.text(objective, args)
     rows = text.validation
     if rows is None:
-        raise UserError(f"the held-out text gives no row of {objective.tokens_length:.0f} tokens: give a longer one")
+        left_out = f" ({text.trained_before})" if text.trained_before else ""
+        length = f"{objective.tokens_length:.0f} tokens"
+        raise UserError(f"the held-out text gives no row of {length}{left_out}: give a longer one")
     if args.world_size > 1:
         check_alike(text.fingerprints(tokenizer), "give all nodes the same files")
     scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=tokenizer)
@@ -521,10 +524,12 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     held_out = f"{text.documents['validation']:,} held-out documents of {lengths}, {len(rows):,} rows of "
     held_out += text_args.objective
     lost = described_losses({"validation": text.losses["validation"]})
+    known = {"known": None if text_args.validation_file else text.known, "trained before": text.trained_before}
     # So that the text that is scored is shown, once.
     text.files, text.train = {"train": text.of_split("validation"), "validation": []}, rows
     shown = text.shown(whole=False)
-    run.announce({"checkpoint": evaluation.model_name_or_path, "text": held_out, "lost by the tokenizer": lost})
+    checkpoint = {"checkpoint": evaluation.model_name_or_path, "text": held_out}
+    run.announce(checkpoint | known | {"lost by the tokenizer": lost})
     print_preview(tokenizer, shown)
     start_trackers(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
     results = trainer.evaluate()

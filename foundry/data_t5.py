@@ -19,6 +19,7 @@ from typing import ClassVar
 from torch.utils.data import ConcatDataset, Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from constants import BUILTIN_CORPUS
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import EVALUATED, PreTrainingDataArguments
 from foundry.arguments.training import T5TrainingArguments, global_batch_size
@@ -41,6 +42,16 @@ from foundry.corpora.round_trip import Losses
 from foundry.corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from foundry.corpora.token_files import ONE_DOCUMENT, TokenFile, tokenised
 from foundry.corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
+from foundry.corpora.trained_text import (
+    NO_EARLIER,
+    NOTHING,
+    TRAINED_TEXT,
+    EarlierRun,
+    TrainedText,
+    earlier_run,
+    knows_earlier,
+    marks_of,
+)
 from foundry.model_t5 import flops_per_sequence
 from foundry.objectives.metrics import corpora_metrics
 from foundry.objectives.objective import Objective
@@ -63,7 +74,7 @@ class FoundText:
         self.names, self.is_mixed = list(found), len(found) > 1
         self.weights = [weight for weight, _ in found.values()]
         self.sources = {name: self.find(alone) for name, (_, alone) in found.items()}
-        if all("validation" in splits for splits in self.sources.values()):
+        if not self.splits_off:
             refuse(
                 args,
                 "validation_split_percentage validation_split_count",
@@ -77,6 +88,43 @@ class FoundText:
         else:
             self.tokenizer = self.trained_tokenizer(model_args)
         check_saved(self.tokenizer)
+        self.earlier: EarlierRun | None = earlier_run(model_args.model_name_or_path)
+
+    @property
+    def splits_off(self) -> bool:
+        """Whether a part of any training text is held out."""
+        return not all("validation" in splits for splits in self.sources.values())
+
+    def held_out_before(self) -> bool:
+        """Whether the run that made the model has held out what the flags hold out of this text."""
+        earlier = self.earlier
+        return earlier is not None and earlier.held_out_of(self.args, self.train_fingerprint)
+
+    def check_held_out(self, evaluates: bool) -> None:
+        """UserError if the model may have been trained on what would be held out of this text. evaluates: whether that
+        is all the text is for."""
+        earlier = self.earlier
+        if earlier is None or not self.splits_off or self.held_out_before():
+            return
+        other = f"{self._named_text()}: is not what {earlier.model} was trained on, or not with the same flags"
+        advice = "give the same text and flags, or text that is new to the model as --validation_file"
+        if earlier.text is None:
+            if evaluates:
+                raise UserError(f"{other}, and no {TRAINED_TEXT} says which documents it has read: {advice}")
+            return
+        if earlier.text.streamed and (evaluates or earlier.text.streamed & {*self.marks()}):
+            raise UserError(f"{other}, and nobody has listed the documents of a stream: {advice}")
+
+    def _named_text(self) -> str:
+        """The flag and the value that name the text, for a message."""
+        if self.args.train_file:
+            return f"--train_file {' '.join(self.args.train_file)}"
+        return f"--dataset_name {self.args.dataset_name or BUILTIN_CORPUS}"
+
+    def marks(self) -> list[str]:
+        """Marks of the contents of the training text (`marks_of`)."""
+        cache = Path(self.args.data_cache_dir).expanduser()
+        return [mark for source in self.of_split("train") for mark in marks_of(source.origin, cache)]
 
     def find(self, alone: PreTrainingDataArguments) -> dict:
         """{split: Source} of one corpus."""
@@ -102,12 +150,16 @@ class FoundText:
 
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """{split: hash of its contents, "tokenizer": hash of the run's tokenizer}."""
-        prints = {"train": joint_fingerprint(self.of_split("train"))}
+        prints = {"train": self.train_fingerprint}
         if held_out := self.of_split("validation"):  # a --validation_file is that of every corpus, and counts once
             prints["validation"] = joint_fingerprint(held_out[:1] if self.args.validation_file else held_out)
-        if self.is_mixed:
-            prints["train"] += "".join(f" {weight:.9f}" for weight in self.weights)
         return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}
+
+    @property
+    def train_fingerprint(self) -> str:
+        """A hash of the training text, and of the weights of its corpora."""
+        weights = "".join(f" {weight:.9f}" for weight in self.weights if self.is_mixed)
+        return joint_fingerprint(self.of_split("train")) + weights
 
 
 class Text:
@@ -133,6 +185,8 @@ class Text:
         self.is_joined = found.is_mixed and not self.args.validation_file
         most = self.args.max_eval_samples or self.evaluated
         most = evaluation_shares(found.weights, most) if self.is_joined else [most] * len(found.names)
+        found.check_held_out(evaluates=False)
+        self.earlier = self._earlier(checkpoint)
         self.files = self.read_files(most)
         held_out = [objective.rows(file.tokens) for file in self.files["validation"]]
         self.held_out = sum(map(len, held_out))
@@ -146,10 +200,21 @@ class Text:
         self.validation: Dataset | None = validation if len(validation) else None
         self.rows, self.train = self.training(checkpoint)
 
+    def _earlier(self, checkpoint: str | None) -> TrainedText:
+        """What earlier runs of the model were trained on, which is not held out. Nothing where the same is held out as
+        in the run before, nor in a run that resumes one of a version that did not know it."""
+        earlier = self.found.earlier
+        if earlier is None or earlier.text is None or not self.found.splits_off or self.found.held_out_before():
+            return NOTHING
+        if checkpoint and not knows_earlier(checkpoint):
+            return NOTHING
+        return earlier.text
+
     def read_files(self, most: list[int]) -> dict[str, list[TokenFile]]:  # noqa: ARG002
         """{split: [a TokenFile of each corpus]}. most: validation examples that are scored, of each corpus."""
         with self.training_args.main_process_first(desc="tokenising the text"):  # others find it in the cache
-            corpora = [tokenised(self.args, sources, self.found.tokenizer) for sources in self.found.sources.values()]
+            args, *others = self.args, self.found.tokenizer, self.earlier
+            corpora = [tokenised(args, sources, *others) for sources in self.found.sources.values()]
         return {split: [files[split] for files in corpora] for split in ("train", "validation")}
 
     def training(self, checkpoint: str | None) -> tuple[list, Dataset]:  # noqa: ARG002
@@ -198,7 +263,49 @@ class Text:
         pairs = zip(self.files["validation"], self.found.sources.values(), strict=True)
         if any(file.known and "validation" not in sources for file, sources in pairs):
             prints["copies"] = "on both sides"
-        return prints
+        return prints | {"earlier": NO_EARLIER if self.earlier is NOTHING else self.earlier.fingerprint}
+
+    @property
+    def trained(self) -> TrainedText:
+        """What the model has been trained on at the end of this run, by earlier runs too."""
+        earlier = self.found.earlier
+        before = earlier.text if earlier and earlier.text else NOTHING
+        return before.joined([file.hashes for file in self.files["train"]], [])
+
+    def keep(self, folder: Path) -> None:
+        """Writes into the run's folder what later runs must not hold out."""
+        self.trained.save(folder)
+
+    @property
+    def known(self) -> str | None:
+        """For the plan: how many validation documents are trained on too."""
+        found = self.found
+        known = [
+            f"{file.known:,} of {file.documents:,} validation documents are {self.known_in} the training text"
+            + f" of {name}" * found.is_mixed
+            for file, name in zip(self.files["validation"], found.names, strict=True)
+            if file.known
+        ]
+        return "; ".join(known) or None
+
+    @property
+    def trained_before(self) -> str | None:
+        """For the plan: what earlier runs of the model were trained on of the text that is to be held out."""
+        earlier, files = self.found.earlier, self.of_split("validation")
+        if earlier is None or self.found.splits_off and self.found.held_out_before():
+            return None
+        if earlier.text is None:
+            return f"not known: {earlier.model} has no {TRAINED_TEXT} beside its run.json"
+        count = sum(file.before for file in files)
+        if self.found.splits_off:
+            what = f"{count:,} documents were trained on by {earlier.model}, and are not held out"
+            return what if count else None
+        count = sum(earlier.text.count(file.hashes) for file in files)
+        documents = sum(file.documents for file in files)
+        what = f"{count:,} of {documents:,} validation documents were trained on by {earlier.model}"
+        if earlier.text.streamed:
+            return what + ", besides those that it read as a stream, which nobody has listed"
+        return what if count else None
 
     @property
     def _described_tokenizer(self) -> str:
@@ -355,13 +462,8 @@ class Text:
             f"{described_spread(documents)}",
             "tokenizer": f"{self._described_tokenizer}{of_text}",
         }
-        known = [
-            f"{file.known:,} of {file.documents:,} validation documents are {self.known_in} the training text"
-            + f" of {name}" * found.is_mixed
-            for file, name in zip(self.files["validation"], found.names, strict=True)
-            if file.known
-        ]
-        rows |= {"repeats": self.repeats, "known": "; ".join(known) or None} | self.plan_of_training()
+        known = {"known": self.known, "trained before": self.trained_before}
+        rows |= {"repeats": self.repeats} | known | self.plan_of_training()
         if found.is_mixed:
             seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(found.names)
             parts = zip(found.names, found.weights, seen, strict=True)

@@ -728,6 +728,9 @@ class TaskData(TaskRows):
         prints["train"] = self.train_fingerprint
         return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}
 
+    def keep(self, folder: Path) -> None:  # noqa: ARG002
+        """Writes nothing: task.json, which is saved with the model, knows the training rows."""
+
     @property
     def train_fingerprint(self) -> str:
         """The hash of all training data."""

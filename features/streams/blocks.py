@@ -20,7 +20,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,6 +97,7 @@ class Corpus:
 
     description: str
     fingerprint: str
+    origin: Sequence[Path] | str  # as that of `Source`
 
     def __init__(self, blocks: list[Block]):
         self.blocks = blocks
@@ -240,7 +241,7 @@ class FileCorpus(Corpus):
             only_whole = file in paged or read_whole is not None and is_plain_text(file)
             blocks += _blocks_of(file, length, only_whole)
         super().__init__(blocks)
-        self.files, self.stamps = files, stamps
+        self.files, self.origin, self.stamps = files, files, stamps
         self.fingerprint = hashlib.sha256(
             repr((BLOCK_BYTES, sizes, contents_digest(files, cache))).encode()
         ).hexdigest()
@@ -442,6 +443,7 @@ class HubCorpus(Corpus):
         self.number_of_shards = self.dataset.num_shards
         super().__init__([Block(None, "shard", group=number) for number in range(self.number_of_shards)])
         self.saved = saved = saved_files(name, split)
+        self.origin = saved or f"{name} {config} {split}"
         self.stamps = {path: stamp(path) for path in saved or Path(name).rglob("*.parquet")}
         described = (name, config, split, len(self), *([contents_digest(saved)] if saved else ()))
         self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()

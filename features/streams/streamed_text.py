@@ -29,6 +29,7 @@ from foundry.corpora.reading import column_texts, read_any_rows, text_of
 from foundry.corpora.sources import builtin_sources
 from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
 from foundry.corpora.tokenizers import tokenizer_fingerprint
+from foundry.corpora.trained_text import NOTHING, TrainedText, short_hashes
 from foundry.data_t5 import FoundText, Text
 
 COUNTED = 20_000  # tokens of a corpus by which all of it is estimated
@@ -65,7 +66,8 @@ class StreamedText(Text):
         super().__init__(*others)
 
     def read_files(self, most: list[int]) -> dict[str, list[TokenFile]]:
-        files = held_out_files(self.found, self.objective, most)
+        files = held_out_files(self.found, self.objective, most, self.earlier)
+        self._check_held_out(sum(file.documents for file in files["validation"]))
         sampled = [sample_of(self.found, name) for name in self.found.names]
         self.sample, self.firsts = [file for file, _ in sampled], [shown for _, several in sampled for shown in several]
         return files
@@ -73,6 +75,25 @@ class StreamedText(Text):
     def training(self, checkpoint: str | None) -> tuple[list, StreamDataset]:
         size, held_out = self.stream.shuffle_buffer_size, self.files["validation"]
         return [], training_stream(self.found, self.objective, self.training_args, held_out, size, checkpoint)
+
+    def _check_held_out(self, documents: int) -> None:
+        """UserError if more documents are to be held out than the run held out that made the model: it was trained on
+        those that follow."""
+        found, earlier = self.found, self.found.earlier
+        if earlier is None or not found.splits_off or not found.held_out_before():
+            return
+        if documents > (held_out := earlier.documents.get("validation", 0)):
+            raise UserError(
+                f"--max_eval_samples {self.args.max_eval_samples}: needs {documents:,} documents of the stream, and "
+                f"{earlier.model} was trained on all but the first {held_out:,}: give a smaller number, or text that "
+                "is new to the model as --validation_file"
+            )
+
+    @property
+    def trained(self) -> TrainedText:
+        earlier = self.found.earlier
+        before = earlier.text if earlier and earlier.text else NOTHING
+        return before.joined([], self.found.marks())
 
     def longer_validation(self) -> str:
         return "give a longer --validation_file"
@@ -155,26 +176,37 @@ def eos_between(found: FoundText) -> int | None:
     return found.tokenizer.eos_token_id if found.args.eos_between_documents else None
 
 
-def held_out_files(found: FoundText, objective: Any, rows: list[int]) -> dict[str, list[TokenFile]]:
+def held_out_files(
+    found: FoundText, objective: Any, rows: list[int], earlier: TrainedText = NOTHING
+) -> dict[str, list[TokenFile]]:
     """{"validation": [a token file of each corpus]}, from its validation text, or else from the first documents of its
-    training text, which are then held out. rows: how many examples are wanted of each corpus."""
+    training text, which are then held out. rows: how many examples are wanted of each corpus. earlier: documents that
+    are passed over, since earlier runs were trained on them."""
     encode = document_encoder(found.tokenizer, found.ids)
     wanted = [math.ceil(count * objective.tokens_length) for count in rows]
     splits = zip(found.sources.values(), wanted, strict=True)
-    return {"validation": [_first_tokens(found, sources, count, encode) for sources, count in splits]}
+    return {"validation": [_first_tokens(found, sources, count, encode, earlier) for sources, count in splits]}
 
 
-def _first_tokens(found: FoundText, sources: dict[str, Corpus], wanted: int, encode: Callable) -> TokenFile:
+def _first_tokens(
+    found: FoundText, sources: dict[str, Corpus], wanted: int, encode: Callable, earlier: TrainedText
+) -> TokenFile:
     """At least `wanted` tokens in whole documents, or all there are."""
     file = io.BytesIO()
     writer = TokenWriter(file, found.tokenizer, encode, eos_between(found))
     corpus = sources.get("validation", sources["train"])
-    document_of, digests = document_reader(found, corpus), set()
+    document_of, digests, hashes = document_reader(found, corpus), set(), []
 
     def tokens_in(row: dict) -> int:
         begin, document = file.tell(), document_of(row)
+        marked = digest(document)
+        if earlier.holds(marked):
+            writer.info["before"] += not is_blank(document)
+            return 0
+        if not is_blank(document):
+            hashes.append(marked)
         if len(document) >= LEAST_COPY:
-            digests.add(digest(document))
+            digests.add(marked)
         writer.add(document)
         writer.flush()
         return (file.tell() - begin) // writer.dtype.itemsize
@@ -189,7 +221,8 @@ def _first_tokens(found: FoundText, sources: dict[str, Corpus], wanted: int, enc
         known = 0
         corpus.hold_out(wanted, tokens_in)
     info = writer.finish()
-    return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **info, known=known, digests=frozenset(digests))
+    found_out = dict(known=known, digests=frozenset(digests), hashes=short_hashes(hashes))
+    return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **info, **found_out)
 
 
 def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Sample]]:

@@ -45,6 +45,7 @@ class Source:
     size: int | None = None  # bytes, if known
     ids: bool = False  # the column holds ready-made ids, not text
     stamps: Sequence[tuple] = ()  # the files' stamps at the time of their fingerprint
+    origin: Sequence[Path] | str = ()  # the files that hold it, or the name of a data set of the Hub
     begins: list[int] = field(default_factory=list)  # number of the first document of each file that was read so far
 
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
@@ -144,7 +145,9 @@ def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool =
         kind = ".txt" if is_plain_text(file) else data_kind(file)
         digest.update(kind.encode() + contents.encode())
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
-    return Source(f"{shown}, {human_bytes(size)}", digest.hexdigest(), files, column, size=size, ids=ids, stamps=stamps)
+    shown = f"{shown}, {human_bytes(size)}"
+    options = dict(size=size, ids=ids, stamps=stamps, origin=files)
+    return Source(shown, digest.hexdigest(), files, column, **options)
 
 
 def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cache: Path) -> dict[str, Source]:
@@ -164,7 +167,8 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cach
             # state.json of a saved data set may claim any fingerprint: two of other contents would share their tokens.
             saved = saved_files(name, split)
             fingerprint = contents_digest(saved, cache) if saved else dataset._fingerprint
-            sources[split] = Source(shown, fingerprint, [], column, dataset, ids=ids)
+            origin = saved or f"{name} {config} {split}"
+            sources[split] = Source(shown, fingerprint, [], column, dataset, ids=ids, origin=origin)
     return sources
 
 

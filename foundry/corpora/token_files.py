@@ -27,6 +27,7 @@ from foundry.corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, wi
 from foundry.corpora.round_trip import Losses, Sample, round_trip
 from foundry.corpora.sources import Source
 from foundry.corpora.tokenizers import tokenizer_fingerprint
+from foundry.corpora.trained_text import NOTHING, TrainedText, short_hashes
 from foundry.corpora.word_encoder import corpus_encoder, flat
 
 TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
@@ -36,7 +37,7 @@ LEAST_COPY = 50  # characters or ids of a document whose copies a stream leaves 
 ONE_DOCUMENT = "the text is one document, which cannot be divided: write its parts on lines of a .txt"
 MOST_PLACES = 32  # documents whose places are kept, spread evenly over the file
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
-TOKENS_FORMAT = 6  # part of the cache's keys: raise it when the same text would give other tokens
+TOKENS_FORMAT = 7  # part of the cache's keys: raise it when the same text would give other tokens
 SPLIT_FORMAT = 1  # part of the keys of text of which a part is held out: raise it when that is another part
 COUNTS_FORMAT = 2  # part of a text's key too: raise it when something else is counted of the same tokens
 
@@ -56,7 +57,9 @@ class TokenFile:
     text_bytes: int
     unknown: int = 0  # how many of the tokens are <unk>
     known: int = 0  # of validation: how many of the documents are also trained on
+    before: int = 0  # of validation: how many documents were chosen, but trained on by an earlier run, and not held out
     digests: frozenset[int] = frozenset()  # of a stream's validation: those of its documents
+    hashes: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint32))  # of the documents, as TrainedText's
     lengths: Counter = field(default_factory=Counter)
     places: list[list[int]] = field(default_factory=list)
     losses: Losses = field(default_factory=Losses)  # what the tokenizer loses of a sample of the documents
@@ -72,8 +75,11 @@ class TokenFile:
         return self.text_bytes / max(count, 1)
 
 
-def _on_sides(args: Any, source: Source, limit: int | None, splits_off: bool) -> Iterator[tuple[bool, Any]]:
-    """(whether it is held out, document) of the first `limit` documents. splits_off: whether any are held out."""
+def _on_sides(
+    args: Any, source: Source, limit: int | None, splits_off: bool, earlier: TrainedText, info: dict
+) -> Iterator[tuple[bool, Any]]:
+    """(whether it is held out, document) of the first `limit` documents. splits_off: whether any are held out. None of
+    those is that an earlier run was trained on; info["before"] counts them."""
     used = itertools.islice(source.documents(), limit)
     if not splits_off:
         return ((False, document) for document in used)
@@ -82,15 +88,34 @@ def _on_sides(args: Any, source: Source, limit: int | None, splits_off: bool) ->
         blocks = split_off_documents(used, args.validation_split_count, total)
     else:
         blocks = split_documents(used, args.validation_split_percentage)
-    return ((held_out, document) for held_out, block in blocks for document in block)
+    return _without_trained(blocks, earlier, info)
 
 
-def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase) -> dict[str, TokenFile]:
+def _without_trained(blocks: Iterable, earlier: TrainedText, info: dict) -> Iterator[tuple[bool, Any]]:
+    for held_out, block in blocks:
+        for document in block:
+            is_known = held_out and not is_blank(document) and earlier.holds(digest(document))
+            info["before"] += is_known
+            yield held_out and not is_known, document
+
+
+def tokenised(
+    args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase, earlier: TrainedText = NOTHING
+) -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
 
-    args: the flags of the text. UserError if more documents are to be held out than the text has; without effect
-    where it has a validation split.
+    args: the flags of the text. earlier: what earlier runs of the model were trained on, which is not held out.
+    UserError if more documents are to be held out than the text has; without effect where it has a validation split.
     """
+    files = _tokenised(args, sources, tokenizer, NOTHING)
+    if "validation" not in sources and earlier.count(files["validation"].hashes):
+        return _tokenised(args, sources, tokenizer, earlier)
+    return files
+
+
+def _tokenised(
+    args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase, earlier: TrainedText
+) -> dict[str, TokenFile]:
     choices = [TOKENS_FORMAT, COUNTS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents]
     choices += [args.max_train_samples]
     choices += [(split, source.fingerprint, source.column) for split, source in sources.items()]
@@ -98,6 +123,8 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
     if splits_off:
         choices.append(args.validation_split_percentage if count is None else ["documents", count])
         choices.append(SPLIT_FORMAT)
+    if earlier is not NOTHING:
+        choices.append(("without", earlier.fingerprint))
     key = hashlib.sha256(repr(choices).encode()).hexdigest()
 
     def build(folder: Path) -> None:
@@ -110,24 +137,33 @@ def tokenised(args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokeni
         }
         bar_of = partial(tqdm, desc="tokenising", unit="B", unit_scale=True, disable=not sys.stderr.isatty())
         held_out_texts, hashes = Counter(), folder / "hashes"
+        info = writers["validation"].info
+        further: dict[str, list[int]] = {"train": [], "validation": []}  # hashes of pieces of flat arrays
         with hashes.open("wb") as trained_texts:
             for split, source in sources.items():
                 limit, last = args.max_train_samples if split == "train" else None, None
+                sides = _on_sides(args, source, limit, splits_off, earlier, info)
                 with bar_of(total=source.size) as bar:
-                    for number, (held_out, document) in enumerate(_on_sides(args, source, limit, splits_off)):
+                    for number, (held_out, document) in enumerate(sides):
                         side = "validation" if held_out else split
                         if last not in (None, writers[side]):
                             last.break_off()
                         last = writers[side]
                         bar.update(last.add(document, number))
-                        if not _is_counted(document):  # equal parts of flat arrays are no copies
+                        if is_blank(document):
+                            continue
+                        if goes_on(document):  # equal parts of flat arrays are no copies
+                            further[side].append(digest(document))
                             continue
                         if side == "validation":
                             held_out_texts[digest(document)] += 1
                         else:
                             trained_texts.write(digest(document).to_bytes(8, sys.byteorder))
-        writers["validation"].info["known"] = _trained_on(held_out_texts, hashes)
+        info["known"] = _trained_on(held_out_texts, hashes)
+        found = {"train": _short(hashes), "validation": short_hashes(list(held_out_texts.elements()))}
         hashes.unlink()
+        for split, of_split in found.items():
+            np.save(folder / f"{split}_hashes.npy", np.append(of_split, short_hashes(further[split])))
         for split, writer in writers.items():
             info = {"dtype": writer.dtype.name} | writer.finish()
             writer.file.close()
@@ -154,6 +190,13 @@ def _trained_on(held_out: Counter, trained: Path) -> int:
     for start in range(0, trained.stat().st_size, 8 * SCANNED):
         is_trained |= np.isin(known, np.fromfile(trained, np.uint64, SCANNED, offset=start))
     return sum(map(held_out.__getitem__, known[is_trained].tolist()))
+
+
+def _short(hashes: Path) -> np.ndarray:
+    """The hashes of a file, cut to 32 bits, each once."""
+    starts = range(0, hashes.stat().st_size, 8 * SCANNED)
+    blocks = [np.unique(short_hashes(np.fromfile(hashes, np.uint64, SCANNED, offset=start))) for start in starts]
+    return np.unique(np.concatenate(blocks)) if blocks else short_hashes([])
 
 
 def _is_counted(document: str | IdDocument) -> bool:
@@ -226,7 +269,7 @@ class TokenWriter:
         self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
         self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.info: dict[str, Any] = dict(
-            documents=0, empty_documents=0, text_bytes=0, unknown=0, lengths=Counter(), places=[]
+            documents=0, empty_documents=0, text_bytes=0, unknown=0, before=0, lengths=Counter(), places=[]
         )
         self.batch, self.batch_size = [], 0
         self.sample = Sample()
@@ -343,4 +386,5 @@ def _read_token_file(folder: Path, split: str) -> TokenFile:
     losses, found = Losses(**info.pop("losses")), TokenCounts(**info.pop("found"))
     info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
     tokens = MappedTokens(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
-    return TokenFile(tokens, losses=losses, found=found, **info)
+    hashes = np.load(folder / f"{split}_hashes.npy", mmap_mode="r")
+    return TokenFile(tokens, losses=losses, found=found, hashes=hashes, **info)

@@ -81,6 +81,7 @@ class TrainingData(Protocol):
     def plan(self, steps: int) -> dict[str, str | None]: ...
     def shown(self, whole: bool) -> list[list[Sample]]: ...
     def fingerprints(self, tokenizer: Any) -> dict[str, str]: ...
+    def keep(self, folder: Path) -> None: ...
 
 
 class Run:
@@ -186,6 +187,7 @@ class TrainingRun(Run):
                 give_up_later(self.output_dir, self.checkpoint)
             with side_file(self.output_dir / "run.json") as path:
                 write_json(path, record)
+            self.data.keep(self.output_dir)
 
     def plan(self, steps: int, needs: Needs) -> dict[str, str | None]:
         """The rows of the plan but for its time, None for those that do not apply. steps: of the whole run."""

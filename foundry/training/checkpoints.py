@@ -45,6 +45,7 @@ from foundry.common.whole_folders import (
     newest_whole_checkpoint,
     step_of,
 )
+from foundry.corpora.trained_text import DECIDES_PART, NO_EARLIER, TRAINED_TEXT
 from foundry.features import Features
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
 
@@ -58,6 +59,7 @@ RUN_FILES = (
     "trackers.json",
     "samples.md",
     "README.md",
+    TRAINED_TEXT,
 )
 LOG_FOLDERS = ("tensorboard", "wandb")  # of trackers
 
@@ -299,15 +301,6 @@ _DECISIVE = (
     "mixing_temperature",
     "train_sampling_strategy",
 )
-# Flags that decide which part of a text is trained on. (A text's fingerprint covers all of it, but a task's covers only
-# its training rows.)
-_DECIDES_PART = (
-    "text_column",
-    "input_ids_column",
-    "max_train_samples",
-    "validation_split_percentage",
-    "validation_split_count",
-)
 # Flags that may differ between nodes: paths, and settings that change no result.
 _OF_A_NODE = (
     "local_rank",
@@ -361,7 +354,7 @@ def _compared(checkpoint: str, config: PretrainedConfig, fingerprints: dict[str,
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
     decisive = _DECISIVE
     if "objective" in now:  # pre-training
-        decisive += _DECIDES_PART
+        decisive += DECIDES_PART  # a task's fingerprint covers only its training rows
     for group in groups:
         decisive += (of_feature := tuple(getattr(group, "decisive", ())))
         if flags:  # a run from before the feature had what is its default now
@@ -375,6 +368,9 @@ def _compared(checkpoint: str, config: PretrainedConfig, fingerprints: dict[str,
         compared.append(("a validation text of its own", had, has))
     if saved and "copies" in fingerprints:
         compared.append(("copies of held-out documents", saved.get("copies", "on one side"), fingerprints["copies"]))
+    if saved and "earlier" in fingerprints:
+        had, has = saved.get("earlier", NO_EARLIER), fingerprints["earlier"]
+        compared.append(("what --model_name_or_path was trained on before", had, has))
     contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
     compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]

@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
@@ -28,7 +30,9 @@ import pre_train_t5
 from constants import DATASET_VALS
 from foundry.arguments.task import TaskArguments
 from foundry.common.errors import UserError
+from foundry.corpora import token_files
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.corpora.trained_text import TRAINED_TEXT
 from foundry.model_t5 import build_config, create_model
 from foundry.training.optimizers import AdamWRMSScaled
 from tasks.registry import source_text
@@ -50,6 +54,7 @@ HEADERS = {  # of the official test files, separated by commas
     "WNLI": "index,sentence1,sentence2",
     "diagnostic": "index,sentence1,sentence2",
 }
+NEW_SHARD = "\n".join(sentences(60, seed=9)) + "\n"
 GOLD = {"MNLI": ("gold_label", "neutral"), "STS-B": ("score", "3.750")}  # last column of the evaluation files
 COLA_GOLD = [1, 0, 1, 1, 0, 1, 0]
 # (task, split): what the model answers to its rows, one after the other.
@@ -142,6 +147,22 @@ def learn_by_heart(tokenizer, pairs: list[tuple[str, str]]):
 
 def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@contextlib.contextmanager
+def captured_text() -> Iterator[dict[str, set]]:
+    """{split: the documents, as tuples of ids} of the text that is read last, whose documents end with EOS (1)."""
+    found: dict[str, set] = {}
+
+    def tokenised(*args) -> dict:
+        files = token_files.tokenised(*args)
+        for split, file in files.items():
+            ends = np.flatnonzero(file.tokens == 1) + 1
+            found[split] = {tuple(part.tolist()) for part in np.split(file.tokens, ends)[:-1]}
+        return files
+
+    with absltest.mock.patch("foundry.data_t5.tokenised", tokenised):
+        yield found
 
 
 def without_timings(results: dict) -> dict:
@@ -471,12 +492,14 @@ class TextTest(TextFolders):
         for number, path in enumerate(self.texts.values()):
             path.write_text("\n".join(lines[100 * number : 100 * number + 140]) + "\n")
 
-    def train(self, *more) -> dict:
+    def train(self, *more, model: Path | None = None) -> dict:
         shape = ",".join(f"{key}={value}" for key, value in SHAPE.items())
         flags = f"--tokenizer_name {workspace() / 'tokenizer'} --config_name tiny --config_overrides {shape}"
+        flags = f"--model_name_or_path {model}" if model else flags
         flags += " --input_seq_length 48 --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --max_steps 2"
         flags += " --eval_steps 2 --logging_steps 1 --report_to none --disable_tqdm true --preprocessing_num_workers 1"
-        flags += f" --output_dir {self.out} --data_cache_dir {self.folder / 'cache'} --num_samples 0"
+        out = self.folder / "more" if model else self.out
+        flags += f" --output_dir {out} --data_cache_dir {self.folder / 'cache'} --num_samples 0"
         return run_main(pre_train_t5.main, *flags.split(), *more)[0]
 
     def score(self, *more, code=None):
@@ -511,6 +534,85 @@ class TextTest(TextFolders):
         for name, path in self.texts.items():
             words = words.replace(f" {name.upper()}", f" {path}")
         return words.split()
+
+    # How the text of an evaluation, or of a further pre-training, differs from that of the first run.
+    @parameterized.named_parameters(
+        ("the_same", None, [], None),
+        ("one_file_renamed", lambda folder: (folder / "a.txt").rename(folder / "z.txt"), [], "[0-9]+ documents were"),
+        ("a_new_shard", lambda folder: (folder / "0.txt").write_text(NEW_SHARD), [], None),
+        ("another_share", None, ["--validation_split_percentage", "45"], "[0-9]+ documents were trained on by"),
+        ("a_number", None, ["--validation_split_count", "50"], "[0-9]+ documents were trained on by"),
+        ("less_text", None, ["--max_train_samples", "90"], None),
+        ("own_text", None, ["--validation_file", "B"], "[0-9]+ of 40 validation documents were trained on by"),
+    )
+    def test_no_text_that_was_trained_on_is_held_out(self, change, flags, told):
+        corpus = self.folder / "corpus"
+        corpus.mkdir()
+        lines = sentences(120, seed=8)
+        for number, name in enumerate("abc"):
+            (corpus / f"{name}.txt").write_text("\n".join(lines[40 * number : 40 * number + 40]) + "\n")
+        with captured_text() as first:
+            self.train("--train_file", corpus, "--eos_between_documents", "true", "--validation_split_percentage", "20")
+        self.assertEmpty(first["train"] & first["validation"])
+        if change:
+            change(corpus)
+        flags = [corpus / "b.txt" if word == "B" else word for word in flags]
+        text = ["--train_file", corpus, *flags]
+        with captured_text() as scored:
+            _, printed, _ = self.score(*(text if "--validation_file" not in flags else flags))
+        self.assertRegex(printed, f"trained before +{told}" if told else "text")
+        text += ["--eos_between_documents", "true"]
+        text += ["--validation_split_percentage", "20"] * ("--validation" not in str(flags))
+        with captured_text() as further:
+            self.train(*text, model=self.out)
+        if "--validation_file" in flags:  # it is scored as a whole, and the plan says what is known
+            self.assertNotEmpty(scored["validation"] & first["train"])
+            return
+        for found in (scored, further):
+            self.assertNotEmpty(found["validation"])
+            self.assertEmpty(found["validation"] & first["train"])
+            self.assertEmpty(found["validation"] & found["train"])
+        if not change and not flags:
+            self.assertEqual(scored["validation"], first["validation"])
+
+    def test_a_stream_has_no_list_of_what_was_trained_on(self):
+        corpus = self.folder / "corpus"
+        corpus.mkdir()
+        shutil.copy(self.texts["a"], corpus / "a.txt")
+        stream = ["--train_file", corpus, "--streaming", "--max_eval_samples", "4"]
+        self.train(*stream)
+        self.score("--train_file", corpus)
+        self.score("--train_file", corpus, "--max_eval_samples", "2", "--overwrite_output_dir")
+        for number in (["--max_eval_samples", "8"], ["--max_eval_samples", "4", "--input_seq_length", "96"]):
+            _, _, error = self.score("--train_file", corpus, *number, "--overwrite_output_dir", code=2)
+            self.assertRegex(error, "--max_eval_samples [48]: needs [0-9]+ documents of the stream, and .* all but the")
+        shutil.copy(self.texts["held"], corpus / "0.txt")
+        _, _, error = self.score("--train_file", corpus, "--overwrite_output_dir", code=2)
+        self.assertRegex(error, "--train_file .*corpus: is not what .*out was trained on.*documents of a stream")
+        _, printed, _ = self.score("--validation_file", self.texts["b"], "--overwrite_output_dir")
+        self.assertRegex(printed, "trained before +0 of 140 .*, besides those that it read as a stream")
+        for words in (stream, stream[:2]):  # a further pre-training of the grown folder
+            with self.assertRaisesRegex(
+                AssertionError, "corpus: is not what .*out was trained on.* as --validation_file"
+            ):
+                self.train(*words, model=self.out)
+        self.train("--train_file", corpus / "0.txt", model=self.out)
+        with np.load(self.folder / "more" / TRAINED_TEXT) as file:  # the first run's stream is not forgotten
+            self.assertLen(file["streamed"], 1)
+            self.assertNotEmpty(file["documents"])
+
+    def test_a_run_of_a_version_that_kept_no_list(self):
+        self.train(*self.named("--train_file A"), "--save_steps", "1")
+        (self.out / TRAINED_TEXT).unlink()
+        self.score(*self.named("--train_file A"))
+        _, _, error = self.score(*self.named("--train_file B"), "--overwrite_output_dir", code=2)
+        self.assertRegex(error, "is not what .*out was trained on.*, and no trained_text.npz says which documents")
+        self.train(*self.named("--train_file B"), "--save_steps", "1", "--max_steps", "1", model=self.out)
+        self.train(*self.named("--train_file A"), "--overwrite_output_dir")  # now it has a list
+        run = json.loads((self.folder / "more" / "run.json").read_text())
+        del run["fingerprints"]["earlier"]
+        (self.folder / "more" / "run.json").write_text(json.dumps(run))
+        self.train(*self.named("--train_file B"), "--resume_from_checkpoint", "newest", model=self.out)
 
     def test_other_text_and_none(self):
         self.train(*self.named("--train_file A"))
