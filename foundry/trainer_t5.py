@@ -176,6 +176,7 @@ class T5Trainer(FiniteTrainer):
                 "'fine-tuning a checkpoint') of arguments/training.py first, or give `optimizers`"
             )
         self._resumed_from = resume_from_checkpoint
+        self.find_place(resume_from_checkpoint)
         try:
             self.start_data_workers()
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -265,6 +266,8 @@ class T5Trainer(FiniteTrainer):
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
+        if self.goes_on_by_rows and self.first_row and kwargs["epoch"] == self.first_epoch:
+            kwargs |= self.rest_of_pass()
         super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):

@@ -30,6 +30,7 @@ from foundry.common.errors import UserError
 from foundry.common.help import introduction
 from foundry.common.processes import run_script, say
 from foundry.common.reports import aligned, human_time, read_json, read_metrics, with_floats
+from foundry.training.rows_read import tokens_at
 from tools.seed_scores import mean_and_deviation
 
 MOST_STEPS = 10**12  # a picture's axis has no room for more
@@ -89,10 +90,12 @@ def read_run(folder: Path, x: str) -> dict:
     if not all(isinstance(line.get("step"), int) and 0 <= line["step"] <= MOST_STEPS for line in lines):
         raise UserError(f"{folder / 'metrics.jsonl'} has a line without a step: is it of a training run?")
     if x == "tokens":
-        tokens_per_step = read_json(folder / "run.json").get("tokens_per_step")
+        run = read_json(folder / "run.json")
+        tokens_per_step = run.get("tokens_per_step")
         if not isinstance(tokens_per_step, int) or not 0 < tokens_per_step <= MOST_STEPS:
             raise UserError(f"--x tokens needs tokens_per_step, which {folder / 'run.json'} does not have")
-        lines = [line | {"tokens": line["step"] * tokens_per_step} for line in lines]
+        tokens = tokens_at(run)
+        lines = [line | {"tokens": tokens(line["step"])} for line in lines]
     lines = [{key: value for key, value in line.items() if not _is_beyond(value)} for line in lines]
     return {"lines": lines, "results": with_floats(read_json(folder / "all_results.json"))}
 

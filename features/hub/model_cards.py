@@ -17,6 +17,7 @@ from foundry.common.reports import human_count, human_time
 from foundry.modeling.families import family_of, is_tied, outgrows_cache, shape_of
 from foundry.publishing.exports import part_of, shown_search
 from foundry.publishing.records import first_entry, task_of
+from foundry.training.rows_read import tokens_at
 from tasks.registry import as_list, source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
@@ -87,6 +88,7 @@ def model_card(
         formats=formats,
         code=_code,
         human_count=human_count,
+        tokens_at=tokens_at,
         human_time=human_time,
         python_text=_python_text,
         shown_search=shown_search,

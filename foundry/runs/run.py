@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from foundry.common.reports import (
     human_bytes,
     human_count,
     human_time,
+    read_json,
     run_record,
     side_file,
     start_summary,
@@ -56,9 +56,11 @@ from foundry.training.checkpoints import (
     check_same_features,
     give_up_later,
     old_files,
+    run_of,
     this_job,
 )
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
+from foundry.training.rows_read import SEGMENTS, with_segment
 
 # Rows of the plan that the first screen leaves out (--plan full, run.json), since they follow from the others or are
 # nearly always the same. A row that is not named here always shows, so whatever is odd does.
@@ -114,6 +116,9 @@ class TrainingRun(Run):
         self.checkpoint = decision.checkpoint
         self.rows = rows | {"speed": decision.speed.described}
         self.sequences = global_batch_size(self.args)
+        self.read_before = trainer.place_at(self.checkpoint)
+        state = read_json(Path(self.checkpoint) / TRAINER_STATE_NAME) if self.checkpoint else {}
+        self.step = state.get("global_step", 0)
         per_example = data.tokens_per_example
         self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
 
@@ -142,14 +147,14 @@ class TrainingRun(Run):
         features than before, or a schedule that does not fit.
         """
         args, data = self.args, self.data
-        steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * data.steps_per_epoch)
+        steps = self.trainer.planned_steps(self.checkpoint)
         self._install_callbacks()
         needs = needs_of(self.trainer.model, args)
         plan = self.plan(steps, needs)
         preview = data.shown(whole=args.dry_run)
         self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
         if needs.memory <= needs.memory_there:
-            plan["time"] = described_time(self.trainer, steps, self._flops())
+            plan["time"] = described_time(self.trainer, steps - self.step, self._flops())
         self.rows_of_plan = {row: text for row, text in plan.items() if text is not None}
         if args.dry_run:  # its longest part first, and the plan last
             record = self._record() | {"arguments": self.decision.decided_flags()}
@@ -198,7 +203,8 @@ class TrainingRun(Run):
             "model": described_model(self.trainer.model),
             "layers kept": getattr(self.trainer.model, "kept_layers", None),
             **self.rows,
-            **self.data.plan(steps),
+            "resumed": self.described_place(steps),
+            **self.data.plan(self._steps_of_this_size(steps)),
             "lost by the tokenizer": described_losses(self.data.losses),
             "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
             f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
@@ -219,6 +225,29 @@ class TrainingRun(Run):
             "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
             f"{human_bytes(needs.disk_there)} free",
         }
+
+    def _steps_of_this_size(self, steps: int) -> float:
+        """In how many steps of the batch that the run has now all rows of the run would be read, those too that it read
+        before in other batches."""
+        to_come = max(0, steps - self.step)
+        before = self.read_before.total / self.sequences
+        return to_come + (round(before) if before.is_integer() else before)
+
+    def described_place(self, steps: int) -> str | None:
+        """For the plan of a resumed run: what it has read, and what is left of it."""
+        if self.checkpoint is None:
+            return None
+        name, read = Path(self.checkpoint).name, self.read_before
+        left = max(0, steps - self.step)
+        of_pass = ""
+        if self.trainer.counts_rows:
+            of_pass = f", pass {read.epoch + 1} has {self.trainer.rows_of_pass - read.of_epoch:,} rows left"
+        if not left:
+            return (
+                f"nothing is left: {name} has made {self.step:,} steps of {steps:,}, {read.total:,} rows{of_pass}. Its "
+                "model is evaluated and saved again; to train on, give more --max_steps or --num_train_epochs"
+            )
+        return f"{name} has read {read.total:,} rows in {self.step:,} steps; {left:,} steps are left{of_pass}"
 
     def _install_callbacks(self) -> None:
         args, ranks = self.args, self.args.world_size
@@ -257,6 +286,7 @@ class TrainingRun(Run):
         record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
         record["sequences_per_step"], record["job"] = self.sequences, this_job()
         record["features"] = self.args.features.decisive()
+        record[SEGMENTS] = with_segment(run_of(self.checkpoint), self.step, self.sequences)
         for feature in self.args.features:
             record |= feature.record()
         record |= {"read": self.read, "plan": self.rows_of_plan}
@@ -268,7 +298,7 @@ class TrainingRun(Run):
         If an upload fails, SystemExit with exit code 1."""
         trainer, results = self.trainer, dict(train_metrics)
         if self.tokens_per_step:
-            results["train_tokens"] = trainer.state.global_step * self.tokens_per_step
+            results["train_tokens"] = round(trainer.rows_read.total * self.tokens_per_step / self.sequences)
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
             results |= _evaluated(trainer) | self.data.signatures

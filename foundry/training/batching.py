@@ -37,15 +37,16 @@ class FilledRows(torch.utils.data.ConcatDataset):
     """Tokenised rows, and after them `filling` more without a label, which count neither in loss nor gradient.
 
     These complete the last batch of every rank; accelerate would repeat rows instead, and so train on them twice.
-    sampler: the order of the rows alone. The attribute `order` samples rows and filling.
+    sampler: the order of the rows alone. The attribute `order` samples rows and filling. spare: as many rows more, for
+    the rest of a pass, which may need more of them.
     """
 
-    def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler):
+    def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler, spare: int = 0):
         first = rows[0]
         blank = first | {name: first[name][:1] for name in ("input_ids", "attention_mask") if name in first}
         blank |= {"labels": [IGNORE_INDEX]}
-        super().__init__([rows, [blank] * filling])
-        self.order = FilledSampler(sampler, range(len(rows), len(self)))
+        super().__init__([rows, [blank] * (filling + spare)])
+        self.order = FilledSampler(sampler, range(len(rows), len(rows) + filling))
 
 
 class FilledSampler(torch.utils.data.Sampler):

@@ -48,6 +48,8 @@ from foundry.common.whole_folders import (
 from foundry.corpora.trained_text import DECIDES_PART, NO_EARLIER, TRAINED_TEXT
 from foundry.features import Features
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
+from foundry.training.rows_read import SAVED_AS as ROWS_READ
+from foundry.training.rows_read import RowsRead
 
 GIVEN_UP = "_given_up-"  # how a checkpoint is renamed if the run resumes from an earlier one
 RUN_FILES = (
@@ -215,6 +217,7 @@ def _losses(path: Path) -> None:
     state = read_json(path)
     _ = float(state["running_loss"]), float(state["total_loss"]), int(state["last_logged_step"])
     _ = state["owed_evaluation"] is None or state["owed_evaluation"]["save_was_due"]
+    _ = [int(count) for count in RowsRead(**state.get(ROWS_READ, {})).record().values()]
 
 
 # {file that a resume reads: function that raises an error if it is unreadable}

@@ -43,9 +43,15 @@ class ResumeCallback(TrainerCallback):
         train_dataloader.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
-        """Sets the epochs of a stream. Trainer does not know its length, and would log fractions of --max_steps."""
-        if hasattr(self.trainer.train_dataset, "epochs_done"):
-            state.epoch = self.trainer.train_dataset.epochs_done()
+        """Counts the rows of the step, and sets the epochs where Trainer cannot know them: of a stream, of which it
+        would log fractions of --max_steps, and of a pass of which only the rest is read."""
+        trainer = self.trainer
+        trainer.count_step()
+        if hasattr(trainer.train_dataset, "epochs_done"):
+            state.epoch = trainer.train_dataset.epochs_done()
+        elif trainer.goes_on_by_rows:
+            read = trainer.rows_read
+            state.epoch = read.epoch + read.of_epoch / trainer.rows_of_pass
 
 
 def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:

@@ -55,10 +55,9 @@ class FiniteTrainer(SavingTrainer):
         size = global_batch_size(self.args)
         if hasattr(self.train_dataset, "examples_of_step"):
             return self.train_dataset.examples_of_step(step, size)
-        sampler = self.train_order()
+        sampler, read = self.train_order(batch=1), self.rows_read
         if not hasattr(sampler, "num_examples"):
             return []
-        steps_per_epoch = max(1, math.ceil(len(sampler) / size))
-        sampler.set_epoch(step // steps_per_epoch)
-        first = step % steps_per_epoch * size
-        return [number % sampler.num_examples for number in itertools.islice(sampler, first, first + size)]
+        sampler.set_epoch(read.epoch)
+        numbers = itertools.islice(sampler, read.of_epoch, read.of_epoch + size)
+        return [number % sampler.num_examples for number in numbers]

@@ -1,21 +1,29 @@
 """The order of rows in training and evaluation: the same for any number of ranks and data workers."""
 
+import itertools
+import math
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 from transformers import Seq2SeqTrainer, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from foundry.arguments.training import global_batch_size
+from foundry.common.reports import read_json
 from foundry.corpora.chunks import EpochSampler, longest_first, row_lengths
 from foundry.modeling.learning import Learning
 from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator
 from foundry.training.preemption import with_own_workers
+from foundry.training.rows_read import RowsRead, end_of_pass, saved_rows, steps_left, steps_of_rest
 
 
 class RowOrderTrainer(Seq2SeqTrainer):
@@ -25,27 +33,33 @@ class RowOrderTrainer(Seq2SeqTrainer):
     batches_in_use: Iterator = iter(())  # Trainer's iterator over the epoch's batches, or with data workers row numbers
     made_batches: Iterator = iter(())  # the batches made of it
     workers: DataLoader | None = None  # the loader that has the data workers, while a training lasts
+    rows_read = RowsRead()
+    goes_on_by_rows = False  # whether a resumed run begins where Trainer's count of steps would not
 
     def get_train_dataloader(self) -> DataLoader:
         """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before. Rows
         without a label fill the last batch of all ranks. While there are data workers, it gives the numbers of rows, of
         which they make the batches. A stream has a loader of its own, as it is split over the ranks already."""
         if not hasattr(self.train_dataset, "loader"):
-            rows, order, collator = self._training_rows()
-            if self.workers is not None:
-                rows, collator = RowNumbers(rows), list
-            return self._loader(rows, self.args.train_batch_size, order, collator)
+            return self._row_loader(self.train_order())
         return self._stream_loader() if self.workers is None else self.workers
+
+    def _row_loader(self, order: Sampler) -> DataLoader:
+        """The loader of the training rows in this order."""
+        rows, order, collator = self._training_rows(order)
+        if self.workers is not None:
+            rows, collator = RowNumbers(rows), list
+        return self._loader(rows, self.args.train_batch_size, order, collator)
 
     def _stream_loader(self) -> DataLoader:
         return with_own_workers(self.train_dataset.loader(self.data_collator, self.args))
 
-    def _training_rows(self) -> tuple[Dataset, Sampler, Callable]:
+    def _training_rows(self, order: Sampler) -> tuple[Dataset, Sampler, Callable]:
         """The rows of training with those that fill its last batch, their order, and what makes batches of them."""
-        rows, order = self.train_dataset, self.train_order()
-        whole = self.args.train_batch_size * self.args.world_size
-        if self.args.world_size > 1 and len(order) % whole:
-            rows = FilledRows(rows, -len(order) % whole, order)
+        rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
+        filling = -len(order) % whole
+        if self.args.world_size > 1 and (filling or self.goes_on_by_rows and not self.has_whole_batches):
+            rows = FilledRows(rows, filling, order, spare=whole - 1 - filling)
             order = rows.order
         collator = self.train_collator or self.data_collator
         for learning in self.args.features.of(Learning):
@@ -82,7 +96,7 @@ class RowOrderTrainer(Seq2SeqTrainer):
             workers = self.args.dataloader_num_workers
             raise ValueError(f"--dataloader_num_workers {workers}: an IterableDataset is read without data workers")
         else:
-            rows, _, collator = self._training_rows()
+            rows, _, collator = self._training_rows(self.train_order())
             loader = RowLoader(rows, collator, self.args)
         self.workers = loader.start()
         if threading.current_thread() is threading.main_thread():
@@ -106,19 +120,105 @@ class RowOrderTrainer(Seq2SeqTrainer):
             iterator._shutdown_workers()
         self.workers = None
 
-    def train_order(self) -> Sampler:
-        """The sampler of training: an order of the rows that depends on the seed and the epoch alone."""
-        dataset = self.train_dataset
+    # ------------------------------------------------------------ how far the training has come, in rows
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the training rows are a table or chunks, whose number is known; a stream has its own place."""
+        return not isinstance(self.train_dataset, IterableDataset)
+
+    @cached_property
+    def has_whole_batches(self) -> bool:
+        """Whether a pass has only whole global batches, and leaves out a rest of the rows."""
+        return getattr(self.train_order(), "group", 1) > 1 or global_batch_size(self.args) == 1
+
+    @cached_property
+    def rows_of_pass(self) -> int | None:
+        """Rows of a whole pass, its rest too; None for a stream."""
+        return len(self.train_order(batch=1)) if self.counts_rows else None
+
+    def place_at(self, checkpoint: str | None) -> RowsRead:
+        """How far the run of a checkpoint had come; the beginning if there is none."""
+        batch = global_batch_size(self.args)
+        if checkpoint is None:
+            return RowsRead(group=batch)
+        step, whole = read_json(Path(checkpoint) / TRAINER_STATE_NAME)["global_step"], False
+        if self.counts_rows:
+            whole = self.has_whole_batches
+        return saved_rows(checkpoint, step, batch, self.rows_of_pass, whole)
+
+    def planned_steps(self, checkpoint: str | None) -> int:
+        """Optimizer steps of the whole run, those before the checkpoint too."""
+        args = self.args
+        if args.max_steps > 0:
+            return args.max_steps
+        done = read_json(Path(checkpoint) / TRAINER_STATE_NAME)["global_step"] if checkpoint else 0
+        pass_ = global_batch_size(args), self.rows_of_pass, self.has_whole_batches
+        return done + steps_left(self.place_at(checkpoint), args.num_train_epochs, *pass_)
+
+    def find_place(self, checkpoint: str | None) -> None:
+        """Finds where the training begins. Where Trainer, which counts steps of the size that they have now, would
+        begin elsewhere, it goes on by rows."""
+        self.rows_read, self.goes_on_by_rows = self.place_at(checkpoint), False
+        if checkpoint is None or not self.counts_rows:
+            return
+        batch, whole = global_batch_size(self.args), self.has_whole_batches
+        rows = self.rows_of_pass
+        if not steps_of_rest(self.rows_read, batch, rows, whole):  # fewer rows are left than a whole batch has
+            self.rows_read = replace(self.rows_read, epoch=self.rows_read.epoch + 1, of_epoch=0)
+        step = read_json(Path(checkpoint) / TRAINER_STATE_NAME)["global_step"]
+        epoch, steps = divmod(step, max(1, steps_of_rest(RowsRead(), batch, rows, whole)))
+        self.goes_on_by_rows = (epoch, steps * batch) != (self.rows_read.epoch, self.rows_read.of_epoch)
+        self.first_epoch, self.first_row = self.rows_read.epoch, self.rows_read.of_epoch
+
+    def count_step(self) -> None:
+        """Counts the rows of an optimizer step."""
+        batch, read = global_batch_size(self.args), self.rows_read
+        if not self.counts_rows:
+            loader = getattr(self.train_dataset, "loader_in_use", None)
+            total = read.total + batch if loader is None else loader.state["next_example"]
+            self.rows_read = replace(read, total=total)
+            return
+        begun_at = self.first_row if self.goes_on_by_rows and read.epoch == self.first_epoch else 0
+        end = end_of_pass(begun_at, batch, self.rows_of_pass, self.has_whole_batches)
+        self.rows_read = read.after_step(batch, end)
+
+    def set_initial_training_values(self, args: TrainingArguments, dataloader: DataLoader) -> tuple:
+        """Overrides Trainer for a run that goes on by rows: how many passes it still begins, and its steps in all."""
+        *others, max_steps = super().set_initial_training_values(args, dataloader)
+        if self.goes_on_by_rows:
+            max_steps = self.planned_steps(self._resumed_from)
+            others[0] = self.first_epoch + 1 + max_steps  # it ends by its steps
+        return *others, max_steps
+
+    def _init_training_state(self, *args, **kwargs) -> tuple[int, int]:
+        """Overrides Trainer for a run that goes on by rows: no batch is skipped, the pass has only the rest."""
+        places = super()._init_training_state(*args, **kwargs)
+        return (self.first_epoch, 0) if self.goes_on_by_rows else places
+
+    def rest_of_pass(self) -> dict:
+        """What `_run_epoch` of Trainer takes for the pass in which a run goes on by rows: the loader of the rows that
+        are left, and how many batches and steps they are."""
+        args, batch = self.args, global_batch_size(self.args)
+        steps = steps_of_rest(self.rows_read, batch, self.rows_of_pass, self.has_whole_batches)
+        end = end_of_pass(self.first_row, batch, self.rows_of_pass, self.has_whole_batches)
+        loader = self._row_loader(RestSampler(self.train_order(batch=1), self.first_epoch, self.first_row, end))
+        batches = math.ceil((end - self.first_row) / (args.train_batch_size * args.world_size))
+        return dict(train_dataloader=loader, steps_in_epoch=batches, num_update_steps_per_epoch=steps)
+
+    def train_order(self, batch: int | None = None) -> Sampler:
+        """The sampler of training: an order of the rows that depends on the seed and the epoch alone. batch: rows of a
+        global batch, by which a pass may end; None: that of the flags."""
+        dataset, batch = self.train_dataset, batch or global_batch_size(self.args)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         strategy, has_sampler = self.args.train_sampling_strategy, hasattr(dataset, "sampler")
         if has_sampler and strategy == "sequential":  # not for a mixture, which Tasks.complete refuses
-            return dataset.sampler(seed, global_batch_size(self.args), in_order=True)
+            return dataset.sampler(seed, batch, in_order=True)
         if strategy == "group_by_length":
-            return GroupedSampler(row_lengths(dataset).tolist(), seed, global_batch_size(self.args))
+            return GroupedSampler(row_lengths(dataset).tolist(), seed, self.rows_read.group or batch)
         if strategy == "sequential":
             return SequentialSampler(dataset)
         if has_sampler:
-            return dataset.sampler(seed, global_batch_size(self.args))
+            return dataset.sampler(seed, batch)
         return EpochSampler(len(dataset), seed)
 
     def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:
@@ -141,6 +241,21 @@ class RowOrderTrainer(Seq2SeqTrainer):
         finally:
             self.compute_metrics = compute
         return output._replace(**in_row_order(output.predictions, output.label_ids))
+
+
+class RestSampler(Sampler):
+    """The rows of one pass from row `first` of its order to row `end`. sampler: that of whole passes."""
+
+    def __init__(self, sampler: Sampler, epoch: int, first: int, end: int):
+        self.sampler, self.first, self.end = sampler, first, end
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(iter(self.sampler), self.first, self.end)
 
 
 class RowNumbers(Dataset):

@@ -22,6 +22,7 @@ from foundry.training.checkpoints import load_loss_state, rotate, save_loss_stat
 from foundry.training.optimizers import restore_schedule
 from foundry.training.resharding import float32_weights, load_state, put_weights, whole_state
 from foundry.training.row_order import RowOrderTrainer
+from foundry.training.rows_read import SAVED_AS as ROWS_READ
 
 if TYPE_CHECKING:
     from foundry.publishing.publication import Uploads
@@ -137,6 +138,7 @@ class SavingTrainer(RowOrderTrainer):
             raise self._put_off
         losses = {"running_loss": self._tr_loss.item(), "total_loss": self._total_loss_scalar}
         losses |= {"last_logged_step": self._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
+        losses[ROWS_READ] = self.rows_read.record()
         texts: dict = {}
         for callback in filter(_has_state, self.feature_callbacks):
             losses |= callback.state()

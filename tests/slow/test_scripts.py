@@ -13,12 +13,13 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import torch
 from absl.testing import parameterized
-from helpers import OVERRIDES, argv_of, run_main
+from helpers import OVERRIDES, argv_of, run_main, sentences
 from matplotlib.image import imread
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -27,6 +28,8 @@ import fine_tune_t5
 import pre_train_t5
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count, read_metrics
+from foundry.trainer_t5 import T5Trainer
+from tools import plot_runs
 
 SUBJECTS = "the cat,a dog,my friend,the river,one bird,her sister,the tall man".split(",")
 VERBS = "sees likes finds follows hears carries".split()
@@ -111,6 +114,20 @@ def write_rows(path: Path, rows: list[dict]) -> None:
     else:
         lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n")
+
+
+@contextlib.contextmanager
+def recorded_rows() -> Iterator[list[list]]:
+    """The rows of each micro-batch that is trained on, as texts of their ids."""
+    batches, plain = [], T5Trainer.training_step
+
+    def step(trainer, model, inputs, *args):
+        rows = zip(inputs["input_ids"].tolist(), inputs["labels"].tolist(), strict=True)
+        batches.append([f"{ids} {[number for number in labels if number > 0]}" for ids, labels in rows])
+        return plain(trainer, model, inputs, *args)
+
+    with mock.patch.object(T5Trainer, "training_step", step):
+        yield batches
 
 
 class ScriptTest(parameterized.TestCase):
@@ -398,3 +415,81 @@ class FineTuneTest(ScriptTest):
                 (home / "x.jsonl").write_text('{"a": "b", "b": "a"}\n')
                 with self.assertRaisesRegex(UserError, "--model_name_or_path: .*google/flan-t5-small.*--config_name"):
                     fine_tune_t5.parse_flags([*flags.split(), "--use_cpu", "true"])
+
+
+class OtherBatchTest(parameterized.TestCase):
+    """A run goes on with another number of sequences a step: every row of a pass is read once."""
+
+    def setUp(self):
+        super().setUp()
+        self.out = Path(self.enterContext(tempfile.TemporaryDirectory())) / "out"
+        rows = [{"source": f"{line} {number}", "target": str(number)} for number, line in enumerate(sentences(50))]
+        write_rows(self.out.parent / "pairs.jsonl", rows)
+
+    def flags(self, script: str, **changes) -> dict:
+        own = dict(max_steps=-1, num_train_epochs=1, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+        own |= dict(save_steps=1, save_total_limit=99, eval_strategy="no", logging_steps=1, dropout_rate=0)
+        own |= dict(lr_scheduler_type="linear", learning_rate=1e-3, warmup_steps=0, load_best_model_at_end="false")
+        if script == "pre_train":
+            return pre_training_flags(self.out) | dict(max_train_samples=150, eval_steps=None) | own | changes
+        files = dict(train_file=self.out.parent / "pairs.jsonl", validation_split_percentage=2)
+        return fine_tuning_flags(self.out, model_name_or_path=pre_trained()[0], **files, seed=3) | own | changes
+
+    @parameterized.product(
+        script=("pre_train", "fine_tune"),
+        size=((4, 4), (4, 1), (3, 1), (8, 1)),  # 16, 4, 3 rows a step, and as many as before
+        more=({}, dict(train_sampling_strategy="group_by_length"), dict(dataloader_num_workers=1)),
+    )
+    def test_every_row_is_read_once(self, script, size, more):
+        if script == "pre_train" and "train_sampling_strategy" in more:
+            self.skipTest("all rows have one length")
+        main = {"pre_train": pre_train_t5, "fine_tune": fine_tune_t5}[script].main
+        with recorded_rows() as whole:
+            before, _ = run(main, **self.flags(script, **more))
+        rows = [row for batch in whole for row in batch]
+        self.assertLen(set(rows), len(rows))
+        size = dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), size, strict=True))
+        step = math.prod(size.values())
+        resume = dict(resume_from_checkpoint=self.out / "checkpoint-2") | size | more
+        with recorded_rows() as rest:
+            found, printed = run(main, **self.flags(script, **resume))
+        again = rows[:16] + [row for batch in rest for row in batch]
+        self.assertLen(set(again), len(again))
+        left = len(rows) - 16
+        if script == "fine_tune":  # a short batch ends its pass
+            self.assertEqual(set(again), set(rows))
+            self.assertLen(rest, math.ceil(left / size["per_device_train_batch_size"]))
+            steps = 2 + math.ceil(left / step)
+        else:  # a pass has whole batches
+            self.assertGreater(len(again), len(rows) - step)
+            steps = 2 + (len(again) - 16) // step
+            length = found["train_tokens"] / len(again)
+            self.assertAlmostEqual(length, before["train_tokens"] / len(rows), delta=0.1)
+        state = read_json(self.out / "trainer_state.json")
+        self.assertEqual((state["global_step"], state["epoch"]), (steps, 1.0))
+        self.assertRegex(printed, f"resumed +checkpoint-2 has read 16 rows in 2 steps; {steps - 2} steps are left")
+        self.assertEqual(read_json(self.out / f"checkpoint-{steps}" / "loss_state_0.json")["rows_read"]["of_epoch"], 0)
+        if step == 16 and not more:
+            resume["resume_from_checkpoint"] = "newest"
+            _, printed = run(main, **self.flags(script, **resume))
+            self.assertRegex(printed, f"resumed +nothing is left: checkpoint-{steps} has made {steps} steps of {steps}")
+            lines = plot_runs.read_run(self.out, "tokens")["lines"] if script == "pre_train" else []
+            tokens = {line["step"]: line["tokens"] for line in lines}
+            if lines:
+                self.assertEqual(tokens[steps], found["train_tokens"])
+                self.assertEqual(tokens[2], round(16 * found["train_tokens"] / len(again)))
+
+    def test_a_checkpoint_that_did_not_count(self):
+        run(pre_train_t5.main, **self.flags("pre_train"))
+        path = self.out / "checkpoint-2" / "loss_state_0.json"
+        state = read_json(path)
+        self.assertEqual(state.pop("rows_read"), {"total": 16, "epoch": 0, "of_epoch": 16, "group": 8})
+        path.write_text(json.dumps(state))
+        (self.out / "checkpoint-2" / "manifest.json").unlink(missing_ok=True)
+        record = read_json(self.out / "run.json")
+        del record["sequences_from_step"]
+        (self.out / "run.json").write_text(json.dumps(record))
+        resume = dict(resume_from_checkpoint=self.out / "checkpoint-2", gradient_accumulation_steps=1)
+        _, printed = run(pre_train_t5.main, **self.flags("pre_train", **resume))
+        self.assertRegex(printed, "resumed +checkpoint-2 has read 16 rows in 2 steps")
+        self.assertEqual(read_json(self.out / "run.json")["sequences_from_step"], {"0": 8, "2": 4})

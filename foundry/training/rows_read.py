@@ -1,0 +1,113 @@
+"""How many rows a run has read, and where in a pass it is: counted in rows, since a resumed run may have other batches.
+
+    read = saved_rows(checkpoint, step=12, batch=16, rows=1_024, whole=True)
+    left = steps_left(read, passes=1.0, batch=16, rows=1_024, whole=True)
+
+A pass over the rows of a pre-training has only whole global batches (`whole`); the last batch of a fine-tuning's pass
+may be a short one.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from foundry.common.reports import is_of, read_json
+
+SAVED_AS = "rows_read"  # in loss_state_*.json
+SEGMENTS = "sequences_from_step"  # in run.json: {step: rows of a global batch from there on}
+
+
+@dataclass(frozen=True)
+class RowsRead:
+    """total: rows in all. epoch, of_epoch: whole passes, and rows of the pass that has begun. group: rows among which
+    `--train_sampling_strategy group_by_length` sorts by length, which must stay for the order to stay."""
+
+    total: int = 0
+    epoch: int = 0
+    of_epoch: int = 0
+    group: int = 0
+
+    def after_step(self, batch: int, end: int) -> "RowsRead":
+        """After a step more. end: rows after which the pass ends."""
+        now = min(self.of_epoch + batch, end)
+        read = replace(self, total=self.total + now - self.of_epoch, of_epoch=now)
+        return replace(read, epoch=read.epoch + 1, of_epoch=0) if now >= end else read
+
+    def record(self) -> dict[str, int]:
+        """As a checkpoint keeps it."""
+        return asdict(self)
+
+
+def end_of_pass(first: int, batch: int, rows: int, whole: bool) -> int:
+    """Rows after which a pass over `rows` rows ends that goes on behind the first `first` of them."""
+    return first + (rows - first) // batch * batch if whole else rows
+
+
+def steps_of_rest(read: RowsRead, batch: int, rows: int, whole: bool) -> int:
+    """Steps until the pass that has begun ends."""
+    end = end_of_pass(read.of_epoch, batch, rows, whole)
+    return math.ceil((end - read.of_epoch) / batch)
+
+
+def steps_left(read: RowsRead, passes: float, batch: int, rows: int, whole: bool) -> int:
+    """Steps until a run of this many passes ends."""
+    per_pass = steps_of_rest(RowsRead(), batch, rows, whole)
+    if not read.of_epoch:
+        return max(0, math.ceil((passes - read.epoch) * per_pass))
+    if passes > read.epoch + 1:
+        return steps_of_rest(read, batch, rows, whole) + math.ceil((passes - read.epoch - 1) * per_pass)
+    end = (passes - read.epoch) * end_of_pass(0, batch, rows, whole)
+    return min(steps_of_rest(read, batch, rows, whole), max(0, math.ceil((end - read.of_epoch) / batch)))
+
+
+def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, whole: bool) -> RowsRead:
+    """What the run of a checkpoint had read at its step. Versions of T5 Foundry that did not count had batches of one
+    size. batch: the size now, for a checkpoint without its run.json. rows: of a pass; None: a stream."""
+    saved = [read_json(path).get(SAVED_AS) for path in sorted(Path(checkpoint).glob("loss_state_*.json"))]
+    if saved and saved[0]:
+        return RowsRead(**saved[0])
+    stream = [read_json(path).get("next_example") for path in sorted(Path(checkpoint).glob("stream_state_*.json"))]
+    if stream:
+        return RowsRead(stream[0], 0, 0, batch)
+    before = read_json(Path(checkpoint).parent / "run.json").get("sequences_per_step") or batch
+    if rows is None:
+        return RowsRead(step * before, 0, 0, before)
+    per_pass = max(1, steps_of_rest(RowsRead(), before, rows, whole))
+    epoch, steps = divmod(step, per_pass)
+    end = end_of_pass(0, before, rows, whole)
+    return RowsRead(epoch * end + steps * before, epoch, steps * before, before)
+
+
+def segments_of(run: dict) -> list[tuple[int, int]]:
+    """[(step, rows of a global batch from there on)] of a run.json. One that its run cannot have written counts as of
+    batches of one size."""
+    found = run.get(SEGMENTS)
+    if not is_of(found, dict[str, int]) or not all(step.isdecimal() and size > 0 for step, size in found.items()):
+        found = {}
+    return sorted((int(step), size) for step, size in (found or {"0": run.get("sequences_per_step") or 1}).items())
+
+
+def with_segment(run: dict, step: int, batch: int) -> dict[str, int]:
+    """The SEGMENTS of a run.json that goes on at a step with batches of this size. run: that of the run before; {} for
+    none."""
+    kept = [(begin, size) for begin, size in (segments_of(run) if run and step else []) if begin < step]
+    if not kept or kept[-1][1] != batch:
+        kept.append((step, batch))
+    return {str(begin): size for begin, size in kept}
+
+
+def tokens_at(run: dict) -> Callable[[int], int] | None:
+    """A function from a step to the tokens that the run with this run.json had read by then; None where its rows have
+    different lengths."""
+    per_step, segments = run.get("tokens_per_step"), segments_of(run)
+    if not per_step:
+        return None
+    now = segments[-1][1]
+
+    def tokens(step: int) -> int:
+        ends = [begin for begin, _ in segments[1:]] + [step]
+        rows = sum(size * max(0, min(end, step) - begin) for (begin, size), end in zip(segments, ends, strict=True))
+        return round(per_step * rows / now)
+
+    return tokens
