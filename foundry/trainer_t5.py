@@ -177,6 +177,7 @@ class T5Trainer(FiniteTrainer):
             )
         self._resumed_from = resume_from_checkpoint
         self.find_place(resume_from_checkpoint)
+        self._draw_by_rank(resume_from_checkpoint)
         try:
             self.start_data_workers()
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -184,6 +185,14 @@ class T5Trainer(FiniteTrainer):
             self.preemption.on_train_end()
             self.watch.on_train_end()
             self.end_data_workers()
+
+    def _draw_by_rank(self, checkpoint: str | None) -> None:
+        """Gives every rank but the first random numbers of its own, since all begin with the same seed: dropout would
+        drop the same places of different rows. A checkpoint holds each rank's; a rank that it has none for, of a run
+        that goes on with more processes, begins with new ones."""
+        rank, step = self.args.process_index, self.rows_read.total
+        if rank or checkpoint and self.args.world_size > 1:
+            torch.manual_seed(int(np.random.default_rng([self.args.seed, rank, step]).integers(2**63)))
 
     def _finalize_training(self, *args, **kwargs):
         """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. Such a run prints no

@@ -306,7 +306,7 @@ class Numbers:
 class GroupedSampler(LengthGroupedSampler):
     """Row numbers in an order in which `group` neighbouring rows have similar lengths. Every epoch has a new order, a
     function of (seed, epoch) alone: Trainer would draw it from dropout's random numbers, which differ by rank and after
-    a resume."""
+    a resume (`T5Trainer._draw_by_rank`)."""
 
     def __init__(self, lengths: list[int], seed: int, group: int):
         super().__init__(group, lengths=lengths, generator=torch.Generator())

@@ -258,6 +258,24 @@ class LauncherTest(parameterized.TestCase):
         self.assertIn("RuntimeError: this rank has had enough", text)
         self.assertLess(time.monotonic() - began, 90)
 
+    def test_ranks_draw_other_dropout_and_draw_it_again_after_a_resume(self):
+        out, found = self.folder / "masks", []
+        steps = "--max_steps 4 --save_steps 2 --eval_strategy no --dropout_rate 0.3 --load_best_model_at_end false"
+        argv = torture.changed(self.flags("pre_train", 2), *steps.split(), "--output_dir", str(out))
+        weights = []
+        for resumed in ([], ["--resume_from_checkpoint", str(out / "checkpoint-2")]):
+            masks = self.folder / f"masks_{len(found)}"
+            self.failing(str(masks), *argv, *resumed, ends_well=True, program="support/masks_of_ranks.py")
+            found.append([json.loads((masks / f"{rank}.json").read_text()) for rank in range(2)])
+            weights.append((out / "model.safetensors").read_bytes())
+        whole, rest = found
+        self.assertNotEmpty(whole[0])
+        self.assertEmpty(set(whole[0]) & set(whole[1]))
+        for of_rank, again in zip(whole, rest, strict=True):
+            self.assertLen(set(of_rank), len(of_rank))
+            self.assertEqual(of_rank[len(of_rank) // 2 :], again)
+        self.assertEqual(*weights)
+
     @parameterized.parameters(("full_disk", "ddp"), ("full_disk_random", "zero2"))
     def test_a_disk_that_is_full_for_one_rank_costs_both_a_checkpoint(self, what, way):
         """The others waited for ever at a barrier within the checkpoint."""
