@@ -156,7 +156,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     warmup_steps: float | None = option(None, "Warm-up steps; below 1: a share of all steps.", at_least=0)
     warmup_start_factor: float = option(0.5, "Share of the peak at step 0 of the warm-up.", at_least=0, at_most=1)
     final_learning_rate_factor: float = option(
-        5e-4, "Share of the peak at the last step of cosine and linear.", at_least=0, at_most=1
+        5e-4, "Share of the peak at the last step of cosine and linear, and greedy's least.", at_least=0, at_most=1
     )
     adam_epsilon: float = option(1e-6, "Epsilon of AdamW.", above=0, at_most=1)
     bf16: bool | None = option(None, "bfloat16 mixed precision.", auto=True)

@@ -59,6 +59,7 @@ from foundry.training.checkpoints import (
     run_of,
     this_job,
 )
+from foundry.training.optimizers import least_greedy_rate
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
 from foundry.training.rows_read import SEGMENTS, with_segment
 
@@ -164,7 +165,8 @@ class TrainingRun(Run):
         shown = self.rows_of_plan if args.plan == "full" else first_screen(self.rows_of_plan)
         left_out = len(self.rows_of_plan) - len(shown)
         more = f"({left_out} more rows: --plan full, or run.json)" if left_out else None
-        self.announce(shown, more, *changed_schedule(self.checkpoint, args, steps))
+        changed = changed_schedule(self.checkpoint, args, steps, dropout_of(self.trainer.model))
+        self.announce(shown, more, *changed)
         if not args.dry_run:
             print_preview(self.trainer.processing_class, preview, LINES)
         refuse_unknown(data.unknown, self.decision.model.most_unknown)
@@ -196,7 +198,7 @@ class TrainingRun(Run):
 
     def plan(self, steps: int, needs: Needs) -> dict[str, str | None]:
         """The rows of the plan but for its time, None for those that do not apply. steps: of the whole run."""
-        args, warmup = self.args, warmup_of(vars(self.args), steps)
+        args = self.args
         limited = args.save_total_limit or args.save_strategy == "no"
         other = other_defaults(args)
         return {
@@ -213,8 +215,7 @@ class TrainingRun(Run):
             "sharding": sharding(self.trainer),
             "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
             + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
-            "schedule": f"{args.lr_scheduler_type} over {steps:,} steps, "
-            f"{f'{warmup:,} of them' if warmup else 'no'} warm-up",
+            "schedule": described_schedule(args, steps),
             "defaults": other and f"other than transformers' (theirs in brackets): {other}",
             "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}"
             + (f", {torch.get_num_threads()} threads" if args.device.type == "cpu" and not args.assume_gpu else ""),
@@ -244,7 +245,7 @@ class TrainingRun(Run):
             of_pass = f", pass {read.epoch + 1} has {self.trainer.rows_of_pass - read.of_epoch:,} rows left"
         if not left:
             return (
-                f"nothing is left: {name} has made {self.step:,} steps of {steps:,}, {read.total:,} rows{of_pass}. Its "
+                f"nothing is left: {name} has made {self.step:,} steps of {steps:,}, {read.total:,} rows. Its "
                 "model is evaluated and saved again; to train on, give more --max_steps or --num_train_epochs"
             )
         return f"{name} has read {read.total:,} rows in {self.step:,} steps; {left:,} steps are left{of_pass}"
@@ -284,6 +285,7 @@ class TrainingRun(Run):
         fingerprints = self.data.fingerprints(self.trainer.processing_class)
         flags, documents = self.decision.flags(), self.data.documents
         record = run_record(flags, self.trainer.model, self.tokens_per_step, fingerprints, documents)
+        record["dropout"] = dropout_of(self.trainer.model)
         record["sequences_per_step"], record["job"] = self.sequences, this_job()
         record["features"] = self.args.features.decisive()
         record[SEGMENTS] = with_segment(run_of(self.checkpoint), self.step, self.sequences)
@@ -366,6 +368,15 @@ def first_screen(plan: dict[str, str]) -> dict[str, str]:
         if row not in DETAILS and not is_ordinary:
             shown[row] = text
     return shown
+
+
+def described_schedule(args: T5TrainingArguments, steps: int) -> str:
+    """ "cosine over 1,000 steps, 100 of them warm-up"; of the greedy one the bound too."""
+    warmup = warmup_of(vars(args), steps)
+    text = f"{args.lr_scheduler_type} over {steps:,} steps, {f'{warmup:,} of them' if warmup else 'no'} warm-up"
+    if args.lr_scheduler_type == "greedy":
+        text += f", the rate never below {least_greedy_rate(args):g}"
+    return text
 
 
 def shown_numbers(results: dict) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -277,13 +278,22 @@ def learning_rate_factor(
     return factor
 
 
+def least_greedy_rate(args) -> float:
+    """The rate below which `--lr_scheduler_type greedy` does not go. transformers' 1e-3, whatever the rate is, would be
+    at or above the rate of most runs, which then only rises."""
+    least = args.learning_rate * args.final_learning_rate_factor
+    return (args.lr_scheduler_kwargs or {}).get("min_lr", least)
+
+
 def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
     """The schedule of `--lr_scheduler_type`: by `learning_rate_factor` if it is one of OWN_SCHEDULES, else, or if
     `--lr_scheduler_kwargs` are given, as transformers defines it."""
     name, warmup_steps = args.lr_scheduler_type, args.get_warmup_steps(total_steps)
     if name not in OWN_SCHEDULES or args.lr_scheduler_kwargs:
-        mode = {"mode": "max" if args.greater_is_better else "min"} if name in BY_METRIC else {}
-        return get_scheduler(name, optimizer, warmup_steps, total_steps, mode | (args.lr_scheduler_kwargs or {}))
+        options: dict[str, Any] = {"mode": "max" if args.greater_is_better else "min"} if name in BY_METRIC else {}
+        if name == "greedy":
+            options["min_lr"] = least_greedy_rate(args)
+        return get_scheduler(name, optimizer, warmup_steps, total_steps, options | (args.lr_scheduler_kwargs or {}))
     start, floor = args.warmup_start_factor, args.final_learning_rate_factor
     factor = learning_rate_factor(name, total_steps, warmup_steps, start, floor)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -573,8 +573,14 @@ class RunTest(TestCase):
         )
         self.run_to_end("--max_steps", "6", *flags)
         size = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "1")
-        found = self.run_to_end("--max_steps", "12", *flags, *size, "--resume_from_checkpoint")
+        others = {"z_loss": 0.01, "max_grad_norm": 0.5, "adam_beta2": 0.9, "final_learning_rate_factor": 0.25}
+        others |= {"label_smoothing_factor": 0.1, "dropout_rate": 0.3}
+        changed = [word for name, value in others.items() for word in (f"--{name}", str(value))]
+        found = self.run_to_end("--max_steps", "12", *flags, *size, *changed, "--resume_from_checkpoint")
         said = (self.folder / "log").read_text()
+        for name, value in others.items():
+            shown = "dropout" if name == "dropout_rate" else f"--{name}"
+            self.assertRegex(said, f"{shown}: {value} from here on, [0-9.e-]+ before")
         for line in (
             "steps: 12 from here on, 6 before",
             "warm-up steps: 2 from here on, 1 before",  # an eighth of them
@@ -583,7 +589,7 @@ class RunTest(TestCase):
             self.assertEqual(said.count(line), 1, said)
         rate = next(line["learning_rate"] for line in found["metrics"] if line["step"] == 7)
         self.assertRegex(said, f"learning rate: {rate:.4g} from here on, [0-9.e-]+ before")
-        self.run_to_end("--max_steps", "12", *flags, *size, "--resume_from_checkpoint")
+        self.run_to_end("--max_steps", "12", *flags, *size, *changed, "--resume_from_checkpoint")
         self.assertEqual((self.folder / "log").read_text().count(" from here on"), said.count(" from here on"))
 
     def test_another_metric_measures_the_best_checkpoint_so_far(self):

@@ -480,6 +480,19 @@ class ScheduleTest(parameterized.TestCase):
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
         self.assertEqual(build_scheduler(args, optimizer, 9).mode, mode)
 
+    @parameterized.product(rate=(1e-2, 1e-3, 1e-4), kwargs=(None, {"min_lr": 2e-5}))
+    def test_the_greedy_schedule_can_lower_any_rate(self, rate, kwargs):
+        """transformers' bound of 1e-3 is at T5's usual rates: these only rose."""
+        args = arguments(lr_scheduler_type="greedy", learning_rate=rate, lr_scheduler_kwargs=kwargs)
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate)
+        schedule = build_scheduler(args, optimizer, 9)
+        for _ in range(13):  # its patience is 10 evaluations
+            schedule.step(1.0)
+        self.assertAlmostEqual(optimizer.param_groups[0]["lr"], 0.95 * rate)
+        for _ in range(8_000):
+            schedule.step(1.0)
+            self.assertGreaterEqual(optimizer.param_groups[0]["lr"], 2e-5 if kwargs else 5e-4 * rate)
+
     def test_unknown_schedule_is_refused(self):
         with self.assertRaisesRegex(ValueError, "--lr_scheduler_type cosin: must be one of linear, cosine, "):
             arguments(lr_scheduler_type="cosin")
