@@ -31,6 +31,15 @@ _SCHEDULES = {
 }
 
 
+# Sections with which DeepSpeed would decide what T5Trainer decides: {section: why it is not followed}.
+_NOT_FOLLOWED = {
+    "elasticity": "would choose other batches than the flags",
+    "curriculum_learning": "would cut the rows that the model reads, for models with DeepSpeed's own inputs",
+    "data_efficiency": "would choose the order and the length of the rows, which the flags decide",
+    "progressive_layer_drop": "would leave out layers in training, which T5's layers do not know",
+}
+
+
 def zero_stage(args: Any) -> int:
     """ZeRO stage of `--deepspeed`; 0 without it."""
     config = getattr(args, "hf_deepspeed_config", None)
@@ -91,7 +100,19 @@ def read_deepspeed(path: str) -> dict:
         raise UserError(f"--deepspeed {path}: {reason}. Name DeepSpeed's JSON file, such as {_EXAMPLE}") from None
     if not isinstance(config, dict):
         raise UserError(f"--deepspeed {path}: holds no JSON object. {_EXAMPLE} is a file that works")
+    if "bfloat16" in config:  # of older files; DeepSpeed knows it, and Trainer only the newer name
+        if "bf16" in config:
+            raise UserError(f"--deepspeed {path}: has the sections bf16 and bfloat16, which are one: keep bf16")
+        config["bf16"] = config.pop("bfloat16")
+    for section, reason in _NOT_FOLLOWED.items():
+        if _is_enabled(config, section):
+            raise UserError(f"--deepspeed {path}: {section} {reason}. Remove the section")
     return config
+
+
+def _is_enabled(config: dict, section: str) -> bool:
+    value = config.get(section)
+    return bool(value.get("enabled", True) if isinstance(value, dict) else value)
 
 
 def flags_of_deepspeed(values: dict[str, Any], given: set[str]) -> dict[str, Any]:

@@ -331,10 +331,24 @@ class DeepSpeedTest(parameterized.TestCase):
         (ZERO_2 | {"optimizer": {"type": "Lamb"}}, [], "optimizer Lamb is not taken .* give --optim"),
         (ZERO_2 | {"scheduler": {"type": "OneCycle"}}, [], "scheduler OneCycle is not taken"),
         ([1], [], "holds no JSON object"),
+        (NUMBERS | {"bfloat16": {"enabled": True}}, [], "has the sections bf16 and bfloat16, which are one: keep bf16"),
+        (
+            ZERO_2 | {"elasticity": {"enabled": True, "max_train_batch_size": 64}},
+            [],
+            "elasticity would choose other ba",
+        ),
+        (ZERO_2 | {"curriculum_learning": {"enabled": True}}, [], "curriculum_learning would cut the rows"),
+        (ZERO_2 | {"data_efficiency": {"enabled": True}}, [], "data_efficiency would choose the order"),
     )
     def test_contradictions(self, config, argv, message):
         with self.assertRaisesRegex(UserError, message):
             self.parse(config, *argv)
+
+    def test_sections_of_older_files(self):
+        """bfloat16 was taken for no section of the kind, and the run computed with float32."""
+        args = self.parse(ZERO_2 | {"bfloat16": {"enabled": True}, "elasticity": {"enabled": False}})
+        self.assertTrue(args.bf16)
+        self.assertTrue(args.hf_deepspeed_config.config["bf16"]["enabled"])
 
     def test_zero_3_saves_the_model(self):
         """The run ended well, and there was no model file."""
