@@ -35,6 +35,10 @@ LOOKED_AT, LONGEST_LINE = 8, 2**24  # lines, and bytes of each, that are read to
 
 
 # ---------------------------------------------------------------- which files
+# Names of files that stand beside data, and are often none. They are read, since runs that resume have read them.
+NOTES = ("README", "LICENSE", "LICENCE", "COPYING", "NOTICE", "AUTHORS", "CHANGELOG", "CITATION", "CONTRIBUTING")
+
+
 class FoundFiles(list[Path]):
     """The files to read, in their order. left_out: {reason: names of the files that are not read}."""
 
@@ -95,6 +99,11 @@ def _named(flag: str, text: str, suffixes: tuple[str, ...]) -> FoundFiles:
             f"{flag} {text}: no such file, and no folder or pattern with {' '.join(suffixes)} files"
             + (f"; {found}" if found else "")
             + (f". Arrays of ids are named by a pattern: {text.rstrip('/')}/*.npy" if ".npy" in found else "")
+        )
+    notes = [file.name for file in files if file.name.partition(".")[0].upper() in NOTES]
+    if notes and len(notes) < len(files):
+        say_once(
+            f"{flag} {text}: read like the other files: {_three(notes)}. Move what is no text of its own elsewhere"
         )
     return files
 
