@@ -21,7 +21,15 @@ from foundry.common.errors import UserError
 from foundry.common.paths import check_folder
 from foundry.common.processes import print_once, visible
 from foundry.common.reports import plain_json, read_json, write_json
-from foundry.corpora.files import ROW_SUFFIXES, check_file, data_suffix, is_plain_text, open_text, say_once
+from foundry.corpora.files import (
+    COMPRESSIONS,
+    ROW_SUFFIXES,
+    check_file,
+    data_suffix,
+    is_plain_text,
+    open_text,
+    say_once,
+)
 from foundry.corpora.reading import first_line, with_spaces
 from foundry.corpora.sentences import cut_sentences
 from tasks.own_entry import translated
@@ -234,6 +242,11 @@ def check_files(args: Any, others: str = "", suffix: str = ".answers.jsonl") -> 
     args.output_file = args.output_file or f"{args.input_file}{suffix}"
     if Path(args.output_file).absolute() == Path(args.input_file).absolute():
         raise UserError(f"--output_file {args.output_file}: is the input file. Name another one")
+    ending = Path(args.output_file).suffix.lower()
+    if suffix.endswith(".jsonl") and ending in (".csv", ".tsv", ".parquet", *COMPRESSIONS):
+        raise UserError(
+            f"--output_file {args.output_file}: answers are JSON lines, not {ending}: name it answers.jsonl"
+        )
     check_folder("--output_file", str(Path(args.output_file).parent))
 
 

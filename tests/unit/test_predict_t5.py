@@ -787,6 +787,18 @@ class TaskTest(TestCase):
     def test_answers_do_not_take_the_place_of_their_inputs(self):
         path = self.write("answers.jsonl", '{"text": "x"}\n')
         self.assertRegex(self.predict(path, code=2)[2], "--output_file .*answers.jsonl: is the input file")
+        for name in ("a.csv", "a.TSV", "a.jsonl.gz"):
+            flags = [
+                "--model_name_or_path",
+                self.model,
+                "--input_file",
+                path,
+                "--output_file",
+                self.folder / name,
+                *FLAGS,
+            ]
+            error = run_main(predict_t5.main, *flags, code=2)[2]
+            self.assertRegex(error, "--output_file .*: answers are JSON lines, not [.][a-z]+: name it answers.jsonl")
         self.assertEqual(path.read_text(), '{"text": "x"}\n')
 
 
