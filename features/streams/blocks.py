@@ -28,7 +28,7 @@ from foundry.common.digests import HASHED_BYTES, PIECE_BYTES, check_unchanged, c
 from foundry.common.errors import UserError
 from foundry.common.processes import say
 from foundry.corpora.files import COMPRESSIONS, data_kind, is_plain_text
-from foundry.corpora.hub import DataFiles, load_dataset_splits, saved_files
+from foundry.corpora.hub import DataFiles, contents_of, load_dataset_splits, saved_files
 from foundry.corpora.own_ids import ArrayDocuments
 from foundry.corpora.reading import (
     WIKI_OPEN,
@@ -98,6 +98,7 @@ class Corpus:
     description: str
     fingerprint: str
     origin: Sequence[Path] | str  # as that of `Source`
+    older_fingerprint: str | None = None  # as runs have it that knew a local data set by its name
 
     def __init__(self, blocks: list[Block]):
         self.blocks = blocks
@@ -443,10 +444,13 @@ class HubCorpus(Corpus):
         self.number_of_shards = self.dataset.num_shards
         super().__init__([Block(None, "shard", group=number) for number in range(self.number_of_shards)])
         self.saved = saved = saved_files(name, split)
-        self.origin = saved or f"{name} {config} {split}"
-        self.stamps = {path: stamp(path) for path in saved or Path(name).rglob("*.parquet")}
-        described = (name, config, split, len(self), *([contents_digest(saved)] if saved else ()))
+        contents = contents_of(name, split)
+        self.origin = contents or f"{name} {config} {split}"
+        self.stamps = {path: stamp(path) for path in contents}
+        by_name = name, config, split, len(self), *([contents_digest(saved)] if saved else ())
+        described = (config, split, len(self), contents_digest(contents)) if contents else by_name
         self.fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
+        self.older_fingerprint = hashlib.sha256(repr(by_name).encode()).hexdigest()
         self.description = f"{name}, {split}, a stream of {len(self):,} shards"
 
     def estimated(self, measure: Callable[[dict], float], most: float) -> float | None:

@@ -324,9 +324,14 @@ class StreamDataset(torch.utils.data.IterableDataset):
         self.weights = list(weights)
         self.turns = np.repeat(np.arange(len(corpora), dtype=np.uint16), shares(weights, TURNS))
         # All that decides the order: a state saved by a stream with another order would point to other examples.
-        decisive = [[c.fingerprint, len(c), c.blocks[0].start] for c, _ in corpora]
-        decisive += [self.lanes, self.weights, seed, shuffle_buffer_size, description]
-        self.fingerprint = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()
+        others = [self.lanes, self.weights, seed, shuffle_buffer_size, description]
+
+        def fingerprint(of_corpora: list[str]) -> str:
+            decisive = [[print_, len(c), c.blocks[0].start] for print_, (c, _) in zip(of_corpora, corpora, strict=True)]
+            return hashlib.sha256(json.dumps(decisive + others, default=str).encode()).hexdigest()
+
+        self.fingerprint = fingerprint([c.fingerprint for c, _ in corpora])
+        self.older_fingerprint = fingerprint([c.older_fingerprint or c.fingerprint for c, _ in corpora])
         self.next_example, self.lane_states = 0, {}
         self.loader_in_use: StreamLoader | None = None
 
@@ -422,7 +427,7 @@ class StreamDataset(torch.utils.data.IterableDataset):
             raise UserError(
                 f"--resume_from_checkpoint {checkpoint}: its place in the stream is lost ({error})"
             ) from None
-        if known != {self.fingerprint}:
+        if known not in ({self.fingerprint}, {self.older_fingerprint}):
             raise UserError(
                 f"--resume_from_checkpoint {checkpoint}: its run read another stream: files, --seed, "
                 "--shuffle_buffer_size, tokenizer and lengths must stay"

@@ -13,6 +13,7 @@ import huggingface_hub
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from constants import DATASET_VALS
+from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.paths import check_folder
 from foundry.common.processes import answers, print_once
@@ -108,6 +109,25 @@ def saved_files(name: str, split: str) -> list[Path]:
     """The files of a split of a saved data set; [] if `name` is none."""
     folder = Path(name) / split if (Path(name) / split / "state.json").is_file() else Path(name)
     return [folder / name for name in _names_of_files(folder)]
+
+
+def contents_of(name: str, split: str) -> list[Path]:
+    """The files by whose contents a local data set is known: those of a split of a saved one, all of another folder; []
+    for a name of the Hub."""
+    if saved := saved_files(name, split):
+        return saved
+    found = Path(name).rglob("*") if Path(name).is_dir() else ()
+    return sorted(file for file in found if file.is_file() and not file.name.startswith("."))
+
+
+def _cache_of(name: str) -> str | None:
+    """Where `datasets` keeps what it has read of a local folder: a folder for its contents, since `datasets` itself
+    goes by names and times. None: as always."""
+    import datasets
+
+    if not Path(name).is_dir():
+        return None
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / "contents" / contents_digest(contents_of(name, ""))[:32])
 
 
 def _names_of_files(folder: Path) -> list:
@@ -279,15 +299,16 @@ def _splits_of_datasets(builder: Any, name: str, config: str | None, shown: str,
 
     is_guessed = builder is not None and builder.name in ("csv", "json") and builder.info.features is None
     if not is_guessed:
-        return datasets.load_dataset(name, config, streaming=streaming)
+        return datasets.load_dataset(name, config, cache_dir=_cache_of(name), streaming=streaming)
     if builder.name == "json":
-        splits = datasets.load_dataset(name, config, streaming=streaming)
+        splits = datasets.load_dataset(name, config, cache_dir=_cache_of(name), streaming=streaming)
         why = f"is read by `datasets`{_because(builder.config)}, which may have changed its texts: use --train_file"
         return {split: _without_changed(rows, shown, why) for split, rows in splits.items()}
     guessed = datasets.load_dataset(name, config, streaming=True)
     columns = next(iter(next(iter(guessed.values()))), {})
     texts = datasets.Features({column: datasets.Value("string") for column in columns})
-    return datasets.load_dataset(name, config, features=texts, na_filter=False, streaming=streaming)
+    options = dict(cache_dir=_cache_of(name), streaming=streaming)
+    return datasets.load_dataset(name, config, features=texts, na_filter=False, **options)
 
 
 def _because(config: Any) -> str:

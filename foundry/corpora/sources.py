@@ -23,7 +23,7 @@ from foundry.common.processes import print_once
 from foundry.common.reports import human_bytes
 from foundry.common.whole_folders import cached
 from foundry.corpora.files import data_kind, is_plain_text, split_weights
-from foundry.corpora.hub import DataFiles, load_dataset_splits, saved_files
+from foundry.corpora.hub import DataFiles, contents_of, load_dataset_splits, saved_files
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, read_ids, row_ids
 from foundry.corpora.reading import column_texts, read_documents
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -165,9 +165,12 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cach
                 raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
             shown = f"{name} ({len(dataset):,} rows{not_read(splits)})"
             # state.json of a saved data set may claim any fingerprint: two of other contents would share their tokens.
-            saved = saved_files(name, split)
-            fingerprint = contents_digest(saved, cache) if saved else dataset._fingerprint
-            origin = saved or f"{name} {config} {split}"
+            # Of another folder `datasets` knows the name and the times.
+            contents = contents_of(name, split)
+            fingerprint = contents_digest(contents, cache) if contents else dataset._fingerprint
+            if contents and not saved_files(name, split):
+                fingerprint = hashlib.sha256(f"{fingerprint} {config} {split}".encode()).hexdigest()
+            origin = contents or f"{name} {config} {split}"
             sources[split] = Source(shown, fingerprint, [], column, dataset, ids=ids, origin=origin)
     return sources
 

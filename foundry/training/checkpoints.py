@@ -318,6 +318,21 @@ _OF_A_NODE = (
 )
 
 
+# Flags that may change in a resumed run, whose later steps then are others. (`restore_schedule` compares the rate and
+# the weight decay.)
+_CHANGES_LATER_STEPS = (
+    "final_learning_rate_factor",
+    "warmup_start_factor",
+    "z_loss",
+    "label_smoothing_factor",
+    "max_grad_norm",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bf16",
+)
+
+
 def check_same_flags(*groups: object) -> None:
     """UserError in every process unless all were started with the same flags. Values that are paths may differ between
     nodes. groups: the parsed dataclasses."""
@@ -375,12 +390,25 @@ def _compared(checkpoint: str, config: PretrainedConfig, fingerprints: dict[str,
         had, has = saved.get("earlier", NO_EARLIER), fingerprints["earlier"]
         compared.append(("what --model_name_or_path was trained on before", had, has))
     contents = [name for name in ("train", "tokenizer") if name in saved and name in fingerprints]
+    if "train" in contents and saved["train"] != fingerprints["train"] and _knew_a_folder_by_its_name(run, now):
+        contents.remove("train")
+        print_once(
+            f"{checkpoint}: its run knew {now['dataset_name']} by its name: whether it holds the same is not known"
+        )
     compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
     for folder, names in run.get("features", {}).items():  # one that has been deleted since has no flag now
         gone = [name for name in names if flags.get(name) is not None and name not in now]
         compared += [(f"--{name} of features/{folder}", flags[name], "no such flag") for name in gone]
     return compared
+
+
+def _knew_a_folder_by_its_name(run: dict, now: dict) -> bool:
+    """Whether a pre-training read a local folder with --dataset_name, and is of a version that knew this by its name
+    and its files' times: it did not know what earlier runs were trained on either."""
+    name = now.get("dataset_name")
+    is_same = "objective" in now and name and name == run.get("arguments", {}).get("dataset_name")
+    return bool(is_same and Path(name).is_dir() and "earlier" not in run.get("fingerprints", {}))
 
 
 def _flat(config: dict) -> dict:
@@ -395,10 +423,10 @@ def run_of(checkpoint: str | None) -> dict:
     return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
 
 
-def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int) -> list[str]:
+def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int, dropout: float) -> list[str]:
     """A line for each setting that a resumed run of `steps` steps changes: length, schedule and warm-up (another
-    learning rate from here on), sequences per step (other examples), number of processes (other random numbers for
-    dropout)."""
+    learning rate from here on), sequences per step, number of processes (other random numbers for dropout), and what
+    loss and updates depend on. dropout: the model's."""
     if checkpoint is None:
         return []
     state, run = read_json(Path(checkpoint) / "trainer_state.json"), run_of(checkpoint)
@@ -409,6 +437,10 @@ def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: i
     if "lr_scheduler_type" in run.get("arguments", {}):
         before["schedule"] = run["arguments"]["lr_scheduler_type"]
         before["warm-up steps"] = warmup_of(run["arguments"], state["max_steps"])
+    recorded = run.get("arguments", {})
+    for name in _CHANGES_LATER_STEPS:
+        now[f"--{name}"], before[f"--{name}"] = getattr(args, name, None), recorded.get(name)
+    now["dropout"], before["dropout"] = dropout, run.get("dropout", recorded.get("dropout_rate"))
     changed = [name for name, value in now.items() if before.get(name) not in (None, value)]
     return [f"{name}: {now[name]} from here on, {before[name]} before" for name in changed]
 

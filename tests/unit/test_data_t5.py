@@ -36,6 +36,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, 
 
 from constants import BUILTIN_CORPUS
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
+from features.streams.streamed_text import open_corpus
 from foundry.arguments.task import TaskArguments, check_tasks
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.common import digests
@@ -978,6 +979,50 @@ class TokenisedTest(TestCase):
         args.dataset_name = str(self.folder / "moved")
         tokenised(args, find_sources(args), self.tokenizer)
         self.assertLen(self.caches(), 1)
+
+    def test_notes_beside_the_text_are_named(self):
+        for name in ("README", "LICENSE.txt", "a.txt", "b.txt"):
+            self.write(f"noted/{name}", "Some text.\n")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            found = expand_files("--train_file", [str(self.folder / "noted")])
+        self.assertLen(found, 4)
+        self.assertRegex(printed.getvalue(), "--train_file .*noted: read like the other files: LICENSE.txt, README")
+
+    @parameterized.product(layout=("saved", "parquet", "json"), streaming=(False, True))
+    def test_a_local_folder_is_known_by_its_contents(self, layout, streaming):
+        """It was known by its name and its files' times: other texts were trained on unseen, equal ones refused."""
+
+        def write(folder: Path, lines: list[str]) -> None:
+            rows = datasets.Dataset.from_dict({"text": lines})
+            if layout == "saved":
+                rows.save_to_disk(folder)
+                return
+            folder.mkdir(exist_ok=True)
+            rows.to_parquet(folder / "a.parquet") if layout == "parquet" else rows.to_json(folder / "a.jsonl")
+
+        def found(folder: Path) -> tuple[str, list[str]]:
+            args = self.arguments(dataset_name=str(folder))
+            if not streaming:
+                source = find_sources(args)["train"]
+                return source.fingerprint, list(source.documents())
+            corpus = open_corpus(args)["train"]
+            return corpus.fingerprint, [row["text"] for _, row in corpus.all_rows()]
+
+        one, other = self.folder / "one", self.folder / "two"
+        write(one, LINES[:100])
+        files = [path for path in one.rglob("*") if path.is_file()]
+        times = {path.name: path.stat().st_mtime_ns for path in files}
+        first = found(one)
+        self.assertEqual(first[1], LINES[:100])
+        shutil.copytree(one, other)
+        self.assertEqual(found(other), first)
+        shutil.rmtree(one)
+        write(one, LINES[100:200])
+        for path in one.rglob("*"):
+            os.utime(path, ns=(times.get(path.name, 0), times.get(path.name, 0)))
+        changed = found(one)
+        self.assertNotEqual(changed[0], first[0])
+        self.assertEqual(changed[1], LINES[100:200])
 
     def test_memory_mapped_with_the_smallest_type(self):
         words = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(3, 2**16))]
