@@ -433,6 +433,7 @@ class OtherBatchTest(parameterized.TestCase):
         if script == "pre_train":
             return pre_training_flags(self.out) | dict(max_train_samples=150, eval_steps=None) | own | changes
         files = dict(train_file=self.out.parent / "pairs.jsonl", validation_split_percentage=2)
+        files |= dict(source_column="source", target_column="target")
         return fine_tuning_flags(self.out, model_name_or_path=pre_trained()[0], **files, seed=3) | own | changes
 
     @parameterized.product(
