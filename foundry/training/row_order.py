@@ -57,8 +57,9 @@ class RowOrderTrainer(Seq2SeqTrainer):
     def _training_rows(self, order: Sampler) -> tuple[Dataset, Sampler, Callable]:
         """The rows of training with those that fill its last batch, their order, and what makes batches of them."""
         rows, whole = self.train_dataset, self.args.train_batch_size * self.args.world_size
-        filling = -len(order) % whole
-        if self.args.world_size > 1 and (filling or self.goes_on_by_rows and not self.has_whole_batches):
+        filling = -len(order) % whole if self.args.world_size > 1 else 0
+        needs_spare = self.args.world_size > 1 and self.goes_on_by_rows and not self.has_whole_batches
+        if filling or needs_spare:
             rows = FilledRows(rows, filling, order, spare=whole - 1 - filling)
             order = rows.order
         collator = self.train_collator or self.data_collator

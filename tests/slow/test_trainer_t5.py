@@ -791,7 +791,7 @@ class RunTest(TrainerTest):
         data |= dict(flops_per_sequence=lambda _: 1000, shown=lambda **_: [], read={}, losses={})
         speed = types.SimpleNamespace(described="plain", attention="eager", forms=None)
         decision = Decision("test", ModelArguments(), TaskArguments(), trainer.args, None, speed, checkpoint)
-        run = TrainingRun(decision, trainer, types.SimpleNamespace(**data), {})
+        run = TrainingRun(decision, trainer, types.SimpleNamespace(keep=lambda _: None, **data), {})
         return quietly(run.start)[1]
 
     def patient_trainer(self, patience: int) -> T5Trainer:
