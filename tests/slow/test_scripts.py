@@ -425,10 +425,18 @@ class OtherBatchTest(parameterized.TestCase):
         self.out = Path(self.enterContext(tempfile.TemporaryDirectory())) / "out"
         rows = [{"source": f"{line} {number}", "target": str(number)} for number, line in enumerate(sentences(50))]
         write_rows(self.out.parent / "pairs.jsonl", rows)
+        pre_trained()  # before any row is recorded
 
     def flags(self, script: str, **changes) -> dict:
         own = dict(max_steps=-1, num_train_epochs=1, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-        own |= dict(save_steps=1, save_total_limit=99, eval_strategy="no", logging_steps=1, dropout_rate=0)
+        own |= dict(
+            save_strategy="steps",
+            save_steps=1,
+            save_total_limit=99,
+            eval_strategy="no",
+            logging_steps=1,
+            dropout_rate=0,
+        )
         own |= dict(lr_scheduler_type="linear", learning_rate=1e-3, warmup_steps=0, load_best_model_at_end="false")
         if script == "pre_train":
             return pre_training_flags(self.out) | dict(max_train_samples=150, eval_steps=None) | own | changes
