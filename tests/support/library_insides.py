@@ -15,6 +15,9 @@ OVERRIDES = [
     "get_eval_dataloader",
     "get_test_dataloader",
     "evaluation_loop",
+    # a run that is resumed with another batch goes on at its next row, where Trainer counts steps of the new size
+    "set_initial_training_values",
+    "_init_training_state",
     # saves the shared embedding once, float32 weights also where DeepSpeed computes with bfloat16 ones, and task.json
     # with every model
     "_save",
