@@ -123,7 +123,8 @@ def recorded_rows() -> Iterator[list[list]]:
 
     def step(trainer, model, inputs, *args):
         rows = zip(inputs["input_ids"].tolist(), inputs["labels"].tolist(), strict=True)
-        batches.append([f"{ids} {[number for number in labels if number > 0]}" for ids, labels in rows])
+        read = [[[number for number in ids if number > 0] for ids in row] for row in rows]  # without padding
+        batches.append([str(row) for row in read])
         return plain(trainer, model, inputs, *args)
 
     with mock.patch.object(T5Trainer, "training_step", step):
