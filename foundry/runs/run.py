@@ -65,7 +65,7 @@ from foundry.training.rows_read import SEGMENTS, with_segment
 
 # Rows of the plan that the first screen leaves out (--plan full, run.json), since they follow from the others or are
 # nearly always the same. A row that is not named here always shows, so whatever is odd does.
-DETAILS = ("tokenizer", "lengths", "sample", "stream", "chunks", "steps", "speed", "defaults")
+DETAILS = ("tokenizer", "lengths", "sample", "chunks", "steps", "speed", "defaults")
 ORDINARY = {"sharding": "none", "lost by the tokenizer": "nothing.*"}  # {row: text that says that nothing is odd}
 
 
