@@ -19,6 +19,7 @@ from foundry.common.processes import print_once
 from foundry.common.reports import read_json
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.generation_settings import deciding_settings
+from foundry.modeling.loading import load_config
 from foundry.publishing.exports import (
     NEW_TOKENS,
     Answers,
@@ -254,9 +255,11 @@ def engine_folder(name: str) -> Path:
 
 
 def files_of_engine(name: str) -> list[Path]:
-    """What CTranslate2 loads. UserError for what is no file: a pipe would be waited for."""
+    """What is loaded. UserError for what is no file: a pipe would be waited for."""
     folder = engine_folder(name)
-    files = [folder / file for file in (*FORMAT.files, COMPARISON)]
+    files = [folder / file for file in FORMAT.files]
+    if (folder / COMPARISON).exists():
+        files.append(folder / COMPARISON)
     for file in files:
         if not file.is_file():
             why = "is no file" if file.exists() else "is missing"
@@ -310,7 +313,7 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
     options_of(config, {}, plan)  # a setting that CTranslate2 lacks is refused before the first answer
     files_of_engine(plan.args.model_name_or_path)
     folder, eos = engine_folder(plan.args.model_name_or_path), plan.tokenizer.eos_token_id
-    limits = read_json(folder / COMPARISON)
+    limits = read_json(folder / COMPARISON) or limits_of(load_config(str(plan.folder), "--model_name_or_path"))
     check_lengths(plan, limits)
     engine = load_engine(folder, "one_at_a_time" in limits, len(plan.tokenizer))
 

@@ -112,7 +112,6 @@ class BackendTest(test_predict_t5.TestCase):
         (TOKENS, "pipe", "its shared_vocabulary.json is no file"),
         ("comparison.json", b"[]", "comparison.json holds no JSON object"),
         ("comparison.json", b"{", "comparison.json is not JSON"),
-        ("comparison.json", None, "its comparison.json is missing"),
         ("comparison.json", "pipe", "its comparison.json is no file"),
     )
     def test_a_damaged_folder_is_named(self, name, content, message):
