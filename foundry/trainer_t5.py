@@ -1,16 +1,25 @@
 """`Seq2SeqTrainer` made exact for T5: loss over the global batch, evaluation that counts every token and example once.
 
-Its parts, each a subclass of the one before: training/row_order.py, saving.py, non_finite.py. It also uses flow.py
-(when it logs, evaluates, saves and ends) and teacher_forcing.py (class labels are scored without generating).
+An optimizer step, in its order:
+
+1. `get_batch_samples` takes the step's micro-batches from `rows` (training/row_order.py: an order that is the same for
+   any number of ranks), through `step_watch` (training/broken_steps.py), and counts the target tokens of all of them on
+   all ranks. A feature's callback may add answers (`begin_step`).
+2. Trainer's `training_step` calls the model for each micro-batch. Its forward pass ends in the loss
+   (modeling/loss.py): a sum over target tokens, divided by their number in the whole step. Backward pass.
+3. Trainer clips the gradient; `_get_grad_norm` ends the run if it is not finite.
+4. Update (training/optimizers.py), then the schedule (`create_scheduler`).
+5. `on_step_end` of the callbacks, in the order of `__init__`: training/flow.py says what is due (log, evaluation,
+   save, end) and counts the rows; training/preemption.py asks whether a signal or time limit ends the run.
+6. `_maybe_log_save_evaluate` does what is due: `evaluate` scores each task by its own rule, `_save_checkpoint` writes a
+   checkpoint that is whole or absent (training/saving.py).
 
 Legend of shapes: B batch, T target length, C class labels.
 """
 
 import contextlib
 import copy
-import itertools
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,21 +28,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate.utils import DynamoBackend, gather_object, send_to_device
+from accelerate.utils import DynamoBackend, send_to_device
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset
-from transformers import DefaultFlowCallback, PreTrainedModel
+from torch.utils.data import DataLoader, Dataset
+from transformers import DefaultFlowCallback, PreTrainedModel, Seq2SeqTrainer, TrainerCallback
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
-from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, SaveStrategy, TrainOutput
 
 from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
-from foundry.common.errors import StreamError, UserError
-from foundry.common.processes import finish_process_group, is_first_process, print_once, say
+from foundry.common.errors import UserError
+from foundry.common.processes import finish_process_group, print_once
+from foundry.common.whole_folders import SAVING
 from foundry.model_t5 import use_one_embedding_module
 from foundry.modeling.decoding import Source
 from foundry.modeling.families import family_of
@@ -46,11 +55,20 @@ from foundry.modeling.products import take_onednn, take_torch
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.publishing.publication import Publication
 from foundry.training.batching import OneShapeCollator, PackingCollator
+from foundry.training.broken_steps import StepWatch
 from foundry.training.flow import FlowCallback, LossTermsCallback, ResumeCallback
-from foundry.training.non_finite import FiniteTrainer
 from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
-from foundry.training.preemption import EvaluationStopped, PreemptionCallback, worker_has_ended
+from foundry.training.preemption import EvaluationStopped, PreemptionCallback, undone_if_stopped
 from foundry.training.progress import WatchCallback
+from foundry.training.row_order import TrainingRows, evaluation_loader, in_row_order
+from foundry.training.saving import (
+    CheckpointWriter,
+    complete_model,
+    load_optimizer,
+    load_weights,
+    named_weights,
+    save_optimizer,
+)
 from foundry.training.teacher_forcing import score_rows
 
 
@@ -96,7 +114,7 @@ class EvaluationTask:
     max_length: int
 
 
-class T5Trainer(FiniteTrainer):
+class T5Trainer(Seq2SeqTrainer):
     """Seq2SeqTrainer with T5's loss, optimizers, schedules, data order and evaluation.
 
     The model's class is changed so that its forward pass computes the loss (modeling/loss.py); `--torch_compile`
@@ -127,7 +145,10 @@ class T5Trainer(FiniteTrainer):
             first = next(iter(evaluation_tasks.values()))
             class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
         publication = args.features.first(Publication)
-        self.uploads = publication.uploads(args) if publication else None
+        self.checkpoints = CheckpointWriter(self, publication.uploads(args) if publication else None)
+        self.rows, self.step_watch = TrainingRows(self, train_collator), StepWatch(self)
+        self.feature_callbacks: list[TrainerCallback] = []
+        self.resumed_from: str | None = None  # the checkpoint from which this training resumed
         if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
             args = args.replaced(push_to_hub=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
@@ -142,8 +163,7 @@ class T5Trainer(FiniteTrainer):
             family_of(self.model.config).fit_for_fsdp(self.model)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(args, self.model)
-        self.class_label_ids, self.train_collator = class_label_ids, train_collator
-        self.task_record = task_record
+        self.class_label_ids, self.task_record = class_label_ids, task_record
         self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
         self._finder: AnswerFinder | None = None  # of an evaluation
         self.preemption = PreemptionCallback(self)
@@ -166,6 +186,22 @@ class T5Trainer(FiniteTrainer):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
+    # ------------------------------------------------------------ rows
+    def get_train_dataloader(self) -> DataLoader:
+        """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before."""
+        return self.rows.loader()
+
+    def set_initial_training_values(self, args: T5TrainingArguments, dataloader: DataLoader) -> tuple:
+        """Overrides Trainer, which counts steps of the size that they have now, for a resumed run of other batches."""
+        passes, *others, max_steps = super().set_initial_training_values(args, dataloader)
+        passes, max_steps = self.rows.begun(passes, max_steps)
+        return passes, *others, max_steps
+
+    def _init_training_state(self, *args, **kwargs) -> tuple[int, int]:
+        """Overrides Trainer for the same run: no batch is skipped, since the pass has only the rest of its rows."""
+        places = super()._init_training_state(*args, **kwargs)
+        return (self.rows.first_epoch, 0) if self.rows.goes_on_by_rows else places
+
     # ------------------------------------------------------------ training
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
         """Overrides Trainer to start the data workers before all else, and to end them, which ignore signals, and to
@@ -175,22 +211,22 @@ class T5Trainer(FiniteTrainer):
                 "T5Trainer.train: the training arguments are not complete: call check_training(args, "
                 "'fine-tuning a checkpoint') of arguments/training.py first, or give `optimizers`"
             )
-        self._resumed_from = resume_from_checkpoint
-        self.find_place(resume_from_checkpoint)
+        self.resumed_from = resume_from_checkpoint
+        self.rows.find_place(resume_from_checkpoint)
         self._draw_by_rank(resume_from_checkpoint)
         try:
-            self.start_data_workers()
+            self.rows.start_workers()
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
             self.preemption.on_train_end()
             self.watch.on_train_end()
-            self.end_data_workers()
+            self.rows.end_workers()
 
     def _draw_by_rank(self, checkpoint: str | None) -> None:
         """Gives every rank but the first random numbers of its own, since all begin with the same seed: dropout would
         drop the same places of different rows. A checkpoint holds each rank's; a rank that it has none for, of a run
         that goes on with more processes, begins with new ones."""
-        rank, step = self.args.process_index, self.rows_read.total
+        rank, step = self.args.process_index, self.rows.read.total
         if rank or checkpoint and self.args.world_size > 1:
             torch.manual_seed(int(np.random.default_rng([self.args.seed, rank, step]).integers(2**63)))
 
@@ -205,8 +241,8 @@ class T5Trainer(FiniteTrainer):
             self.state.best_model_checkpoint = None
         output = super()._finalize_training(*args, **kwargs)
         self.state.best_model_checkpoint = best
-        if self.uploads:
-            self.uploads.wait()
+        if self.checkpoints.uploads:
+            self.checkpoints.uploads.wait()
         return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -218,26 +254,9 @@ class T5Trainer(FiniteTrainer):
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to count the step's batches for the log. A feature may say by what the loss is
-        divided. The batches are sent to the device first: if Trainer counted their tokens on the host, the host would
-        wait to send the count."""
-        batches_made = self.batches_of(epoch_iterator)
-        place = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
-        self._began = {"place": place, "loss": self._tr_loss.clone()}
-        send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
-        batches, error, was_killed = [], None, False
-        try:
-            batches.extend(map(send, itertools.islice(batches_made, num_batches)))
-        except StreamError as broken:
-            error = str(broken)
-        except (RuntimeError, OSError, EOFError):  # also of a batch that a dead worker's queue still holds
-            if not (was_killed := self.workers is not None and worker_has_ended(self.workers.num_workers)):
-                raise
-            error = f"a data worker of rank {self.args.process_index} was killed, perhaps for want of memory"
-        if place is not None or self.workers is not None:
-            has_failed, was_killed = self.preemption.largest(error is not None, was_killed)
-            if has_failed:
-                self._break_off(error, place, was_killed)
+        """Overrides Trainer to take the step's batches from `rows`, and to count them for the log. A feature may say by
+        what the loss is divided."""
+        batches = self.step_watch.batches(self.rows.batches_of(epoch_iterator), num_batches, device)
         batches, num_items = super().get_batch_samples(iter(batches), num_batches, device)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "count_batches"):
@@ -250,23 +269,11 @@ class T5Trainer(FiniteTrainer):
             num_items = callback.begin_step(batches) if hasattr(callback, "begin_step") else num_items
         return num_items
 
-    def _break_off(self, error: str | None, place: dict | None, was_killed: int) -> None:
-        """Ends the run with a UserError when any rank's stream cannot be read any further, or with exit code 1 when a
-        data worker was killed. Saves the state from before the step, unless it is saved already or the run has made no
-        step. place: where the step began in the stream; None without a stream."""
-        step = self.state.global_step
-        is_new = step > 0 and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists()
-        errors, are_new = zip(*gather_object([(error, is_new)]), strict=True)
-        messages = list(filter(None, errors))
-        if are_new[0]:  # one rank decides for all
-            messages.append(self._save_before_step(place))
-        text = "; ".join(messages)
-        if was_killed and is_first_process():
-            text += ". Resume with --resume_from_checkpoint" if step else ". Start again"
-            advice = "with fewer --dataloader_num_workers if memory is short"
-            say(f"{Path(sys.argv[0]).name}: error: {text}, {advice}", stream=sys.stderr)
-        finish_process_group()
-        raise SystemExit(1) if was_killed else UserError(text)
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Overrides Trainer, which calls this before the update, to end the run at a non-finite norm."""
+        grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        self.step_watch.check_norm(grad_norm)
+        return grad_norm
 
     def _run_epoch(self, *args, **kwargs):
         """Overrides Trainer, which trains one step too many when it resumes a run that is finished or that early
@@ -275,8 +282,9 @@ class T5Trainer(FiniteTrainer):
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
-        if self.goes_on_by_rows and self.first_row and kwargs["epoch"] == self.first_epoch:
-            kwargs |= self.rest_of_pass()
+        rows = self.rows
+        if rows.goes_on_by_rows and rows.first_row and kwargs["epoch"] == rows.first_epoch:
+            kwargs |= rows.rest_of_pass()
         super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
@@ -286,11 +294,11 @@ class T5Trainer(FiniteTrainer):
         control = self.control
         if self.preemption.reason is not None and control.should_evaluate:
             control.should_evaluate = False
-            self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+            self.checkpoints.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
         try:
             super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
         except EvaluationStopped:
-            self.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+            self.checkpoints.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
             if self.args.save_strategy != SaveStrategy.NO:
                 self._save_checkpoint(model, None)
             self._leave()
@@ -298,7 +306,7 @@ class T5Trainer(FiniteTrainer):
     def _make_owed_evaluation(self) -> None:
         """Makes the evaluation that the checkpoint's run had to leave out (owed_evaluation), as if that run had gone
         on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
-        owed, self.owed_evaluation, control = self.owed_evaluation, None, self.control
+        owed, self.checkpoints.owed_evaluation, control = self.checkpoints.owed_evaluation, None, self.control
         if owed is not None and self.preemption.reason is None:
             control.should_log, control.should_evaluate, control.should_save = False, True, owed["save_was_due"]
             where = self.state.epoch, None, time.time()
@@ -326,11 +334,54 @@ class T5Trainer(FiniteTrainer):
             return False
         return super()._determine_best_metric(metrics, trial)
 
+    # ------------------------------------------------------------ checkpoints
+    def _get_output_dir(self, trial):
+        """Overrides Trainer, which offers no other way to choose a checkpoint's folder, to write into `_saving/`."""
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / SAVING) if self.checkpoints.is_saving else folder
+
+    def _save_checkpoint(self, model, trial):
+        """Overrides Trainer: a checkpoint appears when it is whole, and a full disk costs a checkpoint, not the run."""
+        output_dir = Path(super()._get_output_dir(trial))
+        self.checkpoints.save(partial(super()._save_checkpoint, model, trial), output_dir)
+
+    def _save(self, output_dir=None, state_dict=None):
+        """Overrides Trainer to save the shared embedding once, float32 weights also where DeepSpeed computes with
+        bfloat16 ones, and task.json with every fine-tuned model."""
+        state_dict = named_weights(self, state_dict)
+        with self.checkpoints.full_disk_put_off():
+            super()._save(output_dir, state_dict)
+            if self.args.should_save:
+                complete_model(Path(output_dir or self.args.output_dir), self.task_record)
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        """Overrides Trainer to save whole tensors by name, from which a run of any sharding resumes."""
+        save_optimizer(self, Path(output_dir))
+
+    def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        """Overrides Trainer, which loads a checkpoint only into the sharding that wrote it. The weights of a model
+        without sharding have been loaded before."""
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        if resume_from_checkpoint is not None:
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                self._load_from_checkpoint(resume_from_checkpoint)
+            load_optimizer(self, Path(resume_from_checkpoint))
+        return prepared
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):  # noqa: ARG002
+        """Overrides Trainer to load whole weights, or what a feature trains beside them, into any sharding. If the
+        checkpoint lacks tensors the run ends; Trainer would warn and keep those of the model."""
+        load_weights(self.model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self):
+        """Overrides Trainer to load the best checkpoint as `_load_from_checkpoint` does."""
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
     # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset: Dataset | dict | str | None = None, *args, **kwargs) -> dict[str, float]:
         """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`. The
         random numbers of training continue as if there had been no evaluation."""
-        with kept_random_numbers(self.args.device), self._undone_if_stopped():
+        with kept_random_numbers(self.args.device), undone_if_stopped(self):
             return self._evaluate_task(eval_dataset, *args, **kwargs)
 
     def _evaluate_task(self, eval_dataset: Dataset | dict | str | None, *args, **kwargs) -> dict[str, float]:
@@ -347,28 +398,22 @@ class T5Trainer(FiniteTrainer):
             metrics |= summary
         return metrics
 
-    @contextlib.contextmanager
-    def _undone_if_stopped(self) -> Iterator[None]:
-        """If an evaluation is stopped, restores the state of the run and of its callbacks, such as the patience. The
-        data sets that were finished have changed it, and the resumed run evaluates all of them again."""
-        before, callbacks = copy.copy(self.state), self.callback_handler.callbacks
-        before.log_history = [*before.log_history]
-        exported = [(c, c.state()["attributes"]) for c in callbacks if isinstance(c, ExportableState)]
-        try:
-            yield
-        except EvaluationStopped:
-            self.state = before
-            for callback, attributes in exported:
-                vars(callback).update(attributes)
-            raise
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
+        """Overrides Trainer to put rows of similar length into one batch."""
+        return evaluation_loader(self, eval_dataset)
 
-    def evaluation_loop(self, *args, **kwargs) -> EvalLoopOutput:
-        """Overrides Trainer: the answers of an evaluation are found with the weights as they are now."""
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """Overrides Trainer to do the same as `get_eval_dataloader`."""
+        return evaluation_loader(self, test_dataset)
+
+    def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:
+        """Overrides Trainer: answers are found with the weights as they are now; predictions come in the order of the
+        rows, each row once, where Seq2SeqTrainer counts those twice that fill the last batch of all ranks."""
         self._finder = AnswerFinder(self.model, 1)
         if not self.args.torch_compile:
             take_onednn(self.model)
         try:
-            return super().evaluation_loop(*args, **kwargs)
+            return in_row_order(self, dataloader, partial(super().evaluation_loop, dataloader, *args, **kwargs))
         finally:
             take_torch(self.model)
             self._finder = None  # it holds a copy of the decoder's weights

@@ -43,7 +43,7 @@ class AverageCallback(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Begins with the model's weights. A resumed model was loaded as it was saved: it is the average."""
         self.kept = {name: p.detach().clone() for name, p in self.weights.items()}
-        if folder := self.trainer._resumed_from:
+        if folder := self.trainer.resumed_from:
             path = Path(folder) / FILE
             if not path.is_file():
                 raise UserError(

@@ -117,7 +117,7 @@ class TrainingRun(Run):
         self.checkpoint = decision.checkpoint
         self.rows = rows | {"speed": decision.speed.described}
         self.sequences = global_batch_size(self.args)
-        self.read_before = trainer.place_at(self.checkpoint)
+        self.read_before = trainer.rows.place_at(self.checkpoint)
         state = read_json(Path(self.checkpoint) / TRAINER_STATE_NAME) if self.checkpoint else {}
         self.step = state.get("global_step", 0)
         per_example = data.tokens_per_example
@@ -148,7 +148,7 @@ class TrainingRun(Run):
         features than before, or a schedule that does not fit.
         """
         args, data = self.args, self.data
-        steps = self.trainer.planned_steps(self.checkpoint)
+        steps = self.trainer.rows.planned_steps(self.checkpoint)
         self._install_callbacks()
         needs = needs_of(self.trainer.model, args)
         plan = self.plan(steps, needs)
@@ -241,8 +241,8 @@ class TrainingRun(Run):
         name, read = Path(self.checkpoint).name, self.read_before
         left = max(0, steps - self.step)
         of_pass = ""
-        if self.trainer.counts_rows:
-            of_pass = f", pass {read.epoch + 1} has {self.trainer.rows_of_pass - read.of_epoch:,} rows left"
+        if self.trainer.rows.counts_rows:
+            of_pass = f", pass {read.epoch + 1} has {self.trainer.rows.rows_of_pass - read.of_epoch:,} rows left"
         if not left:
             return (
                 f"nothing is left: {name} has made {self.step:,} steps of {steps:,}, {read.total:,} rows. Its "
@@ -300,7 +300,7 @@ class TrainingRun(Run):
         If an upload fails, SystemExit with exit code 1."""
         trainer, results = self.trainer, dict(train_metrics)
         if self.tokens_per_step:
-            results["train_tokens"] = round(trainer.rows_read.total * self.tokens_per_step / self.sequences)
+            results["train_tokens"] = round(trainer.rows.read.total * self.tokens_per_step / self.sequences)
         self._save_model()
         if trainer.eval_dataset is not None and self.args.eval_strategy != "no":
             results |= _evaluated(trainer) | self.data.signatures
@@ -308,8 +308,9 @@ class TrainingRun(Run):
         failed = uploaded = None
         if is_first_process():
             self.write_results(results)
+            uploads = trainer.checkpoints.uploads
             try:
-                uploaded = trainer.uploads.finish(trainer.model) if trainer.uploads else None
+                uploaded = uploads.finish(trainer.model) if uploads else None
             except ValueError as error:
                 failed = error
             written = ("all_results.json", "metrics.jsonl", "loss.png", "samples.md", "run.json")

@@ -23,14 +23,14 @@ class ResumeCallback(TrainerCallback):
         finds the best checkpoint beside the resumed one, even if their folder was moved. Elsewhere none is read: a
         downloaded state may name any folder. The steps between logs, evaluations and saves, and the metric of the best
         checkpoint, follow the flags given now."""
-        self.trainer.restore_loss_state()
-        if resumed := self.trainer._resumed_from:
+        self.trainer.checkpoints.restore_loss_state()
+        if resumed := self.trainer.resumed_from:
             _take_steps_of_flags(self.trainer.args, state)
             key, lines = best_metric_key(self.trainer.args), state.log_history
             values = [line[key] for line in lines if line["step"] == state.best_global_step and key in line]
             state.best_metric = values[0] if values else None
             named, state.best_model_checkpoint = state.best_model_checkpoint, None
-            self.trainer._find_best(Path(resumed).parent)
+            self.trainer.checkpoints.find_best(Path(resumed).parent)
             if named and not state.best_model_checkpoint and self.trainer.args.load_best_model_at_end:
                 state.best_metric = state.best_global_step = None
                 print_once(f"the best checkpoint {named} is not beside {resumed}, and not read: a later one is chosen")
@@ -46,12 +46,12 @@ class ResumeCallback(TrainerCallback):
         """Counts the rows of the step, and sets the epochs where Trainer cannot know them: of a stream, of which it
         would log fractions of --max_steps, and of a pass of which only the rest is read."""
         trainer = self.trainer
-        trainer.count_step()
+        trainer.rows.count_step()
         if hasattr(trainer.train_dataset, "epochs_done"):
             state.epoch = trainer.train_dataset.epochs_done()
-        elif trainer.goes_on_by_rows:
-            read = trainer.rows_read
-            state.epoch = read.epoch + read.of_epoch / trainer.rows_of_pass
+        elif trainer.rows.goes_on_by_rows:
+            read = trainer.rows.read
+            state.epoch = read.epoch + read.of_epoch / trainer.rows.rows_of_pass
 
 
 def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:

@@ -6,6 +6,7 @@ requeues such a job, and its next start resumes from the newest whole checkpoint
 
 import atexit
 import contextlib
+import copy
 import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.queues
@@ -19,10 +20,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from constants import PREEMPTED_EXIT_CODE
 from foundry.common.processes import print_once, say
@@ -119,7 +122,7 @@ class PreemptionCallback(TrainerCallback):
             done, advice = "saved and stopped", "; resume with the same command and --resume_from_checkpoint"
         step = f"after step {state.global_step:,} of {state.max_steps:,}"
         self.reason = f"{name}: {done} {step}{where}{advice} (output: {args.output_dir})"
-        self.trainer.is_leaving = True
+        self.trainer.checkpoints.is_leaving = True
 
     def _asked_by(self) -> str | None:
         """The name of the signal that any rank received, or a clause on how soon the job ends; None to go on."""
@@ -144,6 +147,22 @@ class PreemptionCallback(TrainerCallback):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+
+
+@contextlib.contextmanager
+def undone_if_stopped(trainer: Any) -> Iterator[None]:
+    """If an evaluation is stopped, restores the state of the run and of its callbacks, such as the patience. The
+    data sets that were finished have changed it, and the resumed run evaluates all of them again."""
+    before, callbacks = copy.copy(trainer.state), trainer.callback_handler.callbacks
+    before.log_history = [*before.log_history]
+    exported = [(c, c.state()["attributes"]) for c in callbacks if isinstance(c, ExportableState)]
+    try:
+        yield
+    except EvaluationStopped:
+        trainer.state = before
+        for callback, attributes in exported:
+            vars(callback).update(attributes)
+        raise
 
 
 def launcher_above() -> tuple[int, ...] | None:

@@ -53,6 +53,7 @@ from foundry.common.whole_folders import (
 )
 from foundry.corpora.chunks import ChunkDataset
 from foundry.training import preemption
+from foundry.training.broken_steps import StepWatch
 from foundry.training.checkpoints import (
     give_up_later,
     load_loss_state,
@@ -62,6 +63,7 @@ from foundry.training.checkpoints import (
     save_loss_state,
     this_job,
 )
+from foundry.training.row_order import TrainingRows
 
 FORKING_LAUNCHER = """
 import os, subprocess, sys
@@ -781,16 +783,17 @@ class RunTest(TestCase):
             seed=5,
         )
         trainer = mock.Mock(spec=pre_train_t5.T5Trainer, args=args, train_dataset=data)
-        trainer.train_order = lambda: pre_train_t5.T5Trainer.train_order(trainer)
-        order = []
+        trainer.rows, order = TrainingRows(trainer, None), []
         for epoch in (0, 1):
-            sampler = trainer.train_order()
+            sampler = trainer.rows.order()
             sampler.set_epoch(epoch)
             order += [number % 40 for number in sampler]
         self.assertLen(order, 72)  # 6 whole steps of 6 an epoch
-        for step in (0, 1, 5, 6, 8):
-            found = pre_train_t5.T5Trainer._examples_of_step(trainer, step)
+        trainer.rows.find_place(None)
+        for step in range(9):
+            found = StepWatch(trainer)._examples_of_step(step)
             self.assertEqual(found, order[6 * step : 6 * step + 6])
+            trainer.rows.count_step()
 
     def test_nothing_is_left_aside(self):
         self.run_to_end("--max_steps", "4")

@@ -360,13 +360,13 @@ class FullDiskTest(TestCase):
     def test_an_output_folder_that_becomes_a_file(self):
         out = self.folder / "file"
 
-        def replace(trainer, *args):
+        def replace(writer, *args):
             shutil.rmtree(out)
             out.touch()
-            return begin(trainer, *args)
+            return begin(writer, *args)
 
-        begin = saving.SavingTrainer._begin_checkpoint
-        with mock.patch.object(saving.SavingTrainer, "_begin_checkpoint", replace):
+        begin = saving.CheckpointWriter._begin
+        with mock.patch.object(saving.CheckpointWriter, "_begin", replace):
             *_, error = self.run_script(out, code=1)
         self.assertRegex(error, "step 2: no checkpoint in .*file .*(Not a directory|File exists).*; there is no")
 

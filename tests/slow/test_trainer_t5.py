@@ -253,7 +253,7 @@ class SameRunTest(TrainerTest):
         for split in (dict(per_device_train_batch_size=32), dict(gradient_accumulation_steps=4)):
             trainer = make_trainer(self.folder, rows=ragged_rows(192, 5), **dict(per_device_train_batch_size=8) | split)
             trainer.args.train_sampling_strategy = "group_by_length"
-            sampler = trainer.train_order()
+            sampler = trainer.rows.order()
             for epoch in (1, 2):
                 torch.rand(epoch)  # as dropout does
                 sampler.set_epoch(epoch)

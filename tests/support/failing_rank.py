@@ -12,8 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
+from transformers import Seq2SeqTrainer
+
 import pre_train_t5
-from foundry.training.row_order import RowOrderTrainer
 
 plain_step = pre_train_t5.T5Trainer.training_step
 
@@ -39,7 +40,7 @@ what = sys.argv.pop(1)
 if os.environ["RANK"] == "1" and what == "step":
     pre_train_t5.T5Trainer.training_step = training_step
 if os.environ["RANK"] == "0" and what == "full_disk":
-    fill_disk(RowOrderTrainer, "_save")
+    fill_disk(Seq2SeqTrainer, "_save")
 if os.environ["RANK"] == "1" and what == "full_disk_random":
-    fill_disk(RowOrderTrainer, "_save_rng_state")
+    fill_disk(Seq2SeqTrainer, "_save_rng_state")
 pre_train_t5.main()

@@ -352,8 +352,8 @@ FAULTS = [
     Fault(
         "losses_before_the_resume_are_lost",
         "foundry/training/saving.py",
-        'self._tr_loss.fill_(state["running_loss"])',
-        "self._tr_loss.fill_(0.0)",
+        'self.trainer._tr_loss.fill_(state["running_loss"])',
+        "self.trainer._tr_loss.fill_(0.0)",
         WHOLE,
     ),
     Fault(

@@ -57,7 +57,7 @@ from foundry.corpora.tokenizers import (
     train_tokenizer,
 )
 from foundry.model_t5 import load_model
-from foundry.training.row_order import RowOrderTrainer
+from foundry.training.row_order import TrainingRows
 from tools import installed_docs
 
 VOCAB_SIZE = 900
@@ -1255,7 +1255,7 @@ class ChunkDatasetTest(TestCase):
         flags = dict(train_sampling_strategy="sequential", seed=1, data_seed=None, train_batch_size=2)
         args = SimpleNamespace(**flags, gradient_accumulation_steps=2, world_size=1)
         trainer = SimpleNamespace(args=args, train_dataset=ChunkDataset(np.arange(10 * 4), 4))
-        sampler = RowOrderTrainer.train_order(trainer)
+        sampler = TrainingRows(trainer, None).order()
         self.assertEqual(list(sampler), list(range(8)))
         sampler.set_epoch(2)
         self.assertEqual(list(sampler), list(range(20, 28)))
