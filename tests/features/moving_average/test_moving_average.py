@@ -192,7 +192,7 @@ class ScheduleTest(parameterized.TestCase):
     def test_a_step_without_batches_leaves_the_average_in_place(self):
         """The end of an epoch may ask for batches that are not there, and then save."""
         model = torch.nn.Linear(2, 2)
-        callback = AverageCallback(SimpleNamespace(model=model, _resumed_from=None), 0.5)
+        callback = AverageCallback(SimpleNamespace(model=model, resumed_from=None), 0.5)
         callback.on_train_begin()
         callback.show()
         callback.count_batches([])
