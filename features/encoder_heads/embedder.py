@@ -202,5 +202,5 @@ class EmbeddingTrainer(EncoderTrainer):
 
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            with self._full_disk_put_off():
+            with self.checkpoints.full_disk_put_off():
                 write_modules(output_dir or self.args.output_dir, shape_of(self.model.config).encoder.width, self)

@@ -114,7 +114,7 @@ class RunTest(parameterized.TestCase):
     def trainer(self, rows, **flags):
         args = dict(max_steps=-1, num_train_epochs=2, per_device_train_batch_size=8) | flags
         trainer = make_trainer(tempfile.mkdtemp(), rows=rows, **args)
-        trainer.train_collator = one_shape_collator()
+        trainer.rows.collator = one_shape_collator()
         return trainer
 
     def test_compiled_training_meets_one_shape(self):
@@ -134,7 +134,7 @@ class RunTest(parameterized.TestCase):
     def test_evaluation_pads_as_ever(self):
         trainer = self.trainer(ragged_rows(8, seed=0))
         self.assertIs(trainer.get_eval_dataloader(ragged_rows(8, seed=0)).collate_fn, trainer.data_collator)
-        self.assertIs(trainer.get_train_dataloader().collate_fn, trainer.train_collator)
+        self.assertIs(trainer.get_train_dataloader().collate_fn, trainer.rows.collator)
 
     def test_predictions_come_in_the_order_of_the_rows(self):
         """Though evaluation takes the longest rows first: each row alone has the same answer and label."""
@@ -198,7 +198,7 @@ class PackingTest(parameterized.TestCase):
         for collator in (None, packing_collator()):
             flags = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=8)
             trainer = make_trainer(tempfile.mkdtemp(), rows=rows, **flags)
-            trainer.train_collator = collator
+            trainer.rows.collator = collator
             if collator:
                 enable_packing(trainer.model)
             trainer.train()

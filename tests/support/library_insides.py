@@ -140,7 +140,7 @@ INSIDES = [
     # a resumed run logs the same losses as an uninterrupted one; until Trainer saves them in its state
     (["foundry/trainer_t5", "foundry/training/saving"], ["_total_loss_scalar"], "of Trainer"),
     # the same; and the loss of a step with a non-finite gradient is taken back; until the same
-    (["foundry/trainer_t5", "foundry/training/saving", "foundry/training/non_finite"], ["_tr_loss"], "of Trainer"),
+    (["foundry/trainer_t5", "foundry/training/saving", "foundry/training/broken_steps"], ["_tr_loss"], "of Trainer"),
     # the same losses; until the same
     (["foundry/training/saving"], ["_globalstep_last_logged"], "of Trainer"),
     # answers of our own loop follow the settings of generate by its own processors; until they are public
