@@ -3,6 +3,7 @@
     python -m benchmarks gpu --output out/gpu --train_file my_text.txt     # make gpu: the first minutes on a new GPU
     python -m benchmarks step --rows all --model base           # the training step, rung by rung
     python -m benchmarks profile                                # where the time of a step goes
+    python -m benchmarks memory                                 # what a step keeps for its backward pass, in bytes
     python -m benchmarks classifier                             # an epoch and an evaluation of a classification task
     python -m benchmarks collator                               # the last line's JSON has "ratio", at least 10
     python -m benchmarks answers                                # tokens of answers, beside generate and CTranslate2
@@ -32,7 +33,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import answers, inputs, kernels, mistakes, plan, scripts, step, step_profile, trainers
+from benchmarks import answers, inputs, kernels, memory, mistakes, plan, scripts, step, step_profile, trainers
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from constants import HARDWARE_PEAKS, OPTIMIZERS
 from features.server.load import SERVE
@@ -88,6 +89,11 @@ PARTS = {
         "pre-training through the real Trainer, data loader and optimizer",
         dict(rows="all"),
         trainers.chosen_ways,
+    ),
+    "memory": Part(
+        memory.measure_memory,
+        "bytes that a training step keeps for its backward pass, beside transformers'",
+        dict(model="base", source_length=512, batch=2, bf16=True),
     ),
     "classifier": Part(
         trainers.measure_classifier,

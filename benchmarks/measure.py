@@ -53,6 +53,8 @@ COLUMNS = {
     "least_milliseconds": "{:,.2f}",
     "share": "{:.1%}",
     "peak_memory_gib": "{:.2f}",
+    "kept_mib": "{:,.0f}",
+    "weight_copies_mib": "{:,.0f}",
     "worst_error": "{:.1e}",
     "first_steps_seconds": "{:.1f}",
     "gradient_error": "{:.1e}",
@@ -288,9 +290,10 @@ def new_model(config: T5Config, ours: bool, attention: str | None = None, dropou
     torch.manual_seed(0)
     model = create_model(config, attention)
     set_dropout(model, dropout)
-    for module in () if ours else model.modules():
-        if isinstance(getattr(module, "act", None), torch.nn.GELU):
-            module.act = NewGELUActivation()
+    if not ours and config.dense_act_fn == "gelu_new":
+        for module in model.modules():
+            if hasattr(module, "act"):
+                module.act = NewGELUActivation()
     return model
 
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=out/peers python -m benchmarks.published_step '{"peer": "nanot5", "checkout": "nanoT5", ...}' found.json
 
-benchmarks/step.py starts this if --nanot5 or --fat5 names a checkout. It imports nothing of this project, since the
-peers' models need transformers 4.
+benchmarks/step.py starts this if --nanot5 or --fat5 names a checkout. It imports nothing of this project but the count
+of bytes, since the peers' models need transformers 4.
 """
 
 import importlib
@@ -14,6 +14,8 @@ import types
 from pathlib import Path
 
 import torch
+
+from benchmarks.kept import kept_bytes
 
 UNTIED = dict(tie_word_embeddings=False, decoder_start_token_id=0)  # as in T5 v1.1
 
@@ -64,24 +66,38 @@ def train(setting: dict) -> dict:
         for length in ("source_length", "target_length")
     )
 
+    def loss() -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=setting["bf16"]):
+            return forward(input_ids=source, labels=target).loss
+
+    versions = {name: importlib.import_module(name).__version__ for name in ("torch", "transformers")}
+    if setting["kept_at"] is not None:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = setting["kept_at"]
+            elif hasattr(module, "relative_attention_num_buckets"):
+                module.dropout = setting["kept_at"]
+        kept = kept_bytes(loss, model.parameters())
+        sizes = dict(kept_mib=kept.activations / 2**20, weight_copies_mib=kept.weight_copies / 2**20)
+        return sizes | {"versions": versions}
+
     def steps(count: int) -> float:
         """Seconds of a step."""
         start = time.perf_counter()
         for _ in range(count):
-            with torch.autocast(device, torch.bfloat16, enabled=setting["bf16"]):
-                loss = forward(input_ids=source, labels=target).loss
-            loss.backward()
+            last = loss()
+            last.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        loss.item()  # waits for the GPU
+        last.item()  # waits for the GPU
         return (time.perf_counter() - start) / count
 
     steps(4)  # compiles
     found: dict = {"batch": batch, "seconds": [steps(setting["steps"]) for _ in range(setting["rounds"])]}
     if device == "cuda":
         found["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    return found | {"versions": {name: importlib.import_module(name).__version__ for name in ("torch", "transformers")}}
+    return found | {"versions": versions}
 
 
 if __name__ == "__main__":

@@ -346,14 +346,17 @@ def sustained_seconds(step: TrainingStep, args: Namespace) -> float:
     return (ends[-1] - later[0]) / (len(later) * args.steps)
 
 
-def published_steps(name: str, checkout: str, config: T5Config, collator: T5DataCollator, args: Namespace) -> dict:
-    """The result of benchmarks/published_step.py, run with the packages in PEERS; NotAvailableError without them."""
+def published_steps(
+    name: str, checkout: str, config: T5Config, collator: T5DataCollator, args: Namespace, kept_at: float | None = None
+) -> dict:
+    """The result of benchmarks/published_step.py, run with the packages in PEERS; NotAvailableError without them.
+    kept_at: a dropout rate, at which the step's memory is counted instead of its time."""
     if not PEERS.is_dir():
         raise NotAvailableError("there is no out/peers: make peers puts transformers 4 there")
     fields = "vocab_size d_model d_kv d_ff num_heads num_layers num_decoder_layers feed_forward_proj"
     setting = {name: getattr(args, name) for name in ("batch", "steps", "rounds", "bf16", "compile")}
     setting |= dict(source_length=collator.inputs_length, target_length=collator.targets_length)
-    setting |= dict(peer=name, checkout=checkout, device=args.device.type)
+    setting |= dict(peer=name, checkout=checkout, device=args.device.type, kept_at=kept_at)
     setting["shape"] = {field: getattr(config, field) for field in fields.split()}
     paths = os.pathsep.join([str(PEERS), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ from foundry.common import reports
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.reports import environment_record
-from foundry.runs.memory import communication_bytes
+from foundry.runs.memory import communication_bytes, matrix_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = (ROOT / "docs/measurements.md").read_text(encoding="utf-8")
@@ -171,6 +171,23 @@ class CommandsTest(BenchmarkTest):
         self.assertEqual(
             found["rows"][1]["error"], "not available: there is no out/peers: make peers puts transformers 4 there"
         )
+
+    def test_memory_counts_what_each_way_keeps(self):
+        """Recomputed blocks keep least, our layers less than transformers'; dropout adds to all."""
+        flags = ["--device", "cpu", "--model", "tiny", "--source_length", "24"]
+        found, printed = self.run_main("memory", *flags)
+        kept = {row["name"]: row["kept_mib"] for row in found["rows"]}
+        for case in ("eager 0", "eager 0.1", "sdpa 0", "sdpa 0.1"):
+            self.assertLess(kept[f"ours {case}"], 0.8 * kept[f"transformers {case}"], case)
+            self.assertLess(kept[f"checkpointing {case}"], kept[f"transformers {case}"], case)
+        for way in ("ours", "transformers", "checkpointing"):
+            self.assertLess(kept[f"{way} eager 0"], kept[f"{way} eager 0.1"], way)
+        copies = {row["name"]: row["weight_copies_mib"] for row in found["rows"]}
+        self.assertEqual(copies["ours eager 0"], 0)
+        # The weights of all matrices in bfloat16, the embedding's left out.
+        config = benchmark_config("tiny")
+        self.assertAlmostEqual(copies["transformers eager 0"], 2 * matrix_parameters(config) / 2**20, places=6)
+        self.assertIn("weight copies mib", printed)
 
     def test_tokenise(self):
         found, _ = self.run_main("tokenise", "--megabytes", "0.05", "--source_length", "64", "--rounds", "2")
