@@ -52,6 +52,7 @@ from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.learning import Learning, losses_of
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.products import take_onednn, take_torch
+from foundry.modeling.recomputed import keep_less
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.publishing.publication import Publication
 from foundry.training.batching import OneShapeCollator, PackingCollator
@@ -78,9 +79,11 @@ def set_up_step(
     terms: Sequence[LossTerm] = (),
     whole: Callable | None = None,
 ) -> None:
-    """Applies the options of the training step to the model: loss, compilation, residual stream. terms: are mixed into
-    the loss of tokens, which `whole` replaces."""
+    """Applies the options of the training step to the model: loss, compilation, residual stream, and what its layers
+    keep for the backward pass. terms: are mixed into the loss of tokens, which `whole` replaces."""
     sum_bias_by_diagonals(model)
+    if not args.torch_compile and family_of(model.config).keeps_less:
+        keep_less(model)
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None

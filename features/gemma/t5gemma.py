@@ -11,7 +11,7 @@ from foundry.modeling.families import Family, Shape, Stack, Window, is_tied
 class T5Gemma(Family):
     """Gemma 2 as an encoder-decoder: rotary positions, shared keys, windows, soft caps, norms of weights around 0."""
 
-    rotary = True
+    rotary, keeps_less = True, False
     merged, query_norms, caps_scores = False, False, True
 
     def configs(self, config: PreTrainedConfig) -> tuple:

@@ -113,7 +113,8 @@ class Family:
     names: shown to users. lacks: {option: why it is refused}; an option is a flag's name, or "packing" (several
     examples in a row). attentions: the only values that --attn_implementation may have, None: all. head_is_scaled:
     whether transformers scales the decoder's output before the head even if the head is untied. body: the attribute
-    that holds the model without its head, if there is one. gap: a sentinel as the tokenizer writes it. rotary:
+    that holds the model without its head, if there is one. gap: a sentinel as the tokenizer writes it. keeps_less:
+    whether its layers have the forms of recomputed.py. rotary:
     whether the decoder takes positions, which restart in each example of a row. can_load_as_saved: whether buffers that
     need float32 keep it when a bfloat16 file is loaded in its own type.
     """
@@ -124,7 +125,7 @@ class Family:
     head_is_scaled: bool = False
     body: str | None = None
     gap: str = "<extra_id_{}>"
-    rotary, can_load_as_saved = False, True
+    rotary, can_load_as_saved, keeps_less = False, True, True
 
     def attention(self, asked: str | None) -> str | None:
         """The attention to use: `asked`, else the family's only one, else None (transformers chooses). A family with

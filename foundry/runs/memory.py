@@ -37,6 +37,7 @@ from foundry.modeling.families import Shape, Stack, family_of, shape_of
 from foundry.modeling.forms import BLOCK, weight_bytes
 from foundry.modeling.learning import held
 from foundry.modeling.loss import CHUNK
+from foundry.modeling.recomputed import BLOCK_BYTES
 from foundry.modeling.weights import Weights, frozen_form
 from foundry.training.optimizers import check_muon, check_schedule
 
@@ -84,6 +85,8 @@ class _Part:
     bf16: bool
     on_cpu: bool
     low_rank: Sequence[tuple[int, ...]]
+    keeps_less: bool = False
+    drops: bool = False
 
     @property
     def rank(self) -> int:
@@ -95,17 +98,28 @@ class _Part:
         """Bytes of a number in a matrix product."""
         return 2 if self.bf16 else 4
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether scores are computed again by blocks. On a GPU sdpa has a kernel that keeps no weights."""
+        return self.keeps_less and (self.attention == "eager" or self.on_cpu)
+
+    def bits(self, numbers: int) -> int:
+        """The mask of a dropout; one of transformers' is not counted."""
+        return numbers // 8 if self.keeps_less and self.drops else 0
+
     def norm(self, rows: int, width: int) -> int:
         """Input and normalised copy in float32, and a factor for each row."""
-        return rows * (2 * 4 * width + 4)
+        copies = 1 if self.keeps_less else 2
+        return rows * (copies * 4 * width + 4)
 
     def norms(self, rows: int, stack: Stack) -> int:
         """The norms before a part of a layer and, in some families, after it."""
         return stack.norms * self.norm(rows, stack.width)
 
     def inputs(self, rows: int, width: int, products: int) -> int:
-        """A norm's output; in bfloat16 a copy for each product."""
-        return rows * width * (2 * products if self.bf16 else 4)
+        """A norm's output; in bfloat16 a copy for each product, or one for all."""
+        copies = 1 if self.keeps_less else products
+        return rows * width * (2 * copies if self.bf16 else 4)
 
     def heads_of(self, rows: int, stack: Stack) -> int:
         """Queries, keys, values, or the input of the output projection."""
@@ -117,6 +131,8 @@ class _Part:
 
     def scores(self, stack: Stack, queries: int, keys: int, bias: bool = True) -> int:
         """Attention weights of a batch."""
+        if self.has_blocks:
+            return self.bits(self.batch * stack.heads * queries * keys)
         if self.attention != "eager":  # a fused kernel keeps no weights: only their log-sums, and the bias
             return 4 * stack.heads * queries * (self.batch + (keys if bias else 0))
         # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
@@ -124,17 +140,37 @@ class _Part:
         return self.batch * stack.heads * queries * keys * (weight + (self.low if stack.caps_scores else 0))
 
     def feed_forward(self, rows: int, stack: Stack) -> int:
-        """Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy."""
+        """Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy.
+
+        A layer that keeps less has only the first products. Beside LoRA's matrices it has the last one's input too,
+        twice in bfloat16.
+        """
         wide = 4 if stack.gated else 2 if self.bf16 else 1
+        if self.keeps_less:
+            wide = 2 if stack.gated else 1
+            if self.rank:
+                wide += 2 if self.bf16 else 1
         of_lora = (3 if stack.gated else 2) * rows * self.rank * self.low
         wide = wide * rows * stack.feed_forward * self.low
+        wide += self.bits(rows * (stack.feed_forward + stack.width))
         return self.norms(rows, stack) + self.inputs(rows, stack.width, 2 if stack.gated else 1) + wide + of_lora
+
+    def computed_again(self, rows: int, stack: Stack, scores: int) -> int:
+        """The most that the backward pass of a layer that keeps less computes again, with gradients: the feed-forward
+        layer's activation and products, or blocks of scores, the booleans of their masks, and gradients of the bias."""
+        mask = 1 if self.drops else 0
+        wide = rows * stack.feed_forward * (6 * self.low + mask)
+        if not self.has_blocks:
+            return max(wide, 4 * scores // self.batch)
+        blocks = 5 * min(4 * scores, BLOCK_BYTES["cpu" if self.on_cpu else "cuda"])
+        return max(wide, blocks + mask * scores + 4 * scores // self.batch)
 
     def self_attention(self, rows: int, stack: Stack, keys: int) -> int:
         """Without the scores. keys: number of keys held."""
         heads = self.heads_of(2 * (rows + keys), stack) + self.normed(rows, rows, stack)
         of_lora = 4 * rows * self.rank * self.low
-        return self.norms(rows, stack) + self.inputs(rows, stack.width, 3) + heads + of_lora
+        inputs = self.inputs(rows, stack.width, 3) + self.bits(rows * stack.width)
+        return self.norms(rows, stack) + inputs + heads + of_lora
 
     def cross_attention(self, target: int, source: int, decoder: Stack, encoder_width: int, merged: bool) -> int:
         """merged: whether it shares the self-attention's norms, queries and output."""
@@ -143,7 +179,10 @@ class _Part:
         found += self.scores(decoder, target, source, bias=False) + 2 * (s + t) * self.rank * self.low
         if not merged:
             found += self.norms(t, decoder) + self.inputs(t, decoder.width, 1) + self.heads_of(2 * t, decoder)
-        if self.bf16:  # each layer casts the encoder's output, once for its keys and once for its values
+            found += self.bits(t * decoder.width)
+        if (
+            self.bf16 and not self.keeps_less
+        ):  # each layer casts the encoder's output, once for its keys and once for its values
             found += self.inputs(s, encoder_width, 2)
         return found
 
@@ -164,8 +203,13 @@ def activation_bytes(
     form: str = "float32",
     low_rank: Sequence[tuple[int, ...]] = (),
     has_decoder: bool = True,
+    keeps_less: bool = False,
+    dropout: float = 0.0,
 ) -> Activations:
-    """Bytes that a forward pass leaves in memory, without dropout and without torch.compile (which keeps less).
+    """Bytes that a forward pass leaves in memory, without torch.compile (which keeps less).
+
+    keeps_less: with the layers of modeling/recomputed.py, whose masks of `dropout` are counted; otherwise without
+    dropout.
 
     attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" instead keep the output, a
     log-sum [B, H, Q] and the bias [1, H, Q, K]. on_cpu: a CPU's autocast leaves the softmax of bfloat16 scores in
@@ -183,8 +227,8 @@ def activation_bytes(
         shape, target = replace(shape, decoder=replace(shape.decoder, layers=0), vocabulary=0), 0
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     encoder, decoder = shape.encoder, shape.decoder
-    copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 else 0
-    part = _Part(batch, attention, bf16, on_cpu, low_rank)
+    copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 and not keeps_less else 0
+    part = _Part(batch, attention, bf16, on_cpu, low_rank, keeps_less, dropout > 0)
     low = part.low  # bytes of a number in a matrix product
 
     queries, seen, held = family_of(config).encoder_attention(config, source)
@@ -204,15 +248,25 @@ def activation_bytes(
         """The most bytes that a block needs during its backward pass. First its feed-forward layer has gradients of its
         wide tensors and of two matrices. When these are freed, eager attention has gradients of scores, attention
         weights and bias."""
-        copies = 2 * weights if bf16 and form == "float32" else 0
+        copies = 2 * weights if bf16 and form == "float32" and not keeps_less else 0
         copies += copies_of_low_rank // (decoder.layers or encoder.layers)
+        if keeps_less:
+            wide = part.computed_again(rows, stack, weights_of_scores)
+            return block + wide + 4 * min(2 * stack.width * stack.feed_forward, trained)
         wide = 2 * rows * stack.feed_forward * low + 4 * min(2 * stack.width * stack.feed_forward, trained)
         quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
         return block + copies + max(wide, int(quadratic) - part.feed_forward(rows, stack))
 
     integers = 8 * (queries * seen + target * target + s + t)  # int64: relative positions, token ids
+    if keeps_less:
+        integers = 8 * (queries + seen + 2 * target + s + t)  # a position for each diagonal
     ends = part.norm(s, encoder.width) + part.norm(t, decoder.width) + part.inputs(t, decoder.width, 1)
     ends += 0 if bf16 else 4 * s * encoder.width
+    if keeps_less:
+        ends += part.inputs(s, encoder.width, 1) if bf16 else 0  # the encoder's output, for all decoder layers
+        ends += part.bits(2 * s * encoder.width + 2 * t * decoder.width)
+        if not checkpointing:  # the biases, and the decoder's causal mask
+            ends += 4 * (encoder.heads * queries * seen + decoder.heads * target * target + batch * target * target)
     if checkpointing:
         biases = 4 * decoder.heads * (queries * seen + target * target + target * source)
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
@@ -226,8 +280,13 @@ def activation_bytes(
         )
         copied = max(trained, head)
     else:
+        if keeps_less:
+            scores = batch * encoder.heads * queries * seen, batch * decoder.heads * target * max(source, target)
+            recomputed = max(part.computed_again(s, encoder, scores[0]), part.computed_again(t, decoder, scores[1]))
         kept = encoder.layers * encoder_block + decoder.layers * decoder_block
     largest = max(stack.width * max(stack.feed_forward, stack.inner) for stack in (encoder, decoder))
+    if keeps_less:  # a copy lives as long as its product
+        copied = max(largest, head)
     dequantised = largest * low + 4 * largest // BLOCK if form in ("int8", "nf4") else 0
     return Activations(
         stored=ends + integers + kept,

@@ -48,7 +48,7 @@ PREFETCHED = 4  # batches that a worker makes ahead
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 RESUMED = "as in the run that is resumed"
-DROPOUT_RESERVE = 0.25  # replaces RESERVE for a model with dropout, whose masks activation_bytes does not count
+DROPOUT_RESERVE = 0.25  # replaces RESERVE where activation_bytes does not count the masks of dropout
 BF16_ON_A_CPU = 256  # width from which a CPU with instructions for bfloat16 is faster in it (results/LOG.md)
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
 
@@ -321,9 +321,10 @@ def _micro_batch(
     memory, sizes = launcher.memory, divisors_below(*asked)
     if gpu is not None:
         memory, sizes = gpu.memory, divisors_below(math.prod(asked), 1)
-    room = memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
+    compiled = bool(chosen["torch_compile"].value)
+    room = memory * (1 - reserve_of(job, compiled))
     for size, steps in sizes:
-        needed = needed_bytes(job, args, launcher, size, attention, bf16, form, on_cpu=gpu is None)
+        needed = needed_bytes(job, args, launcher, size, attention, bf16, form, gpu is None, compiled)
         if needed <= room:
             if steps > 1 and args.torch_compile_mode in CUDA_GRAPHS:
                 return asked, f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients"
@@ -332,8 +333,26 @@ def _micro_batch(
     return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"
 
 
+def keeps_less(job: Job, compiled: bool) -> bool:
+    """Whether the step's layers are those of modeling/recomputed.py."""
+    return family_of(job.config).keeps_less and not compiled
+
+
+def reserve_of(job: Job, compiled: bool) -> float:
+    """The share of memory that the plan leaves free."""
+    return DROPOUT_RESERVE if job.dropout and not keeps_less(job, compiled) else RESERVE
+
+
 def needed_bytes(
-    job: Job, args, launcher: Launcher, size: int, attention: str, bf16: bool, form: str, on_cpu: bool = False
+    job: Job,
+    args,
+    launcher: Launcher,
+    size: int,
+    attention: str,
+    bf16: bool,
+    form: str,
+    on_cpu: bool = False,
+    compiled: bool = False,
 ) -> float:
     """Bytes that a process needs for micro-batches of `size` sequences: gradients, optimizer states, activations and
     teacher, on a GPU also the weights, which on a CPU are in memory already. form: of the frozen weights."""
@@ -347,6 +366,7 @@ def needed_bytes(
         logit_copies=sum(learning.logit_copies for learning in args.features.of(Learning)),
     )
     more |= dict(checkpointing=args.activation_checkpointing, has_decoder=job.has_decoder)
+    more |= dict(keeps_less=keeps_less(job, compiled), dropout=job.dropout)
     if not job.has_decoder:
         fixed += activation_bytes(job.config, size, job.target, 0, attention, bf16, **more).stored
     return fixed + activation_bytes(job.config, size, job.source, job.target, attention, bf16, **more).total
@@ -355,10 +375,12 @@ def needed_bytes(
 def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) -> str:
     """A row of the plan: the GPU memory that the run takes with its frozen weights in each form, and which forms
     fit."""
-    room = gpu.memory * (1 - (DROPOUT_RESERVE if job.dropout else RESERVE))
+    room = gpu.memory * (1 - reserve_of(job, speed.torch_compile))
     size, shown = speed.per_device_train_batch_size, []
     for form in FORMS if speed.bf16 else ("float32", "int8", "nf4"):
-        needed = needed_bytes(job, args, launcher, size, speed.attention, speed.bf16, form)
+        needed = needed_bytes(
+            job, args, launcher, size, speed.attention, speed.bf16, form, compiled=speed.torch_compile
+        )
         shown.append(f"{form} {needed / 1e9:.3g} GB {'fits' if needed <= room else 'does not fit'}")
     return f"{', '.join(shown)}: of {gpu.memory / 1e9:.3g} GB, with a micro-batch of {size}"
 

@@ -23,7 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 from warm_python import warm_python
 
-from foundry.model_t5 import build_config, create_model
+from benchmarks.kept import kept_bytes
+from foundry.model_t5 import build_config, create_model, set_dropout
+from foundry.modeling.layers import checkpoint_blocks_only
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.runs.memory import (
     STRATEGIES,
@@ -33,6 +35,7 @@ from foundry.runs.memory import (
     matrix_parameters,
     state_bytes,
 )
+from foundry.trainer_t5 import set_up_step
 from foundry.training.optimizers import optimizer_class_and_kwargs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +93,37 @@ class ActivationsTest(parameterized.TestCase):
         formula = activation_bytes(config, batch, source, target, "eager", bf16, on_cpu=True)
         log_softmax = 4 * batch * target * config.vocab_size  # of formula.loss, the part that autograd saves
         self.assert_near(formula.stored + formula.weight_copies + log_softmax, measured, 0.02)
+
+    @parameterized.product(
+        shape=tuple(SHAPES),
+        bf16=(False, True),
+        attention=("eager", "sdpa"),
+        dropout=(0.0, 0.1),
+        checkpointing=(False, True),
+    )
+    def test_what_autograd_saves_of_layers_that_keep_less(self, shape, bf16, attention, dropout, checkpointing):
+        """As T5Trainer prepares a step that is not compiled."""
+        batch, source, target, changes = SHAPES[shape]
+        config = small_config(**changes)
+        model = create_model(config, attention).train()
+        set_dropout(model, dropout)
+        step = dict(torch_compile=False, bf16_residual=False, label_smoothing_factor=0.0, z_loss=0.0, loss_chunk_size=0)
+        set_up_step(model, SimpleNamespace(**step))
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint_blocks_only(model)
+        inputs, labels = batch_of(config, batch, source, target)
+
+        def forward() -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                return model(**inputs, labels=labels)["loss"]
+
+        kept = kept_bytes(forward, model.parameters())
+        self.assertEqual(kept.weight_copies, 0)
+        job = config, batch, source, target, attention, bf16, checkpointing, True
+        formula = activation_bytes(*job, keeps_less=True, dropout=dropout)
+        log_softmax = 4 * batch * target * config.vocab_size
+        self.assert_near(formula.stored + log_softmax, kept.activations, 0.1 if checkpointing else 0.05)
 
     @parameterized.product(family=zoo.GEMMA, shape=("square", "long"), bf16=(False, True))
     def test_what_autograd_saves_of_gemma(self, family, shape, bf16):

@@ -20,7 +20,7 @@ from foundry.modeling.forms import FORMS
 from foundry.modeling.layers import checkpoint_blocks_only
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.runs.memory import Launcher, activation_bytes
-from foundry.runs.speed import DROPOUT_RESERVE, Batches, job_of, needed_bytes
+from foundry.runs.speed import Batches, job_of, needed_bytes, reserve_of
 
 ROOT = Path(constants.__file__).parent
 
@@ -103,7 +103,7 @@ class LowRankMemoryTest(parameterized.TestCase):
     @parameterized.parameters(*LARGE)
     def test_where_low_rank_training_fits_is_the_plan_s(self, name):
         """As the text above the table says: 8 sequences of 512 and 128 tokens, recomputed activations, rank 16, and a
-        quarter of the GPU left free, as the plan leaves it for dropout."""
+        share of the GPU left free, as the plan leaves it."""
         config = LARGE[name]()
         with torch.device("meta"):
             model = create_model(config)
@@ -115,7 +115,7 @@ class LowRankMemoryTest(parameterized.TestCase):
         for form in FORMS:
             sizes[form] = needed_bytes(job, args, Launcher(), 8, attention, True, form)
         fitting = [
-            next((form for form in FORMS if sizes[form] <= (1 - DROPOUT_RESERVE) * gpu * 1e9), "-")
+            next((form for form in FORMS if sizes[form] <= (1 - reserve_of(job, False)) * gpu * 1e9), "-")
             for gpu in (8, 16, 24, 48, 80)
         ]
         weights = count_parameters(model) - count_parameters(model, True)
