@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from foundry.modeling.recomputed import is_plain_product
+
 
 def has_onednn(device: torch.device) -> bool:
     """Whether oneDNN multiplies on this device."""
@@ -39,12 +41,12 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = 
 # ---------------------------------------------------------------- of few rows
 def is_plain(model: nn.Module) -> bool:
     """Whether all linear layers of a model are of torch itself."""
-    return all(type(part) is nn.Linear for part in model.modules() if hasattr(part, "in_features"))
+    return all(is_plain_product(part) for part in model.modules() if hasattr(part, "in_features"))
 
 
 def matrix_of(layer: nn.Module) -> torch.Tensor:
     """The matrix [out, in] that a linear layer multiplies with: of LoRA the sum of the frozen and the trained one."""
-    if type(layer) is nn.Linear:
+    if is_plain_product(layer):
         return layer.weight.detach()
     return layer(torch.eye(layer.in_features, device=layer.weight.device)).detach().T
 
@@ -83,7 +85,7 @@ def _forward(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 def take_onednn(model: nn.Module) -> None:
     """Lets the linear layers of torch itself multiply by oneDNN where no gradient is asked for, if that is faster."""
     for layer in model.modules():
-        if type(layer) is nn.Linear and is_amd() and has_onednn(layer.weight.device):
+        if is_plain_product(layer) and is_amd() and has_onednn(layer.weight.device):
             layer.forward = partial(_forward, layer)
 
 

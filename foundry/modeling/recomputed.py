@@ -62,6 +62,11 @@ def _subclass(less: type, plain: type) -> type:
     return type(plain.__name__, (less, plain), {"__module__": plain.__module__})
 
 
+def is_plain_product(module: torch.nn.Module) -> bool:
+    """Whether a module is torch's linear layer, or that layer as `keep_less` left it."""
+    return type(module) in (torch.nn.Linear, _subclass(_Linear, torch.nn.Linear))
+
+
 def _steps_aside() -> bool:
     return torch.compiler.is_compiling() or not torch.is_grad_enabled()
 
