@@ -1,5 +1,6 @@
-"""T5's layers for a training step that is not compiled: they keep for the backward pass what it cannot cheaply compute
-again, and give the same values and gradients.
+"""T5's layers for a step that is not compiled: they keep for the backward pass only what is dear to compute again.
+
+Values and gradients are those of transformers' layers.
 
     keep_less(model)         # T5Trainer asks for it; torch.compile does as much by itself
 
