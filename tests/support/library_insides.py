@@ -105,7 +105,12 @@ INSIDES = [
     # another forward pass; weights, names and hooks stay as they are; until transformers lets a model's loss, and T5's
     # bias, be replaced; model.loss_function still needs all logits
     (
-        ["features/lora/frozen", "foundry/modeling/layers", "foundry/modeling/loss"],
+        [
+            "features/lora/frozen",
+            "foundry/modeling/layers",
+            "foundry/modeling/loss",
+            "foundry/modeling/recomputed",
+        ],
         ["__class__"],
         "of a model or a layer",
     ),
@@ -121,11 +126,21 @@ INSIDES = [
             "foundry/runs/speed",
             "foundry/modeling/segment_masks",
             "foundry/modeling/loading",
+            "foundry/modeling/recomputed",
             "features/onnx/encoder_graph",
         ],
         ["_attn_implementation"],
         "of a configuration",
     ),
+    # the attention layers of a model take another implementation than its stacks, whose masks stay; until transformers
+    # sets it for a layer
+    (["foundry/modeling/recomputed"], ["_attn_implementation_internal"], "of a configuration"),
+    # the softmax's gradient in one kernel, from its output alone; torch has no public name for it
+    (["foundry/modeling/recomputed"], ["_softmax_backward_data"], "of torch"),
+    # whether a tensor was changed since it was cast; torch has no public name for it
+    (["foundry/modeling/recomputed"], ["_version"], "of a tensor"),
+    # whether something else gathers or changes a layer's weights, as ZeRO-3 does; torch has no public question
+    (["foundry/modeling/recomputed"], ["_forward_pre_hooks", "_forward_hooks"], "of a layer"),
     # whether bfloat16 is quick on this CPU; until torch 2.13 is the oldest that we support: torch.cpu.get_capabilities
     (["foundry/common/processes"], ["_is_amx_tile_supported", "_is_avx512_bf16_supported"], "of torch.cpu"),
     # a second train() makes a new schedule; until create_scheduler becomes a hook that returns a schedule
