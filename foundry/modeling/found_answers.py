@@ -23,7 +23,7 @@ from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 
 # Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
-_PLAIN = NEUTRAL | {"min_new_tokens": None}
+PLAIN = NEUTRAL | {"min_new_tokens": None, "do_sample": False}
 
 
 class AnswerFinder:
@@ -123,7 +123,7 @@ def _generate(model: PreTrainedModel, sources: Sequence[Source], scored: bool, *
         known = [encoded for encoded in known for _ in range(search.rows)]
         processors = [*search.rules, _Drawing(sources, search.rows)]
         settings = {name: settings[name] for name in ("stopping_criteria",) if name in settings}
-        settings |= _PLAIN | dict(do_sample=False, num_return_sequences=1, logits_processor=processors)
+        settings |= PLAIN | dict(num_return_sequences=1, logits_processor=processors)
     settings |= dict(max_length=longest + 1, max_new_tokens=None)
     if known:
         settings["encoder_outputs"] = BaseModelOutput(last_hidden_state=torch.stack(known))

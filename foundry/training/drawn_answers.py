@@ -19,12 +19,9 @@ from transformers import PreTrainedModel
 
 from constants import IGNORE_INDEX
 from foundry.modeling.decoding import Source
-from foundry.modeling.found_answers import AnswerFinder
-from foundry.modeling.generation_settings import NEUTRAL
+from foundry.modeling.found_answers import PLAIN, AnswerFinder
 from foundry.modeling.rows_at_a_time import rows_to_generate
 
-# Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
-_PLAIN = NEUTRAL | {"min_new_tokens": None, "do_sample": False}
 SOURCES = ("input_ids", "attention_mask")
 ROW = "row"  # the column with the number of a row in the data
 
@@ -95,7 +92,7 @@ def write_answers(
         for ids, length, numbers in zip(sources["input_ids"].tolist(), lengths, draws.cpu(), strict=True)
     ]
     model.eval()
-    find(sorted(rows, key=lambda row: -len(row.ids)), **_PLAIN, num_return_sequences=count, max_new_tokens=longest)
+    find(sorted(rows, key=lambda row: -len(row.ids)), **PLAIN, num_return_sequences=count, max_new_tokens=longest)
     model.train(was_training)
     written = torch.full((len(rows), count, longest), IGNORE_INDEX)
     for row, source in enumerate(rows):
