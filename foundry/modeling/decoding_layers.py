@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from foundry.modeling.families import output_head
 from foundry.modeling.products import Matrices, is_plain
 
+MULTIPLE = 16  # of the tokens of encoded sources: oneDNN compiles products of each new size, and keeps them
 COLUMNS = 64  # of a new cache; it doubles where answers are longer
 ENCODED_TOKENS = 512  # of sources that are encoded at a time: more would need more padding, and take no less time
 # Models whose decoder `Decoder` is; of these, models whose encoder `Encoder` is.
@@ -193,15 +194,16 @@ class Layers:
         self.encoder = Encoder(model) if is_written_out else None
 
     def encoded(self, sources: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The encoder's output [B, S, W] for sources, given as token ids."""
+        """The encoder's output [B, S, W] for sources, given as token ids. S is a multiple of MULTIPLE."""
         lengths, device = [len(source) for source in sources], self.model.device
-        ids = torch.zeros(len(sources), max(lengths), dtype=torch.long)
+        width = -(-max(lengths) // MULTIPLE) * MULTIPLE
+        ids = torch.zeros(len(sources), width, dtype=torch.long)
         for row, source in enumerate(sources):
             ids[row, : len(source)] = torch.tensor(source)
         ids = ids.to(device)
         if self.encoder:
             return self.encoder(ids, lengths)
-        is_text = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        is_text = torch.arange(width) < torch.tensor(lengths)[:, None]
         return self.model.get_encoder()(input_ids=ids, attention_mask=is_text.long().to(device)).last_hidden_state
 
 

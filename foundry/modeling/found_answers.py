@@ -6,12 +6,11 @@
 Legend of shapes: B sources, K answers to each, N = B * K, S source tokens, T answer tokens, V vocabulary.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_managed_module
 from transformers.modeling_outputs import BaseModelOutput
 
 from constants import IGNORE_INDEX
@@ -26,6 +25,17 @@ from foundry.modeling.rows_at_a_time import parts, rows_to_score
 PLAIN = NEUTRAL | {"min_new_tokens": None, "do_sample": False}
 
 
+def is_sharded(model: PreTrainedModel) -> bool:
+    """Whether each process holds a part of the weights only."""
+    if "deepspeed" not in sys.modules and not torch.distributed.is_initialized():
+        return False
+    # Not at the top: that of DeepSpeed takes a second and 100 MB, for every prediction.
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+    from transformers.integrations.fsdp import is_fsdp_managed_module
+
+    return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+
+
 class AnswerFinder:
     """Finds the answers of a model, whose weights stay as they are.
 
@@ -36,7 +46,7 @@ class AnswerFinder:
         self.model, self.slots = model, slots
         self.layers: Layers | None = None  # made when they are needed
         self.model_lacks = model_lacks(model)
-        if is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model):
+        if is_sharded(model):
             self.model_lacks = "the weights are spread over the processes"
 
     @torch.no_grad()
