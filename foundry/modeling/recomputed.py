@@ -335,8 +335,9 @@ class _BlockedAttention(torch.autograd.Function):
                 d_weights = (d_output @ v.mT).to(weights.dtype)
                 used = weights
                 if kept is not None:
-                    used = dropped(weights, kept[rows, some], rate)
-                    d_weights = dropped(d_weights, kept[rows, some], rate)
+                    factors = kept[rows, some].to(weights.dtype).div_(1 - rate)
+                    used = weights * factors
+                    d_weights = d_weights.mul_(factors)
                 # The product with the small matrix first is up to three times as fast on a CPU.
                 d_value[rows, some] = (d_output.mT @ used.to(v.dtype)).mT
                 d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
