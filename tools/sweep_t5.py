@@ -1,61 +1,75 @@
-"""Run a Weights & Biases sweep file without Weights & Biases: no account, no network, as many agents as you start.
+"""Run a Weights & Biases sweep file without Weights & Biases: Optuna searches, W&B's own code writes the commands.
 
     python -m tools.sweep_t5 sweeps/glue_sst2_sweep.yaml --count 20     # an agent; start more anywhere on the same disk
     python -m tools.sweep_t5 sweeps/glue_sst2_sweep.yaml --dry_run      # the first commands, without running them
-    python -m tools.sweep_t5 sweeps/glue_sst2_sweep.yaml --report_only  # table and pictures of the trials so far
+    python -m tools.sweep_t5 sweeps/glue_sst2_sweep.yaml --report_only  # the trials so far
 
-The same command resumes where it stopped: the next agent takes up a trial that was interrupted, or whose agent was
-killed, from its newest checkpoint if that holds the optimizer; a finished trial is never repeated. The sweep's folder
-holds study.jsonl (Optuna's journal of all trials; --storage names a database instead), a folder, a .log and an .err
-file for each trial, and report.html with Optuna's pictures.
-
-Of W&B's sweep files it takes grid, random and bayes (Optuna's TPE), the distributions that Optuna has (constant,
-categorical, int_uniform, uniform, log_uniform, log_uniform_values, q_uniform), the command's macros, hyperband, target
-and run_cap; others are refused by name, and `wandb agent` runs them. The result of a trial is the best value that it
-logged, as in W&B; a failed trial counts as the worst.
+The same command goes on where it stopped: a trial that was interrupted, or whose agent was killed, is taken up by the
+next agent, from its newest checkpoint if that holds the optimizer. The sweep's folder holds study.jsonl, Optuna's
+journal (`optuna-dashboard out/sweeps/glue_sst2/study.jsonl` draws it), and for each trial a folder, a .log and an .err
+file. The result of a trial is the best value that it logged. grid, random and bayes (TPE) are searched; what else a
+file asks for, such as hyperband, is refused by name, and `wandb agent` does it.
 """
 
-import itertools
+import contextlib
+import dataclasses
+import importlib
+import math
+import os
+import re
+import secrets
 import shlex
 import signal
+import socket
+import subprocess
 import sys
-import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if not __package__:  # started by its path: Python then looks beside this file alone for modules
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import psutil
+from filelock import FileLock
 
 from constants import PREEMPTED_EXIT_CODE
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option
-from foundry.common.paths import check_folder
+from foundry.common.paths import check_folder, is_free, refuse_links
 from foundry.common.processes import print_once, run_script, say
-from foundry.common.reports import human_time, start_summary
-from tools.search.report import report
-from tools.search.sweep_files import Sweep, command_line, read_lines, read_sweep, shown
-from tools.search.trials import (
-    Interrupted,
-    best_of,
-    end_trial,
-    enqueue_abandoned,
-    enqueue_again,
-    open_study,
-    run_trial,
-    show,
-    take_trial,
-    turn,
-    visible,
-)
+from foundry.common.reports import aligned, metrics_key, read_metrics, start_summary
+from foundry.common.secrets import is_secret, without_secrets
+from foundry.common.words import did_you_mean
+from foundry.common.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.trial import FrozenTrial, Trial
 
-# Failures in a row after which an agent gives up: of any kind, and with the same error.
-MOST_FAILURES, MOST_EQUAL_FAILURES = 5, 3
+KEYS = ("program", "project", "entity", "name", "description", "command", "method", "metric", "parameters", "run_cap")
+METHODS = ("grid", "random", "bayes")
+KINDS = ("constant", "categorical", "int_uniform", "uniform", "log_uniform", "log_uniform_values", "q_uniform")
+OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}  # set here for each trial
+WITH_WANDB = "`wandb sweep` and `wandb agent` do all that W&B knows"
+USUAL_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]
+# A folder for each run, named in the file's own command: `--output_dir "out/sweeps/x/$WANDB_RUN_ID"`.
+RUN_FOLDER = re.compile(r"(--output[_-]dir[=\s\0]+[\"']?)([^\s\"'\0]*)(/(?:\$\{envvar:|\$\{?)WANDB_RUN_ID\}?)(?![\w/])")
+RUN_NAME = re.compile(r"\d{4,}-[0-9a-f]{6}")  # a trial's folder: a downloaded study must not name one elsewhere
+LOCK, STUDY = ".lock", "study.jsonl"  # files in the sweep's folder
+MOST_FAILURES = 3  # failed trials in a row after which an agent gives up
+PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
 SHOWN_COMMANDS = 3  # commands that --dry_run prints
+
+
+class Interrupted(BaseException):
+    """A scheduler, or the trial's own time limit, stops this agent, to restart it later."""
+
+    @classmethod
+    def by_signal(cls, number: int, _frame: object) -> None:
+        raise cls(signal.Signals(number).name)
 
 
 @dataclass
@@ -66,51 +80,399 @@ class SweepArguments:
 
     count: int | None = option(None, "Trials that this agent runs. Not set: until the sweep is complete.", at_least=1)
     output_dir: str | None = option(None, "Folder of the sweep. Not set: as in the file, or out/sweeps/<its name>.")
-    storage: str | None = option(None, "Database of the study, such as sqlite:///s.db. Not set: study.jsonl there.")
-    seed: int = option(0, "Seed of random and bayes.", at_least=0)
+    seed: int = option(0, "Seed of the search.", at_least=0)
     dry_run: bool = option(False, "Print the first commands and run nothing.")
-    report_only: bool = option(False, "Only print the table and draw the pictures of the trials so far.")
+    report_only: bool = option(False, "Only print the trials so far.")
 
 
-def run_agent(study: "Study", sweep: Sweep, args: SweepArguments) -> tuple[str, int]:
-    """(why the agent stopped, exit code), after its trials. One that is interrupted is left to the next agent."""
-    states, errors = [], []  # the states of this agent's trials; the errors of those that failed since the last success
-    for _ in itertools.islice(itertools.count(), args.count):
-        with turn(sweep):
-            enqueue_abandoned(study)
-            trial, over = take_trial(study, sweep, args.seed)
-        if trial is None:
-            reason = str(over)
-            break
-        run, began = trial.user_attrs["run"], time.monotonic()
-        try:
-            state, value, error = run_trial(trial, sweep)
-        except BaseException:
-            enqueue_again(study, trial)
-            raise
-        trained = [line.get("seconds", 0) for line in read_lines(sweep.folder / run)]
-        seconds = max([time.monotonic() - began, *trained])
-        end_trial(study, trial, state, value, error, seconds)
-        text = error or ""
-        if value is not None:
-            is_best = best_of(study.get_trials(deepcopy=False), sweep).number == trial.number
-            text = f"{sweep.metric} {shown(value)}{' (best)' if is_best else ''}"
-        show(f"trial {run[:4]}  {state}  {text}  {human_time(seconds)}", last=True)
-        states.append(state)
-        errors = [*errors, error.replace(run, "<run>")] if state == "failed" else []
-        if len(errors) >= MOST_EQUAL_FAILURES and len(set(errors[-MOST_EQUAL_FAILURES:])) == 1:
-            return f"{MOST_EQUAL_FAILURES} trials in a row failed alike: {error}", 1
-        if len(errors) == MOST_FAILURES:
-            return f"{MOST_FAILURES} trials in a row failed, the last one with: {error}", 1
-    else:
-        reason = f"--count {args.count} is reached"
-    if states and set(states) == {"failed"}:
-        return f"{reason}; all trials of this agent failed, the last one with: {error}", 1
-    if not any(trial.value is not None or sweep.metric is None for trial in visible(study)):
-        return f"{reason}; no trial of the sweep has a value", 1
-    return reason, 0
+# ---------------------------------------------------------------- the file
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep file asks for. parameters: {flag: W&B's entry, with its kind as "distribution"}. metric: its name,
+    None if there is none; goal: minimize or maximize. command: its words, with W&B's macros. folder: of the sweep.
+    names_folder: whether the command names the folder of each run itself."""
+
+    method: str
+    parameters: dict[str, dict]
+    metric: str | None
+    goal: str
+    command: tuple[str, ...]
+    program: str
+    run_cap: float
+    environment: dict[str, str]
+    folder: Path
+    names_folder: bool
+
+    @property
+    def key(self) -> str:
+        """The metric's name in metrics.jsonl: eval/accuracy -> eval_accuracy."""
+        return metrics_key(self.metric or "")
 
 
+def read_sweep(path: str, output_dir: str | None = None) -> Sweep:
+    """The Sweep of a file. output_dir: the sweep's folder; None for the one that the file names. UserError for anything
+    wrong or not searched here."""
+    try:
+        file = read_yaml(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror} (the first argument must be a sweep file)") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not the YAML of a sweep: {' '.join(str(error).split())}") from None
+    if not isinstance(file, dict):
+        raise UserError(f"{path}: {file!r} must be a mapping with the keys method and parameters")
+    for key in file:
+        _check_choice(f"{path}, key", key, KEYS)
+    file = {"name": Path(path).stem} | {key: value for key, value in file.items() if value is not None}
+    _check_choice(f"{path}, method", file.get("method"), METHODS)
+    metric = _metric(path, file)
+    program = str(file.get("program"))
+    words = file.get("command") or USUAL_COMMAND
+    words = [str(word) for word in (words if isinstance(words, list) else [words])]
+    if not any(word.startswith("${args") for word in words):
+        raise UserError(f"{path}, command: all trials would be the same: add ${{args}} as a word of its list")
+    if "${program}" in words and not Path(program).is_file():
+        raise UserError(f"{path}, program {program}: no such file in {Path.cwd()}: name the training script")
+    folder, words, names_folder = _choose_folder(path, file["name"], words, output_dir)
+    return Sweep(
+        method=file["method"],
+        parameters=_parameters(path, file, program),
+        metric=metric.get("name"),
+        goal=metric.get("goal", "minimize"),
+        command=tuple(words),
+        program=program,
+        run_cap=_number(f"{path}, run_cap", file.get("run_cap", math.inf)),
+        environment={f"WANDB_{key.upper()}": str(file[key]) for key in ("project", "entity") if key in file},
+        folder=folder,
+        names_folder=names_folder,
+    )
+
+
+def _check_choice(where: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        near = did_you_mean(str(value), known, most=2)
+        raise UserError(f"{where}: {value} is not supported{near}; available: {', '.join(known)}; {WITH_WANDB}")
+
+
+def _number(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise UserError(f"{where}: {value!r:.80} must be a number")
+    return value
+
+
+def _metric(path: str, file: dict) -> dict:
+    """The file's metric, {} if it has none."""
+    metric = file.get("metric")
+    if metric is None and file["method"] != "bayes":
+        return {}
+    if not isinstance(metric, dict) or not metric.get("name") or "goal" not in metric:
+        raise UserError(f"{path}, metric: {metric!r} must have a name that runs log and a goal, minimize or maximize")
+    if "target" in metric:
+        raise UserError(f"{path}, metric, target: is not followed here: leave it out; {WITH_WANDB}")
+    _check_choice(f"{path}, metric, goal", metric["goal"], ("minimize", "maximize"))
+    return metric | {"name": str(metric["name"])}
+
+
+def _parameters(path: str, file: dict, program: str) -> dict[str, dict]:
+    """{flag: its entry, with its kind}. UserError for an entry that cannot be searched, and for a flag that the
+    training script does not have, if that is one of ours."""
+    found, entries = {}, file.get("parameters")
+    if not isinstance(entries, dict) or not entries:
+        raise UserError(f"{path}, parameters: {entries!r} must be a mapping of flags to their values")
+    known = _flags_of(program)
+    for name, entry in entries.items():
+        where, flag = f"{path}, {name}", str(name).replace("-", "_")
+        if flag in OWN_FLAGS:
+            raise UserError(f"{where}: sweep_t5.py gives every trial its own: leave it out")
+        if known and flag not in known:
+            raise UserError(f"{where}: no flag of {Path(program).name}{did_you_mean(str(name), known, most=2)}")
+        entry = entry if isinstance(entry, dict) else {}
+        whole = all(isinstance(entry.get(key), int) for key in ("min", "max"))
+        guesses = {"value": "constant", "values": "categorical", "min": "int_uniform" if whole else "uniform"}
+        kind = entry.get("distribution") or next((guess for key, guess in guesses.items() if key in entry), None)
+        _check_choice(f"{where}, distribution", kind, KINDS)
+        if kind == "categorical" and not (isinstance(entry.get("values"), list) and entry["values"]):
+            raise UserError(f"{where}: {entry!r} must have a list of values")
+        for key in () if kind in ("constant", "categorical") else ("min", "max"):
+            _number(f"{where}, {key}", entry.get(key))
+        if kind not in ("constant", "categorical") and entry["min"] > entry["max"]:
+            raise UserError(f"{where}: min {entry['min']} is above max {entry['max']}")
+        if file["method"] == "grid" and kind not in ("constant", "categorical", "int_uniform", "q_uniform"):
+            raise UserError(f"{where}: method grid takes value, values, int_uniform and q_uniform, not {kind}")
+        if kind != "constant" and is_secret(str(name)):
+            raise UserError(f"{where}: a secret cannot be searched for: give it as an environment variable")
+        found[str(name)] = entry | {"distribution": kind}
+    return found
+
+
+def _flags_of(program: str) -> set[str]:
+    """The flags of one of our training scripts; of another program none are known."""
+    script = Path(program).resolve()
+    if (
+        script.name not in ("pre_train_t5.py", "fine_tune_t5.py")
+        or script.parent != Path(__file__).resolve().parents[1]
+    ):
+        return set()
+    groups = importlib.import_module(script.stem).FLAGS
+    return {field.name for group in groups for field in dataclasses.fields(group)}
+
+
+def _choose_folder(path: str, name: object, words: list[str], output_dir: str | None) -> tuple[Path, list[str], bool]:
+    """(the sweep's folder, the command's words, whether these name the folder of each run). If they do, output_dir
+    replaces the folder that holds the runs' folders in them. UserError if all runs would write into one folder."""
+    text = "\0".join(words)
+    match = RUN_FOLDER.search(text)
+    if not match and re.search("--output[_-]dir", text):
+        raise UserError(f"{path}, command: all trials would write into one --output_dir: let it end in /$WANDB_RUN_ID")
+    plain = re.sub(r"[^\w.-]+", "_", str(name))
+    if not plain.strip("._"):
+        raise UserError(f"{path}, name: {name!r} names the sweep's folder: it must have a letter or digit")
+    folder = output_dir or (match[2] if match else f"out/sweeps/{plain}")
+    if match and re.search(r"[\s$`~\"'\\]", folder):
+        raise UserError(f"--output_dir {folder}: the command's shell would change this name: use plain letters")
+    words = RUN_FOLDER.sub(lambda found: found[1] + folder + found[3], text).split("\0")
+    return Path(folder), words, match is not None
+
+
+# ---------------------------------------------------------------- a trial
+def suggested(trial: "Trial", name: str, entry: dict) -> Any:
+    """The value of a flag that Optuna suggests by W&B's entry."""
+    kind, low, high = entry["distribution"], entry.get("min"), entry.get("max")
+    if kind == "constant":
+        return entry["value"]
+    if kind == "categorical":
+        values = entry["values"]  # lists and mappings too, which Optuna does not store: their places are suggested
+        return values[trial.suggest_categorical(name, list(range(len(values))))]
+    if kind == "int_uniform":
+        return trial.suggest_int(name, low, high)
+    if kind == "log_uniform":
+        return trial.suggest_float(name, math.exp(low), math.exp(high), log=True)
+    if kind == "q_uniform":
+        step = entry.get("q", 1)
+        if all(isinstance(number, int) for number in (low, high, step)):
+            return trial.suggest_int(name, low, high, step=step)
+        return float(f"{trial.suggest_float(name, low, high, step=step):.12g}")
+    return trial.suggest_float(name, low, high, log=kind == "log_uniform_values")
+
+
+def command_line(sweep: Sweep, values: dict, run: str, more: dict | None = None) -> list[str]:
+    """The command of a trial, by W&B's own code for its macros. more: further flags, such as the one to resume."""
+    from wandb.sdk.launch.sweeps import utils
+
+    values = values | (more or {})
+    if not sweep.names_folder:
+        values["output_dir"] = str(sweep.folder / run)
+    macros = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in values.items()}})
+    macros |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep.program]}
+    command = [word.replace("${envvar:WANDB_RUN_ID}", run) for word in sweep.command]
+    words = []
+    for word in utils.create_sweep_command(command):
+        name = word[2:-1] if word.startswith("${") and word.endswith("}") else None
+        if name is not None and not isinstance(macros.get(name), list):
+            raise UserError(f"command, {word}: is not supported; available: {', '.join(macros)}; {WITH_WANDB}")
+        words += macros[name] if name is not None else [word]
+    return words
+
+
+def resume_flags(folder: Path) -> dict:
+    """Flags with which a script resumes in its folder, or starts again if no checkpoint there holds the optimizer."""
+    from foundry.common.whole_folders import newest_whole_checkpoint  # imports torch
+
+    if checkpoint := newest_whole_checkpoint(folder, with_optimizer=True):
+        return {"resume_from_checkpoint": str(checkpoint)}
+    return {} if is_free(folder) else {"overwrite_output_dir": True}
+
+
+def run_trial(trial: "Trial", sweep: Sweep) -> float:
+    """Runs a trial to its end; returns the best value of its metric, 0 without a metric. TrialPruned if it fails."""
+    import optuna
+
+    study = trial.study
+    earlier = [one for one in alive(study.get_trials(deepcopy=False)) if one.number <= trial.number]
+    if len(earlier) > sweep.run_cap:
+        study.stop()
+        raise optuna.TrialPruned
+    values = {name: suggested(trial, name, entry) for name, entry in sweep.parameters.items()}
+    run = trial.user_attrs.get("run") or f"{trial.number:04d}-{secrets.token_hex(3)}"  # W&B's id of it
+    if not RUN_NAME.fullmatch(str(run)):
+        raise UserError(f"--output_dir {sweep.folder}: its study names a run {run!r}, which no agent here names so")
+    refuse_links(sweep.folder, (run, f"{run}.log", f"{run}.err"))
+    trial.set_user_attr("run", run)
+    searched = {name: values[name] for name in trial.params}
+    trial.set_user_attr("values", {name: str(value) for name, value in searched.items()})
+    say(f"trial {run[:4]}  {' '.join(f'{name}={value}' for name, value in searched.items())}  {sweep.folder / run}")
+    try:
+        code = run_process(trial, sweep, values, run)
+    except (KeyboardInterrupt, Interrupted):
+        study.enqueue_trial(trial.params, user_attrs={"run": run})  # this one becomes FAIL
+        raise
+    lines = lines_of(sweep.folder / run)
+    found = [line[sweep.key] for line in lines if isinstance(line.get(sweep.key), int | float)]
+    found = [value for value in found if math.isfinite(value)]
+    if code or (sweep.metric and not found):
+        error = last_error(sweep.folder / f"{run}.err") if code else f"logged no finite {sweep.key}"
+        trial.set_user_attr("error", error)
+        say(f"trial {run[:4]}  failed: {error}")
+        raise optuna.TrialPruned
+    best = (max if sweep.goal == "maximize" else min)(found, default=0.0)
+    say(f"trial {run[:4]}  {sweep.metric} {best:.4g}")
+    return best
+
+
+def run_process(trial: "Trial", sweep: Sweep, values: dict, run: str) -> int:
+    """Runs a trial's command, unless it has finished before; returns its exit code."""
+    if (sweep.folder / run / "all_results.json").is_file():  # its agent was killed after the run had finished
+        return 0
+    resume = resume_flags(sweep.folder / run)
+    environment = os.environ | {"WANDB_RUN_ID": run} | ({"WANDB_RESUME": "allow"} if resume else {}) | sweep.environment
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is this one
+    with (sweep.folder / f"{run}.log").open("a") as log, (sweep.folder / f"{run}.err").open("w") as err:
+        command = command_line(sweep, values, run, resume)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, process_group=0
+        )
+    trial.set_user_attr("agent", {"host": socket.gethostname(), "pids": [os.getpid(), process.pid], "job": slurm_job()})
+    try:
+        code = process.wait()
+    except Interrupted:
+        if slurm_job():  # SLURM signals the trial too; a second signal would keep it from saving
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
+        raise
+    finally:
+        end_process(process)
+    text = (sweep.folder / f"{run}.err").read_text(errors="replace")[-65536:]
+    launchers = rf"(exit status|exitcode +:) {PREEMPTED_EXIT_CODE}\b"  # accelerate and torchrun: they exit with 1
+    if code == PREEMPTED_EXIT_CODE or (code and re.search(launchers, text)):
+        raise Interrupted("a signal or the time limit ended its trial")
+    return code
+
+
+def end_process(process: subprocess.Popen) -> None:
+    """Ends all processes of a trial: by SIGTERM, then by SIGKILL after PATIENCE seconds or a second Ctrl-C."""
+    try:
+        if process.poll() is None:
+            root = psutil.Process(process.pid)
+            members = [root, *root.children(recursive=True)]  # a launcher may be gone while its script saves
+            os.killpg(process.pid, signal.SIGTERM)
+            psutil.wait_procs(members, PATIENCE)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def slurm_job() -> str | None:
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def lines_of(folder: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl; [] if there is none."""
+    return read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
+
+
+def last_error(path: Path) -> str:
+    """The last line of a trial's stderr that names an error, launchers' reports left out; else its last line."""
+    lines = [line.strip() for line in path.read_text(errors="replace")[-65536:].splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(error|Error|Exception): |[\w.]+: error: ", line)]
+    named = [line for line in named if not re.search("CalledProcessError|ChildFailedError", line)]
+    return (named or lines or ["no message"])[-1]
+
+
+# ---------------------------------------------------------------- the study
+def open_study(sweep: Sweep, seed: int) -> "Study":
+    """The study in the sweep's folder. UserError if the file is none, or belongs to another search."""
+    import optuna
+    from optuna.samplers import BruteForceSampler, RandomSampler, TPESampler
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    refuse_links(sweep.folder, (LOCK, STUDY))
+    path = str((sweep.folder / STUDY).absolute())
+    searched = {name: entry for name, entry in sweep.parameters.items() if not is_secret(name)}
+    search = repr([sweep.method, sweep.metric, sweep.goal, searched])
+    try:
+        # Optuna's other lock is a symbolic link: a node that sees the folder under another name would wait forever.
+        storage = optuna.storages.JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
+        study = optuna.create_study(storage=storage, study_name="sweep", direction=sweep.goal, load_if_exists=True)
+        trials = study.get_trials(deepcopy=False)
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:  # odd JSON
+        raise UserError(f"{path}: no study of a sweep ({type(error).__name__}: {error}). Name another folder") from None
+    before = study.user_attrs.get("search")
+    if before not in (None, search):
+        raise UserError(f"--output_dir {sweep.folder}: begun with another search, {before}: name another folder")
+    study.set_user_attr("search", search)
+    own_seed = seed + len(trials)  # no two agents draw the same values
+    samplers = {"grid": BruteForceSampler, "random": RandomSampler, "bayes": TPESampler}
+    study.sampler = samplers[sweep.method](seed=own_seed)
+    return study
+
+
+def alive(trials: list["FrozenTrial"]) -> list["FrozenTrial"]:
+    """All trials, each once: one that was interrupted (FAIL) was enqueued again."""
+    from optuna.trial import TrialState
+
+    return [trial for trial in trials if trial.state != TrialState.FAIL]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def take_up_abandoned(study: "Study", sweep: Sweep) -> None:
+    """Enqueues again every running trial whose agent was killed: its processes on this machine are gone, or its SLURM
+    job is this agent's own, restarted on another node."""
+    from optuna.trial import TrialState
+
+    with FileLock(sweep.folder / LOCK):
+        for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            agent, run = trial.user_attrs.get("agent"), trial.user_attrs.get("run")
+            if agent is None or run is None:
+                continue
+            here = agent["host"] == socket.gethostname()
+            is_gone = here and not any(map(is_running, agent["pids"]))
+            if is_gone or (slurm_job() is not None and agent["job"] == slurm_job()):
+                study.tell(trial.number, state=TrialState.FAIL)
+                study.enqueue_trial(trial.params, user_attrs={"run": run})
+
+
+def give_up(study: "Study", _trial: "FrozenTrial") -> None:
+    """Ends the agent after MOST_FAILURES failed trials in a row."""
+    last = [one for one in alive(study.get_trials(deepcopy=False)) if one.state.is_finished()][-MOST_FAILURES:]
+    if len(last) == MOST_FAILURES and all("error" in one.user_attrs for one in last):
+        study.stop()
+
+
+def report(study: "Study", sweep: Sweep) -> int:
+    """Prints the trials and the best one's command; returns the exit code: 1 if no trial has a value."""
+    trials = [trial for trial in alive(study.get_trials(deepcopy=False)) if "run" in trial.user_attrs]
+    names = [name for name, entry in sweep.parameters.items() if entry["distribution"] != "constant"]
+    rows = [["trial", "state", *names, str(sweep.metric), "folder"]]
+    for trial in trials:
+        attributes = trial.user_attrs
+        state = "failed" if "error" in attributes else trial.state.name.lower()
+        values = attributes.get("values", {})
+        value = "-" if trial.value is None else f"{trial.value:.4g}"
+        rows.append(
+            [attributes["run"][:4], state, *(values.get(name, "-") for name in names), value, attributes["run"]]
+        )
+    print_once("", aligned(rows))
+    for trial in trials:
+        if "error" in trial.user_attrs:
+            print_once(f"trial {trial.user_attrs['run'][:4]} failed: {trial.user_attrs['error']}")
+    valued = [trial for trial in trials if trial.value is not None]
+    if not valued:
+        return 1
+    if sweep.metric:
+        best = study.best_trial
+        folder = sweep.folder / best.user_attrs["run"]
+        values = best.user_attrs["values"]
+        print_once(f"best: {sweep.metric} {best.value:.4g} in {folder}, with {values}")
+    return 0
+
+
+# ---------------------------------------------------------------- the script
 def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, Sweep]:
     """The flags and the sweep file."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -120,8 +482,8 @@ def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, Sweep]:
         raise UserError("the first argument must be a sweep file, such as sweeps/glue_sst2_sweep.yaml")
     sweep = read_sweep(path, args.output_dir)
     check_folder("--output_dir", str(sweep.folder))
-    if args.report_only and not args.storage and not (sweep.folder / "study.jsonl").is_file():
-        raise UserError(f"--report_only: there is no study.jsonl in {sweep.folder}: run the sweep first")
+    if args.report_only and not (sweep.folder / STUDY).is_file():
+        raise UserError(f"--report_only: there is no {STUDY} in {sweep.folder}: run the sweep first")
     return args, sweep
 
 
@@ -129,46 +491,47 @@ def print_commands(sweep: Sweep, seed: int) -> None:
     """Prints the commands of the first trials."""
     import optuna
 
-    study = optuna.create_study(direction=sweep.goal)
-    for place in range(SHOWN_COMMANDS):
-        trial, _ = take_trial(study, sweep, seed)
-        if trial is None:
-            return
-        say(shlex.join(command_line(sweep, trial.params, f"{place:04d}", to_show=True)))
-        study.tell(trial, 0.0)
+    def show(trial: "Trial") -> float:
+        values = {name: suggested(trial, name, entry) for name, entry in sweep.parameters.items()}
+        values = {name: "***" if is_secret(name) else value for name, value in values.items()}
+        say(shlex.join(without_secrets(command_line(sweep, values, f"{trial.number:04d}"))))
+        return 0.0
+
+    sampler = optuna.samplers.BruteForceSampler if sweep.method == "grid" else optuna.samplers.RandomSampler
+    optuna.create_study(sampler=sampler(seed=seed)).optimize(show, n_trials=SHOWN_COMMANDS)
 
 
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> int:
-    """Runs the script; returns the exit code: 0; 1 if too many trials failed, or all; 130 after Ctrl-C; 75 after
-    another signal, or if the trial ended with 75, so that slurm/sweep.slurm requeues the job. SystemExit(2) for a
-    user's mistake."""
+    """Runs the script; returns the exit code: 0; 1 if no trial has a value; 130 after Ctrl-C; 75 after another signal,
+    or if the trial ended with 75, so that slurm/sweep.slurm requeues the job. SystemExit(2) for a user's mistake."""
     args, sweep = parse_flags(argv)
     import optuna  # --help and a mistake in the file need not wait for it
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     if args.dry_run:
         print_commands(sweep, args.seed)
         return 0
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    study = open_study(sweep, args.storage)
-    reason, code = "", 0
-    if not args.report_only:
-        search = f"{sweep.method} over {', '.join(sweep.distributions) or 'nothing'}"
-        metric = f"{sweep.metric}, {sweep.goal}" if sweep.metric else None
-        rows = {"search": search, "metric": metric, "trials so far": len(visible(study)), "folder": sweep.folder}
-        start_summary(rows, "sweep")
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores the last one
-                signal.signal(number, Interrupted.by_signal)
-        try:
-            reason, code = run_agent(study, sweep, args)
-        except (KeyboardInterrupt, Interrupted) as error:
-            code = PREEMPTED_EXIT_CODE if isinstance(error, Interrupted) else 130
-            reason = f"interrupted ({str(error) or 'Ctrl-C'}): the same command resumes the trial that was running"
-        print_once("", reason)
-    report(study, sweep)
-    return code
+    study = open_study(sweep, args.seed)
+    if args.report_only:
+        return report(study, sweep)
+    trials = len(alive(study.get_trials(deepcopy=False)))
+    start_summary(
+        {"search": sweep.method, "metric": sweep.metric, "trials so far": trials, "folder": sweep.folder}, "sweep"
+    )
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores the last one
+            signal.signal(number, Interrupted.by_signal)
+    take_up_abandoned(study, sweep)
+    try:
+        study.optimize(partial(run_trial, sweep=sweep), n_trials=args.count, callbacks=[give_up])
+    except (KeyboardInterrupt, Interrupted) as error:
+        why = str(error) or "Ctrl-C"
+        print_once("", f"interrupted ({why}): the same command resumes the trial that was running")
+        report(study, sweep)
+        return PREEMPTED_EXIT_CODE if isinstance(error, Interrupted) else 130
+    return report(study, sweep)
 
 
 if __name__ == "__main__":

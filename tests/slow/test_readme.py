@@ -23,7 +23,6 @@ from features.rerank import rerank_answers
 from foundry.common.command_line import parse_arguments
 from tasks.registry import check_entry, plain_entry
 from tools import plot_runs, report_glue, sweep_t5
-from tools.search.sweep_files import read_sweep
 
 ROOT = Path(__file__).parents[2]
 PATHS = {str(path.relative_to(ROOT)): path for place in ("", "docs/", "results/") for path in ROOT.glob(f"{place}*.md")}
@@ -110,8 +109,8 @@ class ReadmeTest(parameterized.TestCase):
             with mock.patch.object(benchmark_t5, "CHECKOUTS", {}):  # the reader's own
                 self.assertNotEmpty(vars(benchmark_t5.part_of(benchmark_t5.parse(argv))))
         elif script == "tools/sweep_t5.py":
-            sweep = read_sweep(str(ROOT / argv[0]))
-            self.assertTrue(sweep.flags)
+            sweep = sweep_t5.read_sweep(str(ROOT / argv[0]))
+            self.assertTrue(sweep.parameters)
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
         elif script == "tools/report_glue.py":
             self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)

@@ -47,7 +47,7 @@ from foundry.runs.callbacks import MetricsFileCallback
 from foundry.training.checkpoints import check_saved_state, prepare_output_dir
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
 from tasks.task_records import read_record, recorded_flags
-from tools.search.sweep_files import read_sweep
+from tools import sweep_t5
 
 ROOT = Path(__file__).parents[2]
 
@@ -518,7 +518,7 @@ class NamesTest(TestCase):
         sweep = {"program": __file__, "method": "grid", "parameters": {"x": {"values": [1, 2]}}, "name": name}
         (self.folder / "_.yaml").write_text(json.dumps(sweep))
         with self.assertRaisesRegex(UserError, "name: .* must have a letter"):
-            read_sweep(str(self.folder / "_.yaml"))
+            sweep_t5.read_sweep(str(self.folder / "_.yaml"))
 
 
 class PermissionsTest(TestCase):

@@ -1,1 +1,0 @@
-"""Hyper-parameter search by sweep files: the study, its trials, its report."""
