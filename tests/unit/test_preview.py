@@ -283,7 +283,7 @@ class TasksTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(weight="x"), "row 1: the column weight has 'x': must be a number"),
         (dict(good="perhaps"), "row 1: the column good has 'perhaps': must be true or false, 1 or 0"),
-        (dict(worse=["b", "c"]), "the column worse has 2 labels"),
+        (dict(worse=["b", "c"]), "the column worse has 2 texts"),
         (dict(worse=None), "the column worse is empty"),
     )
     def test_wrong_values_of_further_columns(self, change, message):

@@ -464,7 +464,7 @@ class RecordsTest(parameterized.TestCase):
     @parameterized.parameters(
         ("--rejected_column worse", "no column worse, which task pairs needs"),
         ("--rejected_column empty", "the column empty is empty"),
-        ("--rejected_column several", "the column several has 2 labels"),
+        ("--rejected_column several", "the column several has 2 texts"),
         ("--desirable_column prompt", "row 1: the column prompt has 'a': must be true or false, 1 or 0"),
     )
     def test_wrong_columns(self, flag, message):
