@@ -276,6 +276,45 @@ class LauncherTest(parameterized.TestCase):
             self.assertEqual(of_rank[len(of_rank) // 2 :], again)
         self.assertEqual(*weights)
 
+    def rows_of_ranks(self, name: str, script: str, ranks: int, *argv: str) -> list[list[str]]:
+        """The rows that each rank of a run trains on, in their order."""
+        program, found = "support/rows_of_ranks.py", self.folder / name
+        if ranks == 2:
+            self.failing(str(found), script, *argv, ends_well=True, program=program)
+        else:
+            command = [python(), str(ROOT / "tests" / program), str(found), script, *argv]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        return [list(map(str, json.loads((found / f"{rank}.json").read_text()))) for rank in range(ranks)]
+
+    @parameterized.product(script=("pre_train_t5", "fine_tune_t5"), began=(1, 2))
+    def test_every_row_is_read_once_by_another_number_of_processes(self, script, began):
+        name = f"rows_{script}_{began}"
+        own = "--num_train_epochs 1 --max_steps -1 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
+        own += "--save_strategy steps --save_steps 1 --save_total_limit 99 --eval_strategy no --dropout_rate 0 "
+        own += f"--load_best_model_at_end false --output_dir {self.folder}/{name}"
+        argv = torture.changed(self.commands["pre_train"], *f"{own} --max_train_samples 110".split())
+        if script == "fine_tune_t5":
+            pairs = f"--train_file {self.folder}/pairs.jsonl --source_column text --target_column good {own} "
+            pairs += f"--model_name_or_path {self.folder}/start --validation_split_percentage 20 --report_to none "
+            argv = f"{pairs} --max_target_length 16 --data_cache_dir {self.folder}/cache --disable_tqdm true".split()
+        before = self.rows_of_ranks(f"{name}_whole", script, began, *argv)
+        rows = [row for of_rank in before for row in of_rank]
+        self.assertLen(set(rows), len(rows))
+        read = [row for of_rank in before for row in of_rank[: 2 * 8]]  # of two steps, of which each rank reads 8 rows
+        resume = "--resume_from_checkpoint", f"{self.folder}/{name}/checkpoint-2"
+        rest = self.rows_of_ranks(f"{name}_rest", script, 3 - began, *argv, *resume)
+        again = read + [row for of_rank in rest for row in of_rank]
+        self.assertLen(set(again), len(again))
+        if script == "fine_tune_t5":
+            self.assertEqual(set(again), set(rows))
+        else:  # a pass has whole batches
+            self.assertLen(rows, 110 // (8 * began) * 8 * began)
+            step = 8 * (3 - began)
+            self.assertLen(again, len(read) + (110 - len(read)) // step * step)
+        state = json.loads((self.folder / name / "trainer_state.json").read_text())
+        self.assertEqual(state["epoch"], 1.0)
+
     @parameterized.parameters(("full_disk", "ddp"), ("full_disk_random", "zero2"))
     def test_a_disk_that_is_full_for_one_rank_costs_both_a_checkpoint(self, what, way):
         """The others waited for ever at a barrier within the checkpoint."""
