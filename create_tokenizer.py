@@ -28,7 +28,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from constants import NUM_SENTINELS, TASK_RECORD
-from data_collator_t5 import find_sentinel_ids
+from data_collator_t5 import find_sentinel_ids, vocabulary_size
 from features import of_tokenizers
 from foundry.arguments.model import LEAST_VOCABULARY
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> str:
         train_tokenizer(sample.of(seen.of(documents)), folder, args.vocab_size, args.byte_fallback, *how)
         tokenizer = load_tokenizer(str(folder))
         if args.config_name:
-            build_config(args.config_name, len(tokenizer)).save_pretrained(folder)
+            build_config(args.config_name, vocabulary_size(tokenizer)).save_pretrained(folder)
     texts, encode = {"training": sample.texts, "held-out": list(held_out)}, plain_encoder(tokenizer)
     losses = {split: {"documents": round_trip(tokenizer, texts[split], encode)[0]} for split in texts}
     sentinels = find_sentinel_ids(tokenizer).tolist()

@@ -209,6 +209,12 @@ def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     return type(tokenizer).__name__ == "ByT5Tokenizer"
 
 
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The ids that an embedding needs rows for: those up to the largest. Of {"<pad>": 0, "a": 3} 4; the tokenizer's own
+    length counts tokens, which are fewer where ids have none."""
+    return 1 + max(tokenizer.get_vocab().values())
+
+
 def find_eos_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The id of EOS; UserError if the tokenizer has none."""
     if tokenizer.eos_token_id is None:

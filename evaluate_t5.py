@@ -341,7 +341,7 @@ def build_trainer(
 ) -> T5Trainer:
     """A T5Trainer that answers the task's rows with its checkpoint; model: the checkpoint, if it is loaded."""
     model, tokenizer = model or load(evaluation, job.model, run_args), job.task.tokenizer
-    fit_vocabulary(model, len(tokenizer))
+    fit_vocabulary(model, tokenizer)
     scoring = job.task.evaluation_task(job.splits[0], run_args.predict_with_generate)
     args = run_args.replaced(predict_with_generate=scoring.predict_with_generate)
     set_generation_length(model, scoring.max_length - 1)
@@ -506,7 +506,7 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
         found = found_text(args.features, text_args, model_args, tokenizer)
     found.check_held_out(evaluates=True)
     model = load(evaluation, evaluation.model_name_or_path, args)
-    fit_vocabulary(model, len(tokenizer))
+    fit_vocabulary(model, tokenizer)
     objective = get_objective(text_args, tokenizer, model)
     text = found.text(objective, args)
     rows = text.validation

@@ -261,7 +261,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         FORMATS[kind]().check(config, kind)
     check_room(config, f"--model_name_or_path {checkpoint}")
     model = (loaded_by_feature(features, checkpoint, None) or load_model(checkpoint)).eval()
-    fit_vocabulary(model, len(tokenizer))
+    fit_vocabulary(model, tokenizer)
     record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
     weights = count_parameters(model)
     plan = {"checkpoint": checkpoint, "model": f"{human_count(weights)} parameters"}

@@ -36,6 +36,7 @@ from transformers import (
 )
 
 from constants import MODEL_SHAPES, T5_VOCAB_SIZE
+from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.flags import check_value
 from foundry.common.processes import free_memory, processes_here
@@ -162,13 +163,13 @@ def get_model(
         changed = switch_vocabulary(model, args, tokenizer) if args.tokenizer_name else None
     else:
         overrides = parse_overrides(args.config_overrides)
-        config = build_config(args.config_name or "t5-v1_1-small", len(tokenizer), overrides)
+        config = build_config(args.config_name or "t5-v1_1-small", vocabulary_size(tokenizer), overrides)
         # Trainer would add the tokenizer's EOS to T5's, id 1, which may be another token of this tokenizer.
         for name in ("pad_token_id", "eos_token_id"):
             setattr(config, name, getattr(tokenizer, name))
         model = created_by_feature(features, config, args.attn_implementation)
         model = model or create_model(config, args.attn_implementation)
-    fit_vocabulary(model, len(tokenizer))
+    fit_vocabulary(model, tokenizer)
     _adjust(model, args, dropout, features, changed)
     return model, changed
 
@@ -181,7 +182,7 @@ def planned_model(
 ) -> PreTrainedModel:
     """The model that `get_model` will give, without memory for its weights (on the meta device): its shapes, its
     dropout, what is trained. tokenizer: None where it is still to be trained."""
-    vocab_size = args.vocab_size if tokenizer is None else len(tokenizer)
+    vocab_size = args.vocab_size if tokenizer is None else vocabulary_size(tokenizer)
     if args.model_name_or_path:
         config = named_config(args.model_name_or_path)
         if args.tokenizer_name:
@@ -412,14 +413,14 @@ def dropout_of(model: PreTrainedModel) -> float:
     return next(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
 
 
-def fit_vocabulary(model: PreTrainedModel, tokenizer_size: int) -> None:
+def fit_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """UserError if the tokenizer has ids without an embedding in the model."""
-    rows = model.get_input_embeddings().num_embeddings
-    if tokenizer_size > rows:
+    rows, needed = model.get_input_embeddings().num_embeddings, vocabulary_size(tokenizer)
+    if needed > rows:
         raise UserError(
-            f"the tokenizer has {tokenizer_size} tokens and the model only {rows} embedding rows: use the "
+            f"the tokenizer has ids up to {needed - 1} and the model only {rows} embedding rows: use the "
             "tokenizer that the model was trained with (--tokenizer_name), or for a new model "
-            f"--config_overrides vocab_size={tokenizer_size}"
+            f"--config_overrides vocab_size={needed}"
         )
 
 

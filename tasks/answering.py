@@ -140,7 +140,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`."""
     args, tokenizer = plan.args, plan.tokenizer
     model = load_to_answer(args.model_name_or_path, args.attn_implementation, plan.features, device, args.bf16)
-    fit_vocabulary(model, len(tokenizer))
+    fit_vocabulary(model, tokenizer)
     as_saved = reads_as_saved(frozen_form(plan.features))
     model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and as_saved)

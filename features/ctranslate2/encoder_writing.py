@@ -15,6 +15,7 @@ from ctranslate2.converters.transformers import MT5Loader, T5Loader, UMT5Loader
 from ctranslate2.specs import Activation, TransformerEncoderModelSpec, TransformerEncoderSpec
 from transformers import PreTrainedConfig
 
+from features.ctranslate2.engine import names_of_rows
 from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import save_tokenizer
 from foundry.publishing.exports import (
@@ -58,8 +59,7 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     spec = TransformerEncoderModelSpec(TransformerEncoderSpec(config.num_layers, config.num_heads, **options))
     LOADERS[config.model_type]().set_stack(spec.encoder, model.encoder)
     rows = model.get_input_embeddings().num_embeddings
-    names = tokens.convert_ids_to_tokens(range(len(tokens)))
-    spec.register_vocabulary([*names, *(f"<unused_{number}>" for number in range(rows - len(names)))])
+    spec.register_vocabulary(names_of_rows(tokens, rows))
     spec.config.unk_token, spec.config.eos_token = tokens.unk_token, tokens.eos_token
     spec.config.bos_token = tokens.pad_token
     spec.validate()

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import IGNORE_INDEX
+from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import read_json
@@ -110,11 +111,16 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
         import features.ctranslate2.gemma_converter  # noqa: F401 (registers its converters)
 
         Converter(original.model.name_or_path).convert(str(folder), quantization=quantization)
-    # The converter names rows beyond the tokenizer's tokens <extra_id_0> ... a second time; a name must have one id.
-    names = json.loads((folder / TOKENS).read_text(encoding="utf-8"))
-    tokens = len(original.tokenizer)
-    names[tokens:] = [f"<unused_{number}>" for number in range(len(names) - tokens)]
+    # The converter knows no ids without tokens, and names rows beyond the tokenizer's <extra_id_0> ... a second time.
+    rows = len(json.loads((folder / TOKENS).read_text(encoding="utf-8")))
+    names = names_of_rows(original.tokenizer, rows)
     (folder / TOKENS).write_text(json.dumps(names, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def names_of_rows(tokenizer: PreTrainedTokenizerBase, rows: int) -> list[str]:
+    """The token of each row of an embedding, each once; an id without a token has a name that is no text's."""
+    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+    return [tokens.get(number, f"<unused_{number}>") for number in range(rows)]
 
 
 def ctranslate2_search(search: dict | None) -> dict:
@@ -271,12 +277,12 @@ def files_of_engine(name: str) -> list[Path]:
 
 
 def load_engine(folder: Path, one_at_a_time: bool, tokens: int) -> CTranslate2Engine:
-    """The engine of a folder. tokens: of the tokenizer. UserError if the folder is damaged."""
+    """The engine of a folder. tokens: ids of the tokenizer. UserError if the folder is damaged."""
     try:
         engine = CTranslate2Engine(folder, one_at_a_time)
         names = engine.names
         if not isinstance(names, list) or len(names) < tokens or len(engine.ids) < len(names):
-            raise ValueError(f"{TOKENS} does not list the {tokens:,} tokens of the tokenizer, each once")
+            raise ValueError(f"{TOKENS} does not list the {tokens:,} ids of the tokenizer, each once")
     except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
         why = " ".join(str(error).split())
         raise UserError(
@@ -315,7 +321,7 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
     folder, eos = engine_folder(plan.args.model_name_or_path), plan.tokenizer.eos_token_id
     limits = read_json(folder / COMPARISON) or limits_of(load_config(str(plan.folder), "--model_name_or_path"))
     check_lengths(plan, limits)
-    engine = load_engine(folder, "one_at_a_time" in limits, len(plan.tokenizer))
+    engine = load_engine(folder, "one_at_a_time" in limits, vocabulary_size(plan.tokenizer))
 
     def write(
         sources: list[list[int]], watch: Watch | None = None, **changes: Any

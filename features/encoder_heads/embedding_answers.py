@@ -123,7 +123,7 @@ class EmbeddingAnswers(EncoderAnswers):
             start_summary(rows, title="prediction")
         print_preview(tokenizer, [[Sample("first input", ids[0], len(whole[0]))]])
         model = load_encoder(folder).to(state.device).eval()
-        fit_vocabulary(model, len(tokenizer))
+        fit_vocabulary(model, tokenizer)
         found = embedded(model, embedder, ids, args.batch_size, args.bf16, state)
         check_finite(folder, found)
         if state.is_main_process:
@@ -159,7 +159,7 @@ def encoder_of(args: Any) -> Encoder:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
     most = max(entry["max_source_length"], entry["max_target_length"])
     tokenizer, model = answering_tokenizer(folder, args.tokenizer_name), load_encoder(folder).to(device).eval()
-    fit_vocabulary(model, len(tokenizer))
+    fit_vocabulary(model, tokenizer)
     embed = functools.partial(embedder.embed_texts, model)
     return encoder_that(embed, args, device, tokenizer, most, source_prefix(entry), embedder.described())
 

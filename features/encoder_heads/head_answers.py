@@ -114,7 +114,7 @@ class EncoderAnswers:
             prints = {split: data._fingerprint for split, data in found.loaded.data.items()}
             check_alike(prints, "give all nodes the same files")
         model, run = found.model(), Run(args, "evaluation")
-        fit_vocabulary(model, len(tokenizer))
+        fit_vocabulary(model, tokenizer)
         run.announce({"checkpoint": folder} | found.plan | found.rows.described())
         print_preview(tokenizer, found.rows.shown(whole=False))
         options = dict(args=args, data_collator=found.collator, processing_class=tokenizer)

@@ -51,7 +51,7 @@ class Channel:
         self.entry, self.device, self.size = task_of(model, task, prefix), device, batch_size
         self.tokenizer = load_tokenizer(model, "--rerank_model")
         self.model = load_model(model, flag="--rerank_model")
-        fit_vocabulary(self.model, len(self.tokenizer))
+        fit_vocabulary(self.model, self.tokenizer)
         self.model = self.model.to(device, torch.bfloat16 if bf16 else None).eval()
 
     def scored(

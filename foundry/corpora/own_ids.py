@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from constants import NUM_SENTINELS
-from data_collator_t5 import SENTINEL_NAME
+from data_collator_t5 import SENTINEL_NAME, vocabulary_size
 from foundry.common.digests import check_unchanged, stamp
 from foundry.common.errors import UserError
 from foundry.corpora.files import data_kind, expand_files, split_weights
@@ -173,14 +173,16 @@ class IdEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.offset = ids_offset(tokenizer)
         vocabulary = tokenizer.get_vocab()
-        self.allowed = np.zeros(len(tokenizer), dtype=bool)
+        self.allowed = np.zeros(vocabulary_size(tokenizer), dtype=bool)
         self.allowed[list(vocabulary.values())] = True
         sentinels = [number for token, number in vocabulary.items() if SENTINEL_NAME.fullmatch(token)]
         self.allowed[[*sentinels, tokenizer.pad_token_id]] = False
         self.described = f"an id of the tokenizer's {len(tokenizer):,}, and neither its padding nor a sentinel"
         if self.offset:
             self.allowed[tokenizer.all_special_ids] = False
-            self.described = f"0 to {np.flatnonzero(self.allowed).max() - self.offset} (--vocab_size)"
+            own = tokenizer.name_or_path  # of a saved one
+            why = f"the ids that {own} was trained with" if own else "--vocab_size"
+            self.described = f"0 to {np.flatnonzero(self.allowed).max() - self.offset} ({why})"
 
     def __call__(self, document: IdDocument) -> np.ndarray:
         ids = document.ids.astype(np.int64) + self.offset

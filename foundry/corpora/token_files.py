@@ -20,6 +20,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.whole_folders import cached
 from foundry.corpora.counts import TokenCounter, TokenCounts
@@ -267,7 +268,7 @@ class TokenWriter:
         self.begins, self.counts = begins, TokenCounter()
         self.numbers, self.sizes = [], []  # of the documents in the batch
         self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
-        self.dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+        self.dtype = np.dtype(np.uint16 if vocabulary_size(tokenizer) <= 2**16 else np.uint32)
         self.info: dict[str, Any] = dict(
             documents=0, empty_documents=0, text_bytes=0, unknown=0, before=0, lengths=Counter(), places=[]
         )

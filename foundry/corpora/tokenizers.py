@@ -437,7 +437,21 @@ def _load(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple) -
     if "input_ids" not in tokenizer.model_input_names:
         raise UserError(f"{shown}: the model_input_names of its tokenizer_config.json lack input_ids")
     tokenizer(["a", *_REPETITIVE])  # what its rules put around a text may name tokens that are not there
+    _check_apart(tokenizer, shown)
     return tokenizer
+
+
+def _check_apart(tokenizer: PreTrainedTokenizerBase, shown: str) -> None:
+    """UserError if two tokens have one id: where a vocabulary has ids without tokens, the `tokenizers` library counts
+    its tokens to number those that are added."""
+    tokens: dict[int, str] = {}
+    for token, number in tokenizer.get_vocab().items():
+        if number in tokens:
+            raise UserError(
+                f"{shown}: its tokens {tokens[number]!r} and {token!r} have the same id, {number}: some ids below have "
+                "no token. Write each added token, with its id, into the vocabulary of the tokenizer.json too"
+            )
+        tokens[number] = token
 
 
 def _loaded(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple) -> PreTrainedTokenizerBase:
@@ -556,11 +570,8 @@ def _sentinels_of_its_class(config: dict, tokens: list[str], added: list[dict], 
 def _tokens_of_config(files: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """{"pad_token": "<pad>", ...}: the special tokens whose ids config.json names."""
     ids = {role: _read(files, "config.json").get(f"{role}_id") for role in ROLES}
-    return {
-        role: tokenizer.convert_ids_to_tokens(number)
-        for role, number in ids.items()
-        if isinstance(number, int) and 0 <= number < len(tokenizer)
-    }
+    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+    return {role: tokens[number] for role, number in ids.items() if isinstance(number, int) and number in tokens}
 
 
 def _of_vocabulary(files: dict[str, Path], name_or_path: str, shown: str) -> PreTrainedTokenizerBase:

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import VOCAB_SIZE_MULTIPLE
-from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level
+from data_collator_t5 import SENTINEL_NAME, find_sentinel_ids, is_byte_level, vocabulary_size
 from foundry.common.errors import UserError
 from foundry.corpora.own_ids import ids_offset
 from foundry.modeling.families import family_of, output_head, stacks
@@ -64,15 +64,17 @@ def change_vocabulary(
             f"--tokenizer_name: a {type(new).__name__} without bos_token, with which the decoder of this "
             f"{model.config.model_type} model begins"
         )
-    if len(old) > rows:
-        raise UserError(f"the checkpoint's own tokenizer has {len(old)} tokens and the model only {rows} rows")
+    last = vocabulary_size(old) - 1
+    if last >= rows:
+        raise UserError(f"the checkpoint's own tokenizer has ids up to {last} and the model only {rows} rows")
     pairs = matching_ids(old, new)
-    size = embedding_rows(len(new))
+    size = embedding_rows(vocabulary_size(new))
+    of_old = sorted(set(old.get_vocab().values()))
 
     @functools.cache  # modules that share a weight share the new one
     def replanted(weight: torch.nn.Parameter) -> torch.nn.Parameter:
         """[rows, d_model] -> [size, d_model]."""
-        grown = weight[: len(old)].double().mean(0).to(weight.dtype).repeat(size, 1)
+        grown = weight[of_old].double().mean(0).to(weight.dtype).repeat(size, 1)
         grown[list(pairs)] = weight[list(pairs.values())]
         return torch.nn.Parameter(grown, weight.requires_grad)
 

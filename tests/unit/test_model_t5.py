@@ -19,6 +19,8 @@ from absl.testing import parameterized
 from helpers import token_mean_loss
 from safetensors import safe_open
 from safetensors.torch import save_file
+from test_data_collator_t5 import make_tokenizer
+from test_new_vocabulary import tokenizer_of
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -595,13 +597,15 @@ class ConfigTest(ModelTest):
         self.assertIs(tied.lm_head.weight, tied.shared.weight)
 
     def test_fit_vocabulary_refuses_and_never_resizes(self):
-        model = self.tiny()  # 128 rows for 90 tokens
+        """Ids count, not tokens: a vocabulary may have ids without any."""
+        model = self.tiny()  # 128 rows
         for size in (90, 128):
-            fit_vocabulary(model, size)
+            fit_vocabulary(model, make_tokenizer(size))
         self.assertEqual(model.shared.num_embeddings, 128)
-        message = "tokenizer has 129 tokens .* only 128 embedding rows: .* --config_overrides vocab_size=129$"
-        with self.assertRaisesRegex(ValueError, message):
-            fit_vocabulary(model, 129)
+        message = "ids up to 128 .* only 128 embedding rows: .* --config_overrides vocab_size=129$"
+        for tokenizer in (make_tokenizer(129), tokenizer_of([], far={"far": 128})):
+            with self.assertRaisesRegex(ValueError, message):
+                fit_vocabulary(model, tokenizer)
 
 
 class GenerationTest(ModelTest):

@@ -5,26 +5,49 @@ import io
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 import pre_train_t5
-from data_collator_t5 import find_sentinel_ids
+from data_collator_t5 import find_sentinel_ids, vocabulary_size
+from features.ctranslate2.engine import names_of_rows
 from foundry.arguments.model import ModelArguments
-from foundry.corpora.own_ids import ids_tokenizer
+from foundry.common.errors import UserError
+from foundry.corpora.own_ids import IdDocument, IdEncoder, ids_tokenizer
+from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import build_config, create_model, get_model, load_model
 from foundry.modeling.new_vocabulary import change_vocabulary, matching_ids, same_vocabulary
 
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
 SENTINELS = [f"<extra_id_{number}>" for number in range(20)]
+# Flags of a pre-training of two steps.
+SCRIPT = dict(
+    input_seq_length=16,
+    max_steps=2,
+    warmup_steps=1,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=1,
+    logging_steps=1,
+    save_steps=1,
+    eval_steps=2,
+    max_eval_samples=8,
+    preprocessing_num_workers=1,
+    report_to="none",
+    disable_tqdm="true",
+)
 
 
-def tokenizer_of(words: list[str], special=("<pad>", "</s>", "<unk>")) -> PreTrainedTokenizerFast:
-    """One word, one id: special tokens, `words`, then the sentinels, of which the first has the last id."""
+def tokenizer_of(
+    words: list[str], special=("<pad>", "</s>", "<unk>"), far: dict[str, int] | None = None
+) -> PreTrainedTokenizerFast:
+    """One word, one id: special tokens, `words`, then the sentinels, of which the first has the last id. far: words
+    behind ids that have none."""
     every = [*special, *words, *reversed(SENTINELS)]
-    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(every)}, unk_token=special[2]))
+    ids = {word: n for n, word in enumerate(every)} | (far or {})
+    backend = Tokenizer(models.WordLevel(ids, unk_token=special[2]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     names = dict(zip(("pad_token", "eos_token", "unk_token"), special, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=SENTINELS, **names)
@@ -136,8 +159,58 @@ class ChangeVocabularyTest(parameterized.TestCase):
 
     def test_a_tokenizer_that_never_was_the_models(self):
         model = create_model(build_config("tiny", 3, SHAPE))
-        with self.assertRaisesRegex(ValueError, "own tokenizer has 1[0-9]+ tokens and the model only 64 rows"):
+        with self.assertRaisesRegex(ValueError, "own tokenizer has ids up to 1[0-9]+ and the model only 64 rows"):
             change_vocabulary(model, NEW, OLD)
+
+
+class HolesTest(parameterized.TestCase):
+    """A vocabulary has ids without tokens: an embedding needs rows up to the largest id."""
+
+    def test_rows_and_tokens(self):
+        far = tokenizer_of([f"w{n}" for n in range(40)], far={"far": 69_999})
+        self.assertEqual(vocabulary_size(far), 70_000)
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        far.save_pretrained(folder / "far")
+        loaded = load_tokenizer(str(folder / "far"))
+        self.assertEqual(IdEncoder(loaded)(IdDocument(np.array([3, 69_999]), "x")).tolist(), [3, 69_999])
+        with self.assertRaisesRegex(ValueError, "the id 500 must be an id of the tokenizer's 64, "):
+            IdEncoder(loaded)(IdDocument(np.array([500]), "x"))
+        self.assertEqual([names_of_rows(far, 70_016)[n] for n in (3, 500, 69_999)], ["w0", "<unused_500>", "far"])
+        torch.manual_seed(0)
+        model = create_model(build_config("tiny", vocabulary_size(far), SHAPE))
+        self.assertEqual(model.config.vocab_size, 70_016)
+        old = model.shared.weight.detach().clone()
+        change_vocabulary(model, far, tokenizer_of(["far", "new"]))
+        self.assertEqual(model.config.vocab_size, 64)
+        torch.testing.assert_close(model.shared.weight[3], old[69_999], rtol=0, atol=0)
+        of_tokens = old[sorted(far.get_vocab().values())]
+        torch.testing.assert_close(model.shared.weight[4], of_tokens.double().mean(0).float())
+
+    def test_added_tokens_with_ids_of_others_are_refused(self):
+        """The `tokenizers` library numbers them by the count of tokens."""
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        backend = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 4}, unk_token="<unk>"))
+        names = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=["<b>"], **names)
+        tokenizer.save_pretrained(folder)
+        with self.assertRaisesRegex(UserError, "its tokens 'a' and '<b>' have the same id, 4: "):
+            load_tokenizer(str(folder))
+
+    def test_a_run(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        tokenizer_of([f"w{n}" for n in range(40)], far={"far": 69_999}).save_pretrained(folder / "far")
+        lines = [" ".join(["far", *(f"w{n * m % 40}" for m in range(1, 15))]) for n in range(200)]
+        (folder / "text.txt").write_text("\n".join(lines) + "\n")
+        flags = dict(SCRIPT, train_file=folder / "text.txt", tokenizer_name=folder / "far", config_name="tiny")
+        shape = ",".join(f"{name}={value}" for name, value in SHAPE.items())
+        flags |= dict(config_overrides=shape, output_dir=folder / "out", data_cache_dir=folder / "cache")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            results = pre_train_t5.main([str(word) for key, value in flags.items() for word in (f"--{key}", value)])
+        self.assertGreater(results["eval_loss"], 0)
+        self.assertNotRegex(printed.getvalue(), "tokens are <unk>")
+        self.assertEqual(load_model(str(folder / "out")).config.vocab_size, 70_016)
+        (tokens,) = (folder / "cache").rglob("train.bin")
+        self.assertIn(69_999, np.fromfile(tokens, dtype=np.uint32))
 
 
 class ScriptTest(parameterized.TestCase):
@@ -149,23 +222,12 @@ class ScriptTest(parameterized.TestCase):
         text = [" ".join(f"w{20 + (n * m) % 20} n{(n + m) % 60}" for m in range(12)) for n in range(200)]
         (folder / "text.txt").write_text("\n".join(text) + "\n")
         flags = dict(
+            SCRIPT,
             model_name_or_path=folder / "old",
             tokenizer_name=folder / "new",
             train_file=folder / "text.txt",
-            input_seq_length=16,
-            max_steps=2,
-            warmup_steps=1,
-            per_device_train_batch_size=4,
-            logging_steps=1,
-            gradient_accumulation_steps=1,
-            save_steps=1,
-            max_eval_samples=8,
             output_dir=folder / "out",
-            eval_steps=2,
-            report_to="none",
             data_cache_dir=folder / "cache",
-            disable_tqdm="true",
-            preprocessing_num_workers=1,
         )
         argv = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
         with contextlib.redirect_stdout(io.StringIO()) as printed:

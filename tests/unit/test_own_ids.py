@@ -179,6 +179,8 @@ class VocabularyTest(TestCase):
         self.assertEqual(ids_offset(make_tokenizer()), 0)
         words = IdEncoder(loaded)
         self.assertEqual(words(IdDocument(np.array([0, 9]), "x")).tolist(), [3, 12])
+        with self.assertRaisesRegex(ValueError, rf"must be 0 to 9 \(the ids that {self.folder} was trained with\)$"):
+            words(IdDocument(np.array([10]), "x"))
 
     @parameterized.parameters("", "▁")
     def test_sentinels_of_t5_and_mt5_are_no_data(self, mark):
@@ -230,7 +232,7 @@ class RefusedTest(TestCase):
             (dict(input_ids_column="ids", dataset_name="installed_docs"), "with --train_file, or a data set of "),
             (
                 dict(train_file="{npy}", vocab_size=9, objective="ul2", config_overrides="vocab_size=113"),
-                "the tokenizer has 115 tokens and the model only 113 embedding rows",
+                "the tokenizer has ids up to 114 and the model only 113 embedding rows",
             ),
             (dict(train_file="{npy}", vocab_size=5), "a.npy, after 0 ids, place 10: the id 5 must be 0 to 4"),
         ):
