@@ -296,6 +296,7 @@ class LauncherTest(parameterized.TestCase):
         argv = torture.changed(self.commands["pre_train"], *f"{own} --max_train_samples 110".split())
         if script == "fine_tune_t5":
             pairs = f"--train_file {self.folder}/pairs.jsonl --source_column text --target_column good {own} "
+            pairs += "--packing false "
             pairs += f"--model_name_or_path {self.folder}/start --validation_split_percentage 20 --report_to none "
             argv = f"{pairs} --max_target_length 16 --data_cache_dir {self.folder}/cache --disable_tqdm true".split()
         before = self.rows_of_ranks(f"{name}_whole", script, began, *argv)
@@ -309,9 +310,8 @@ class LauncherTest(parameterized.TestCase):
         if script == "fine_tune_t5":
             self.assertEqual(set(again), set(rows))
         else:  # a pass has whole batches
-            self.assertLen(rows, 110 // (8 * began) * 8 * began)
-            step = 8 * (3 - began)
-            self.assertLen(again, len(read) + (110 - len(read)) // step * step)
+            self.assertGreater(len(again), len(rows) - 8 * (3 - began))
+            self.assertLessEqual(len(again), len(rows) + 8 * began)
         state = json.loads((self.folder / name / "trainer_state.json").read_text())
         self.assertEqual(state["epoch"], 1.0)
 
