@@ -445,7 +445,7 @@ def _check_apart(tokenizer: PreTrainedTokenizerBase, shown: str) -> None:
     """UserError if two tokens have one id: where a vocabulary has ids without tokens, the `tokenizers` library counts
     its tokens to number those that are added."""
     tokens: dict[int, str] = {}
-    for token, number in tokenizer.get_vocab().items():
+    for token, number in sorted(tokenizer.get_vocab().items()):
         if number in tokens:
             raise UserError(
                 f"{shown}: its tokens {tokens[number]!r} and {token!r} have the same id, {number}: some ids below have "

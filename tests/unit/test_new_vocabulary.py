@@ -193,7 +193,7 @@ class HolesTest(parameterized.TestCase):
         names = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=["<b>"], **names)
         tokenizer.save_pretrained(folder)
-        with self.assertRaisesRegex(UserError, "its tokens 'a' and '<b>' have the same id, 4: "):
+        with self.assertRaisesRegex(UserError, "its tokens '<b>' and 'a' have the same id, 4: "):
             load_tokenizer(str(folder))
 
     def test_a_run(self):
