@@ -42,7 +42,6 @@ from foundry.corpora.preview import (
     spread,
 )
 from foundry.corpora.round_trip import Losses, percent
-from foundry.corpora.token_files import TOKENS_FORMAT
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
 from foundry.features import further_fields
@@ -63,6 +62,9 @@ if TYPE_CHECKING:
 
 COUNTED_AT_ONCE = 2**16  # rows
 WHOLE = 0.999  # share of the training targets that --max_target_length auto leaves uncut
+# Part of the key of tokenised rows, by which a run that resumes knows its rows again: raise it when the same rows would
+# give other tokens.
+ROWS_FORMAT = 6
 MEASURED = 1_000  # rows of a split in which the columns that a cut takes away are looked for
 SHOWN_ROWS = 4  # rows of a split that are kept for the preview
 SIDES = {"input_ids": "sources", "labels": "targets"}  # {column of token ids: what a plan calls them}
@@ -258,7 +260,7 @@ class LoadedTask(Task):
         fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers")
         texts = [entry.get(field) for field in fields]
         texts += [further[field].column if field in further else None for field in further_fields("column")]
-        texts += [entry["columns"], TOKENS_FORMAT] if "columns" in entry else [TOKENS_FORMAT]
+        texts += [entry["columns"], ROWS_FORMAT] if "columns" in entry else [ROWS_FORMAT]
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
         contents = json.dumps(decisive, default=str)
         if GAP.search(contents):
