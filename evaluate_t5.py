@@ -76,7 +76,14 @@ from tasks.metrics.comparison import Comparison
 from tasks.model_folders import answers_of, named_model
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.row_source import task_of
-from tasks.task_records import check_functions, recorded_fields, recorded_flags, recorded_lengths, recorded_rows
+from tasks.task_records import (
+    check_functions,
+    recorded_fields,
+    recorded_flags,
+    recorded_lengths,
+    recorded_rows,
+    recorded_stream,
+)
 from tasks.tasks import LoadedTask, Task, TaskRows, Tasks
 from tasks.trained_rows import TrainedRows
 
@@ -269,6 +276,7 @@ def build_job(
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
     recorded = recorded_fields(model, trained)
     task = task_of(run_args.features, name, check_task(args), args, is_one_of_several, recorded)
+    task.streamed_before = recorded_stream(model, trained)
     check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):

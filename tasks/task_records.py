@@ -40,6 +40,9 @@ _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS, "max_eval_samples"
 NUMBERS = "numbers"  # {task: step and range of its training rows}, a field of its entry
 FUNCTIONS = "functions"  # {task: {field of its entry: name of its function}}
 TRAINED = "trained_rows"  # {task: hashes of its training rows}, as `TrainedRows.recorded` writes them
+STREAMED = (
+    "held_out_of_stream"  # {task: "text", the fingerprint of its stream, and "documents", how many were held out}
+)
 
 
 def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
@@ -80,11 +83,12 @@ def read_record(folder: str) -> dict:
         NUMBERS: dict[str, dict[str, float]],
         FUNCTIONS: dict[str, dict[str, str]],
         TRAINED: dict[str, str],
+        STREAMED: dict[str, dict[str, str | int]],
     }
     types = typing.get_type_hints(TaskArguments) | _OF_FEATURES | _RUN_FLAGS | own
     if not isinstance(record, dict) or not {"benchmark", "dataset_name"} <= record.keys():
         raise UserError(f"{path}: no record of a task, which has at least benchmark and dataset_name. {advice}")
-    record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS, TRAINED) if name in record}
+    record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS, TRAINED, STREAMED) if name in record}
     for name, value in record.items():
         if not is_of(value, types[name]):
             raise UserError(
@@ -110,6 +114,11 @@ def recorded_rows(folder: str) -> dict[str, TrainedRows]:
         return {name: TrainedRows.of_record(text) for name, text in texts.items()}
     except ValueError as error:
         raise UserError(f"{Path(folder) / TASK_RECORD}: {TRAINED}: {error}. Take the entry out") from None
+
+
+def recorded_stream(folder: str, name: str) -> dict[str, str | int]:
+    """What a streamed training held out of a task's text, as task.json says; {} if it does not."""
+    return read_record(folder).get(STREAMED, {}).get(name.replace("/", "_"), {})
 
 
 def check_functions(folder: str, name: str, now: dict[str, str]) -> None:

@@ -53,7 +53,7 @@ from tasks import examples, registry, repeated_rows
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, signatures, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
 from tasks.own_entry import as_source, completed, name_of, translated
-from tasks.rows import load_rows
+from tasks.rows import is_text_corpus, load_rows
 from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_record
 from tasks.trained_rows import TrainedRows
 
@@ -75,10 +75,12 @@ class Task:
     entry.
 
     is_one_of_several: the names of its metrics then begin with its own. recorded: fields for the entry from task.json
-    of the evaluated model. functions: {field of the entry: name of its function}.
+    of the evaluated model. functions: {field of the entry: name of its function}. streamed_before: in an evaluation,
+    what the training held out of a stream, as `recorded_stream` gives it.
     """
 
     early: tuple[list[dict], Counter] | None = None  # training rows that the next `read` need not read again
+    streamed_before: dict[str, str | int] | None = None
 
     def __init__(
         self, name: str, entry: dict, args: TaskArguments, is_one_of_several: bool = False, recorded: dict | None = None
@@ -116,7 +118,17 @@ class Task:
             left_out.update(counts)
             self.early = None
             return rows
+        if self.streamed_before and self.is_held_out(split):
+            raise UserError(
+                f"task {self.name}: the model was trained on a stream, which held out its first documents alone: give "
+                "--streaming, or --validation_file"
+            )
         return load_rows(self.name, self.entry, self.args, split, left_out, self.files)
+
+    def is_held_out(self, split: str) -> bool:
+        """Whether the rows of a split are taken from the text of the training."""
+        is_evaluated = split in registry.eval_splits(self.entry)
+        return is_evaluated and is_text_corpus(self.entry) and not self.args.validation_file
 
     def training_rows(self) -> list[dict]:
         """Those by which the length of targets is chosen, and a tokenizer is trained: all."""

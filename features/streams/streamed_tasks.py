@@ -17,11 +17,13 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count
+from foundry.corpora.files import say_once
 from foundry.corpora.hub import classes_of
 from foundry.corpora.preview import files_read
 from foundry.corpora.reading import class_names
 from tasks import examples, registry
 from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
+from tasks.task_records import STREAMED
 from tasks.tasks import LoadedTask, Task, TaskData, Tasks
 
 SAMPLED = 500  # rows of a stream that are counted before it is trained on
@@ -31,13 +33,14 @@ HELD_OUT = 1_000  # rows held out of a text where neither --validation_file nor 
 
 class StreamedTask(Task):
     """A task that is evaluated on the first documents of its text, if it has no --validation_file, and that reads no
-    more of such a file than --max_eval_samples rows. corpus: that of the training rows, once it is opened."""
+    more of such a file than --max_eval_samples rows. corpus: that of the training rows, once it is opened. held_out:
+    what was held out of it, as task.json keeps it."""
 
     def __init__(self, stream: TaskStreams, name: str, entry: dict, args: TaskArguments, *others: Any):
         if name == OWN and (args.validation_split_percentage or not (args.hub_dataset or has_validation_files(args))):
             raise UserError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")
         super().__init__(name, entry, args, *others)
-        self.stream, self.corpus = stream, None
+        self.stream, self.corpus, self.held_out = stream, None, None
 
     def open_stream(self) -> Corpus:
         """The corpus of the training rows; no row is read yet."""
@@ -51,10 +54,32 @@ class StreamedTask(Task):
         return first_rows(row_splitter(*args, corpus=(corpus := open_corpus(*args))), corpus)
 
     def rows_of(self, split: str, left_out: Counter) -> list[dict]:
-        if is_text_corpus(self.entry) and not self.args.validation_file and split in registry.eval_splits(self.entry):
-            return held_out_rows(self.name, self.entry, self.args, self.corpus or self.open_stream())
+        if self.is_held_out(split):
+            corpus = self.corpus or self.open_stream()
+            rows, documents = held_out_rows(self.name, self.entry, self.args, corpus)
+            self.held_out = {"text": corpus.fingerprint, "documents": documents}
+            self._check_untrained(corpus.description)
+            return rows
         most = self.args.max_eval_samples if split in own_files(self.args, self.entry) else None
         return load_rows(self.name, self.entry, self.args, split, left_out, self.files, most)
+
+    def _check_untrained(self, text: str) -> None:
+        """UserError if the model may have been trained on rows that are now held out. text: its description."""
+        before, now = self.streamed_before, self.held_out
+        if before is None:  # a training
+            return
+        where, advice = f"task {self.name}, {text}", "give --validation_file"
+        if not before:
+            say_once(f"{where}: task.json does not say which documents the training held out: it may have read these")
+        elif now["text"] != before.get("text"):
+            raise UserError(
+                f"{where}: is not the text that the model was trained on, which may have these rows: {advice}"
+            )
+        elif now["documents"] > before.get("documents", 0):
+            raise UserError(
+                f"{where}: the training held out {before.get('documents', 0):,} documents, and these rows are those of "
+                f"{now['documents']:,}: give a smaller --max_eval_samples, or {advice}"
+            )
 
 
 class StreamedTasks(Tasks):
@@ -95,7 +120,13 @@ class StreamedTaskData(TaskData):
 
     def read_rows(self, task: Any) -> dict[str, list[dict]]:
         self.corpus = task.open_stream()
-        return task.read(registry.eval_splits(task.entry))
+        rows = task.read(registry.eval_splits(task.entry))
+        self.held_out = task.held_out
+        return rows
+
+    def record(self, start: str | None = None) -> dict:
+        record = super().record(start)
+        return record | {STREAMED: {self.tasks[0].name: self.held_out}} if self.held_out else record
 
     def count(self) -> None:
         """As of rows that are all there, of a sample of the stream."""
@@ -201,12 +232,12 @@ def open_corpus(name: str, task: dict, args: TaskArguments, skip_broken: bool = 
     return hub_corpora(dataset, config, f"task {name}, data set", ("train",), of_files=of_files)["train"]
 
 
-def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> list[dict]:
-    """The rows of a text corpus's first documents, to evaluate on: --max_eval_samples or HELD_OUT of them, up to the
-    end of a document. Training then begins after these documents."""
+def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> tuple[list[dict], int]:
+    """(rows of a text corpus's first documents, to evaluate on: --max_eval_samples or HELD_OUT of them, up to the end
+    of a document; how many documents these are). Training then begins after these documents."""
     rows_of = row_splitter(name, task, args, "validation", corpus)
     held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
-    return [row for record in held_out for row in rows_of(record)]
+    return [row for record in held_out for row in rows_of(record)], len(held_out)
 
 
 def row_splitter(

@@ -21,6 +21,7 @@ from absl.testing import parameterized
 from helpers import call, run_main
 from transformers import AutoTokenizer
 
+import evaluate_t5
 import fine_tune_t5
 import pre_train_t5
 from constants import DATASET_VALS
@@ -663,6 +664,30 @@ class ScriptTest(parameterized.TestCase):
         self.assertEqual(torture.outcome(resumed), torture.outcome(whole))
         corpus = FileCorpus([self.workspace / "text.txt"])
         self.assertLess(len(set(examined)), sum(1 for _ in corpus.all_rows()) / 2)
+
+    def test_an_evaluation_reads_no_row_of_the_stream_that_was_trained_on(self):
+        text, other = self.workspace / "text.txt", self.folder / "other.txt"
+        other.write_text("".join(reversed(text.read_text().splitlines(keepends=True))))
+        model = ["--model_name_or_path", str(self.whole("fine_tune")), "--output_dir", str(self.folder / "eval")]
+        record = json.loads((self.whole("fine_tune") / "task.json").read_text())
+        held_out = record["held_out_of_stream"]["restore_diacritics"]["documents"]
+        for flags, code, wanted in (
+            ("", 0, "written to"),
+            (f"--train_file {other} --streaming", 2, "other.txt, .* is not the text that the model was trained on"),
+            ("--max_eval_samples 300", 2, f"the training held out {held_out:,} documents, and these rows are those of"),
+            (f"--train_file {text} --streaming false", 2, "the model was trained on a stream, .*: give --streaming"),
+            (f"--validation_file {other} --max_eval_samples 4", 0, "written to"),
+        ):
+            with self.subTest(flags):
+                _, ended, out, err = call(evaluate_t5.main, *model, "--overwrite_output_dir", *flags.split())
+                self.assertEqual(ended or 0, code, out + err)
+                self.assertRegex(out + err, wanted)
+        del record["held_out_of_stream"]  # as older versions wrote it
+        shutil.copytree(self.whole("fine_tune"), self.folder / "older", ignore=shutil.ignore_patterns("checkpoint-*"))
+        (self.folder / "older" / "task.json").write_text(json.dumps(record))
+        _, ended, out, err = call(evaluate_t5.main, "--model_name_or_path", str(self.folder / "older"))
+        self.assertEqual(ended or 0, 0, out + err)
+        self.assertIn("task.json does not say which documents the training held out", out + err)
 
     def test_a_killed_run_ends_with_the_same_bits(self):
         flags = ("--max_steps", "7", "--save_steps", "3", "--eval_steps", "5")
