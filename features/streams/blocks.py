@@ -412,7 +412,7 @@ def hub_corpora(
 ) -> dict[str, Corpus]:
     """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
     of_files: makes the corpus of local files. UserError without a split "train"."""
-    found = streamed_splits(name, config, flag)
+    found = streamed_splits(name, config, flag, only)
     corpora: dict[str, Corpus] = {}
     for split in splits:
         rows = found.get(split)
@@ -426,10 +426,10 @@ def hub_corpora(
     return corpora
 
 
-def streamed_splits(name: str, config: str | None, flag: str) -> dict[str, Any]:
-    """{split: a datasets.IterableDataset, or DataFiles} of a Hub or saved data set. UserError without a split
-    "train"."""
-    found = load_dataset_splits(name, config, flag, needed="train", streaming=True)
+def streamed_splits(name: str, config: str | None, flag: str, only: str | None = None) -> dict[str, Any]:
+    """{split: a datasets.IterableDataset, or DataFiles} of a Hub or saved data set. only: as of `hub_corpora`.
+    UserError without a split "train"."""
+    found = load_dataset_splits(name, config, flag, needed="train", streaming=True, column=only)
     for split, rows in found.items():
         if hasattr(rows, "to_iterable_dataset"):  # a table, of a saved folder
             found[split] = rows.to_iterable_dataset(max(1, min(SAVED_SHARDS, len(rows))))

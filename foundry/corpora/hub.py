@@ -62,13 +62,19 @@ class RemoteFile(PurePosixPath):
 
 
 def load_dataset_splits(
-    name: str, config: str | None, flag: str, needed: str | None = None, streaming: bool = False
+    name: str,
+    config: str | None,
+    flag: str,
+    needed: str | None = None,
+    streaming: bool = False,
+    column: str | None = None,
 ) -> dict[str, Any]:
     """{split: its rows} of a saved folder, a folder of data files or a Hub name: DataFiles where these are text, JSON
     or CSV, else a datasets.Dataset with columns of texts, numbers, and lists and records of these alone.
 
-    streaming: as of `datasets.load_dataset`: the rows of the Hub are a datasets.IterableDataset. UserError if there is
-    none, no split called `needed`, or no such column."""
+    streaming: as of `datasets.load_dataset`: the rows of the Hub are a datasets.IterableDataset. column: the only one
+    that is read, where files have others that differ. UserError if there is none, no split called `needed`, or no such
+    column."""
     import datasets
 
     do_not_wait_for_the_hub(name)
@@ -86,7 +92,7 @@ def load_dataset_splits(
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
             splits = {split: _plain(rows) for split, rows in splits.items()}
         else:
-            splits = _published(name, config, f"{flag} {name}", streaming)
+            splits = _published(name, config, f"{flag} {name}", streaming, column)
     except (*failures, datasets.exceptions.DatasetsError) as error:
         is_reached = Path(name).exists() or hub_is_reachable()
         hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
@@ -174,7 +180,7 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _published(name: str, config: str | None, shown: str, streaming: bool) -> dict[str, Any]:
+def _published(name: str, config: str | None, shown: str, streaming: bool, column: str | None) -> dict[str, Any]:
     """The splits of a folder of data files or of a data set of the Hub. If it has a loading script, which `datasets` no
     longer runs, the Hub's own conversion to parquet is read instead."""
     import datasets
@@ -184,6 +190,8 @@ def _published(name: str, config: str | None, shown: str, streaming: bool) -> di
             builder = _builder(place, config)
             if builder is not None and _is_read_as_files(builder):
                 return _splits_as_files(builder, place, streaming)
+        if builder is not None and builder.name == "parquet" and builder.info.features is None:
+            return _splits_of_parquet(builder, name, config, shown, streaming, column)
         return _splits_of_datasets(builder, name, config, shown, streaming)
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
@@ -309,6 +317,46 @@ def _splits_of_datasets(builder: Any, name: str, config: str | None, shown: str,
     texts = datasets.Features({column: datasets.Value("string") for column in columns})
     options = dict(cache_dir=_cache_of(name), streaming=streaming)
     return datasets.load_dataset(name, config, features=texts, na_filter=False, **options)
+
+
+def _splits_of_parquet(
+    builder: Any, name: str, config: str | None, shown: str, streaming: bool, column: str | None
+) -> dict[str, Any]:
+    """The splits as `datasets` reads them. It takes the columns of the first file for those of all; where others have
+    other ones, the columns that all files have are read, with a line that names the rest. streaming: only `column`."""
+    import datasets
+
+    files = _texts(dict(builder.config.data_files))
+    options: dict[str, Any] = dict(cache_dir=_cache_of(name), streaming=streaming)
+    if streaming:
+        if column in _schema(files[0]).names:
+            options["columns"] = [column]
+        return datasets.load_dataset(name, config, **options)
+    try:
+        return datasets.load_dataset(name, config, **options)
+    except datasets.exceptions.DatasetGenerationError:
+        schemas = [_schema(file) for file in files]
+    every = list(dict.fromkeys(name for schema in schemas for name in schema.names))
+    shared = [name for name in every if len({_type(schema, name) for schema in schemas}) == 1]
+    if shared == every or not shared:  # it failed for another reason
+        return datasets.load_dataset(name, config, **options)
+    others = [name for name in every if name not in shared]
+    say_once(f"{shown}: not read: the column {listed(others)}, which its files do not have alike")
+    return datasets.load_dataset(name, config, columns=shared, **options)
+
+
+def _schema(file: str) -> Any:
+    """The pyarrow.Schema of a parquet file, here or on the Hub."""
+    import pyarrow.parquet
+    from datasets.utils.file_utils import xopen
+
+    with xopen(file, "rb") as opened:
+        return pyarrow.parquet.read_schema(opened)
+
+
+def _type(schema: Any, column: str) -> str | None:
+    """The type of a column, None if there is none; a large_string, whose offsets have 64 bits, is a string too."""
+    return str(schema.field(column).type).removeprefix("large_") if column in schema.names else None
 
 
 def _because(config: Any) -> str:

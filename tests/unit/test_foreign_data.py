@@ -25,6 +25,7 @@ import pyarrow
 import pyarrow.parquet
 from absl.testing import parameterized
 
+from features.streams.blocks import hub_corpora
 from features.streams.streamed_tasks import open_corpus, row_splitter
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
@@ -172,6 +173,23 @@ class SameTextsTest(parameterized.TestCase):
         "quotes.tsv": ('q\ta\nq0\t"one\nq1\ttwo"\n', ['"one', 'two"']),
         "types.jsonl": ('{"type": "user", "message": {"a": "x"}, "q": "q0", "a": "x"}\n', ["x"]),
     }
+
+    def test_parquet_with_other_columns_beside_the_text(self):
+        """`datasets` takes the columns of the first file for those of all."""
+        (self.folder / "set").mkdir()
+        parts = [
+            {"text": ["one", "two"], "url": ["u", "v"], "n": [1, 2]},
+            {"n": ["x", "y"], "date": [5, None], "text": ["three", "four"]},
+        ]
+        for number, part in enumerate(parts):
+            pyarrow.parquet.write_table(pyarrow.table(part), self.folder / "set" / f"{number}.parquet")
+        folder = str(self.folder / "set")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            rows = load_dataset_splits(folder, None, "--dataset_name")["train"]
+        self.assertEqual((rows.column_names, rows["text"][:]), (["text"], ["one", "two", "three", "four"]))
+        self.assertIn("not read: the column url, n, date, which its files do not have alike", printed.getvalue())
+        corpus = hub_corpora(folder, None, "--dataset_name", ("train",), "text")["train"]
+        self.assertEqual([row for _, row in corpus.all_rows()], [{"text": text} for text in rows["text"]])
 
     def wanted(self, name: str) -> list[str]:
         text, texts = self.FILES[name]
