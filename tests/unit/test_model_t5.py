@@ -734,7 +734,7 @@ class SearchSettingsTest(parameterized.TestCase):
         )
         if place == "config.json":
             (self.folder / "own" / "generation_config.json").unlink()
-        model, _ = get_model(args, list(range(64)))
+        model, _ = get_model(args, make_tokenizer(64))
         if fine_tunes:
             forget_search(model, greedy=False)
             set_generation_length(model, 9)
