@@ -34,8 +34,8 @@ IDS = torch.tensor([[5, 6, 7, 8, 1]])
 class Tokenizer:
     """As many tokens as the models here have rows."""
 
-    def __len__(self):
-        return 64
+    def get_vocab(self):
+        return {f"w{number}": number for number in range(64)}
 
 
 def logits_of(model) -> torch.Tensor:
