@@ -32,6 +32,7 @@ _TOKEN_ID = re.compile(r"\d+([-.]\d+)?")
 _NOT_OF_TREE = re.compile(r"\d+[-.]\d+")  # several words, or an empty node
 _WORD_NAMES = {"word", "words", "token", "tokens", "form", "text"}
 _TAG_NAMES = {"tag", "tags", "ner", "ner_tag", "ner_tags", "label", "labels", "entity", "pos", "pos_tag", "upos"}
+_TAG = re.compile(r"[BIESMLU]-.+")  # of an entity
 _UNSPECIFIED = "_"  # in CoNLL-U: a field of which nothing is known
 
 
@@ -63,9 +64,19 @@ class _File:
         return re.split(" +", line.strip(" "))
 
     def tokens(self) -> list[list[str]]:
-        """The fields of the lines that are neither blank nor, by their beginning, comments or ends of documents."""
-        lines = [line for _, line in self.lines if line.strip(" \t") and not line.startswith(("#", "-DOCSTART-"))]
-        return [self.fields(line) for line in lines]
+        """The fields of the lines that are neither blank nor, by their beginning, comments or ends of documents. A line
+        within a sentence is no comment: it begins with a hashtag."""
+        found = []
+        is_within = False
+        for _, line in self.lines:
+            if not line.strip(" \t"):
+                is_within = False
+                continue
+            if line.startswith("-DOCSTART-") or line.startswith("#") and not is_within:
+                continue
+            is_within = True
+            found.append(self.fields(line))
+        return found
 
 
 def conll_rows(
@@ -166,8 +177,9 @@ def _read(path: Path, columns: ConllColumns, most: int | None = None) -> _File:
 
 def _places(file: _File, columns: ConllColumns, has_tags: bool) -> tuple[int, int | None]:
     """The numbers of the columns of words and of tags, None without has_tags. UserError for one that there is not."""
-    if columns.word is None and has_tags and not file.names:
-        _refuse_numbers(file)
+    if columns.word is None and not file.names:
+        _refuse_numbers(file, has_tags)
+        _refuse_tags_first(file, has_tags)
     word = _place(file, "source_column", columns.word, [("FORM",), _WORD_NAMES], 0)
     if not has_tags:
         return word, None
@@ -194,7 +206,7 @@ def _place(file: _File, flag: str, name: str | None, usual: Sequence[Collection[
     raise UserError(f"--{flag} {name}: {file.path} has no such column; it has: {known}")
 
 
-def _refuse_numbers(file: _File) -> None:
+def _refuse_numbers(file: _File, has_tags: bool) -> None:
     """UserError if the first column counts the words of a sentence."""
     wanted, counted = 1, 0
     for _, line in file.lines[:LOOKED_AT]:
@@ -208,9 +220,27 @@ def _refuse_numbers(file: _File) -> None:
         counted += 1
     if counted > 1 and file.width > 2:
         raise UserError(
-            f"{file.path}: its first column counts the words: name the columns of words and tags by number, from 0, "
-            f"such as --source_column 1 --target_column {file.width - 1}"
+            f"{file.path}: its first column counts the words: name {_columns_to_name(has_tags, 1, file.width - 1)}"
         )
+
+
+def _refuse_tags_first(file: _File, has_tags: bool) -> None:
+    """UserError if tags stand before their words, as in the MIT Movie corpus ("B-ACTOR<TAB>steve")."""
+    tokens = [fields for fields in file.tokens() if len(fields) == file.width]
+    first, last = ({fields[place] for fields in tokens} for place in (0, -1))
+    if file.width > 1 and _are_tags(first) and not _are_tags(last):
+        raise UserError(f"{file.path}: its first column has tags: name {_columns_to_name(has_tags, file.width - 1, 0)}")
+
+
+def _are_tags(values: Collection[str]) -> bool:
+    return OUTSIDE in values and len(values) > 1 and all(v == OUTSIDE or _TAG.fullmatch(v) for v in values)
+
+
+def _columns_to_name(has_tags: bool, word: int, tag: int) -> str:
+    """What an error advises for these columns."""
+    if not has_tags:
+        return f"the column of words by number, from 0, such as --source_column {word}"
+    return f"the columns of words and tags by number, from 0, such as --source_column {word} --target_column {tag}"
 
 
 def _is_comment(fields: list[str], file: _File, tag: int | None, known: Collection[str] | None) -> bool:
@@ -219,7 +249,12 @@ def _is_comment(fields: list[str], file: _File, tag: int | None, known: Collecti
         return False
     if file.is_conll_u or len(fields) != file.width:
         return True
-    return known is not None and file.width > 1 and fields[-1 if tag is None else tag] not in known
+    found = fields[-1 if tag is None else tag]
+    if known is None or file.width == 1 or found in known or _TAG.fullmatch(found):
+        return False
+    if len(fields[0]) > 1:
+        say_once(f"{file.path}: {fields[0]} and the like at the beginnings of sentences are read as comments")
+    return True
 
 
 def _is_header(fields: list[str], columns: ConllColumns) -> bool:

@@ -76,6 +76,8 @@ class ReadingTest(parameterized.TestCase):
             [["B-ORG", "O"], ["O", "O"]],
         ),
         ("# O\na B-X\n", {}, [["#", "a"]], [["O", "B-X"]]),
+        ("#Cluj B-X\nis O\n", {}, [["#Cluj", "is"]], [["B-X", "O"]]),  # a tag that no other word has
+        ("#win HT\nis V\n\nwe P\n#win HT\n", {}, [["#win", "is"], ["we", "#win"]], [["HT", "V"], ["P", "HT"]]),
         ("# id 12\tdomain=en\na _ _ O\n# _ _ B-X\n", {}, [["a", "#"]], [["O", "B-X"]]),
         ("\ufeff1\tAna\tN\tB-P\r\n2\tis\tV\tO\r\n", dict(word="1", tag="3"), [["Ana", "is"]], [["B-P", "O"]]),
         ("id\tword\tpos\tner\n1\tAna\tN\tB-P\n", {}, [["Ana"]], [["B-P"]]),
@@ -117,6 +119,11 @@ class ReadingTest(parameterized.TestCase):
             {},
             "its first column counts the words: .* --source_column 1 --target_column 3",
         ),
+        (
+            "O\twhere\nB-ACTOR\tsteve\nI-ACTOR\tB-52\n",
+            {},
+            "its first column has tags: .* --source_column 1 --target_column 0",
+        ),
         ("a b\n", dict(word="0", tag="7"), "--target_column 7: .*a.conll has no such column; it has: numbers 0 to 1"),
         ("word tag\na b\n", dict(word="Wort"), "--source_column Wort: .*no such column"),
     )
@@ -125,6 +132,14 @@ class ReadingTest(parameterized.TestCase):
         path.write_text(text)
         with self.assertRaisesRegex(UserError, message):
             list(conll_rows(path, ConllColumns(**columns), has_tags=True))
+
+    @parameterized.parameters("1\tAna\tN\tO\n2\tis\tV\tO\n", "O\twhere\nB-ACTOR\tsteve\n")
+    def test_words_to_answer_that_stand_in_another_column_are_refused(self, text):
+        path = self.folder / "a.conll"
+        path.write_text(text)
+        with self.assertRaisesRegex(UserError, "name the column of words by number, .* --source_column 1$"):
+            list(conll_rows(path, ConllColumns(), has_tags=False, labels=["O", "B-ACTOR"]))
+        self.assertLen(list(conll_rows(path, ConllColumns("1"), has_tags=False, labels=["O", "B-ACTOR"])), 1)
 
     @parameterized.parameters(
         ("a.txt", "Ana\tB-X\nis\tO\n\nhere\tB-Z\n", True),
