@@ -38,6 +38,7 @@ from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_generate, rows_to_score
 from tasks.answering import Engine, Plan, summary
 
+READS = ["GET", "HEAD"]  # many balancers and monitors ask by HEAD whether a server lives
 HERE = {"localhost", "127.0.0.1", "[::1]"}
 HOST = re.compile(r"(\[[0-9a-f:]+\]|[^\s:/?#@\[\]]+)(:\d*)?", re.IGNORECASE)  # of the header: a name, a port
 MOST_BYTES = 2**22  # of a request
@@ -179,7 +180,7 @@ class Completions(Service):
             if len(over) < len(growing):
                 await changed.wait()
         usage = self.counted(prompts)
-        if (body.stream_options or {}).get("include_usage"):
+        if body.stream_options.include_usage:
             yield event(head | {"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 
@@ -341,21 +342,21 @@ def make_app(service: Service) -> FastAPI:
     for path, answer in service.posts.items():
         app.post(path)(answer)
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READS)
     async def models() -> dict:
         return {"object": "list", "data": [service.model(service.name)]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READS)
     async def model(name: str) -> dict:
         return service.model(name)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READS)
     async def health() -> Response:
         if service.ends or not service.batches.is_alive():
             raise HTTPException(503, ENDS)
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=READS)
     async def metrics() -> Response:
         text = service.counters.text(len(service.batches.waiting))
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")

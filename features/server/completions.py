@@ -129,6 +129,13 @@ class Fields(BaseModel):
         return {name: value for name, value in given.items() if value is not None or name not in cls.model_fields}
 
 
+class StreamOptions(Fields):
+    """What a stream holds beside the texts."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None  # OpenAI's padding against listeners, which we do not write
+
+
 class Completion(Fields):
     """The fields of a request for texts. `cut_sources` is a flag of the server."""
 
@@ -142,7 +149,7 @@ class Completion(Fields):
     stop: Stops = Field([], max_length=4)
     logprobs: int | None = Field(None, ge=0, le=1)
     stream: bool = False
-    stream_options: dict[Literal["include_usage"], bool] | None = None
+    stream_options: StreamOptions = StreamOptions()
     user: str | None = None
     probabilities: bool = False  # ours: of the classes
     # Fields that clients send with the value that changes nothing.

@@ -112,6 +112,16 @@ def served(*argv: object, longest: int | None = 6) -> Iterator[Served]:
             assert not thread.is_alive()
 
 
+def head_of(it: Served, path: str) -> int:
+    """The status of the response to HEAD, which has no body."""
+    connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("HEAD", path)
+        response = connection.getresponse()
+        assert not response.read()
+        return response.status
+
+
 class ServerTest(TestCase):
     def of_file(self, *flags: object) -> list[str]:
         _, rows, _ = self.predict(self.write("in.txt", "\n".join(TEXTS)), *flags)
@@ -306,6 +316,11 @@ class ServerTest(TestCase):
             self.assertEqual(it.complete(prompt="a", presence_penalty=0)["object"], "text_completion")
             nulls = {name: None for name in completions.Completion.model_fields if name != "prompt"}
             self.assertEqual(it.texts(prompt="a", **nulls), it.texts(prompt="a"))
+            zeros = dict(presence_penalty=0.0, frequency_penalty=0.0, best_of=1, logit_bias={}, echo=False)
+            self.assertEqual(it.texts(prompt="a", **zeros), it.texts(prompt="a"))
+            options = dict(include_usage=True, include_obfuscation=False)
+            self.assertIn("usage", it.events(prompt="a", stream_options=options)[-1])
+            self.assertNotIn("usage", it.events(prompt="a", stream_options=dict(include_usage=None))[-1])
             self.assertEqual(it.ask("/v1/completions", iter([b'{"prompt"', b': "a"}']), **JSON)[0], 200)
             for host in ("evil.example", "a b", "", "localhost.evil.example", "127.0.0.1:80:80", "evil@localhost"):
                 self.assertEqual(it.ask("/v1/completions", {"prompt": "a"}, Host=host)[0], 403, host)
@@ -316,10 +331,12 @@ class ServerTest(TestCase):
                 self.assertEqual(it.ask("/v1/completions", iter([b'{"prompt"', b': "a"}']), **JSON)[0], 413)
             self.assertEqual(it.ask("/docs")[0], 404)
             self.assertEqual(it.ask("/health"), (200, {"status": "ok"}))
+            for path, status in (("/health", 200), ("/v1/models", 200), ("/metrics", 200), ("/docs", 404)):
+                self.assertEqual(head_of(it, path), status, path)
             page = it.ask("/metrics")[1]
             self.assertIn('t5_requests_total{status="413"} 2\n', page)
             self.assertIn("t5_queue_texts 0\n", page)
-            self.assertIn("t5_request_seconds_count 8\n", page)  # those that were answered
+            self.assertIn("t5_request_seconds_count 12\n", page)  # those that were answered
         with served(*flags, "--cut_sources") as it:
             self.assertGreater(it.complete(prompt="yes no " * 40)["choices"][0]["cut_from"], 40)
             long, short = (it.complete(prompt="yes no " * times)["choices"][0] for times in (2**18, 40))
