@@ -476,6 +476,12 @@ class HeadsTest(parameterized.TestCase):
         def without(of: dict, name: str) -> dict:
             return {key: value for key, value in of.items() if key != name}
 
+        source = self.folder / "in.txt"
+        source.write_text("a\n")
+        form = {name: value for name, value in head["form"].items() if name not in ("division", "mask")}
+        earlier = without(head, "suffixes") | {"form": form}  # as an earlier version wrote it
+        (folder / "task.json").write_text(json.dumps(record | {"head": earlier}))
+        self.assertLen(self.answers(folder, source), 1)
         damaged = [record | {"head": value} for value in (None, "tokens", [], {}, 3)]
         for name in ("kind", "labels", "pooling", "scheme", "form"):
             damaged += [record | {"head": without(head, name)}, record | {"head": head | {name: 7}}]
@@ -496,8 +502,6 @@ class HeadsTest(parameterized.TestCase):
             damaged.append(record | {"head": head | changes})
         damaged += [record | dict(max_source_length=value) for value in (-1, 0, "long")]
         damaged += [without(record, "benchmark"), record | dict(dataset_name=5), record | dict(source_column="words")]
-        source = self.folder / "in.txt"
-        source.write_text("a\n")
         doors = [(predict_t5.main, ["--input_file", source, "--use_cpu"]), (evaluate_t5.main, ["--use_cpu"])]
         doors.append((export_checkpoint.main, ["--output_dir", self.folder / "exported"]))
         for value in damaged:
