@@ -17,13 +17,11 @@ from foundry.common.errors import UserError
 from foundry.common.words import comma_words, listed
 from tasks.examples import references_of
 from tasks.metrics.general import mean_of_best
-from tasks.metrics.scoring import METRICS, check_metrics, is_greater_better, score_predictions
+from tasks.metrics.scoring import METRICS, OF_SETS, check_metrics, is_greater_better, score_predictions
 from tasks.registry import reference_texts, source_text
 
 OF_ENTRY = "entry"  # the function `reward` of the task's entry
-# Metrics that are means over rows, and so score a single row.
-_OF_ROWS = ("exact_match", "rouge1", "rouge2", "rougeL", "rougeLsum", "squad_exact_match", "squad_f1")
-_OF_ROWS += ("final_number_accuracy", "referent_accuracy", "accuracy")
+_OF_ROWS = [name for name in METRICS if name not in OF_SETS]
 # {metric of a whole set of rows: what scores a row instead}
 _INSTEAD = dict.fromkeys(("bleu", "sacrebleu", "google_bleu"), "sentence_bleu") | {"chrf": "sentence_chrf"}
 _INSTEAD |= dict.fromkeys(("f1", "f1_macro", "matthews_correlation", "question_exact_match"), "accuracy")

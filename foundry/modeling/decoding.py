@@ -26,6 +26,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from foundry.modeling.decoding_layers import DECODERS, ENCODED_TOKENS, Layers, Memory
+from foundry.modeling.generation_settings import NEUTRAL
 
 REFILLED = 8  # sources are admitted when an eighth of the slots is free: encoded together, they take less time
 NEVER = -1e9  # the score of a beam that there is not
@@ -135,7 +136,8 @@ def search_lacks(model: PreTrainedModel, **changes: object) -> str | None:
     vars(own).update(changes)
     if own.do_sample and (own.num_beams or 1) > 1:
         return "beams are drawn"
-    given = {name for name, value in own.to_diff_dict().items() if value not in (None, False, [])}
+    values = own.to_diff_dict()
+    given = {name for name, value in values.items() if value not in (None, False, [], NEUTRAL.get(name))}
     if unknown := sorted(given - FOLLOWED):
         return f"generation_config.json has {unknown[0]}"
     return None

@@ -16,7 +16,7 @@ from foundry.model_t5 import create_model
 from foundry.modeling import decoding_layers, products
 from foundry.modeling.decoding import Search, Source, answers, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import DECODERS, Layers
-from foundry.modeling.found_answers import AnswerFinder, log_probabilities
+from foundry.modeling.found_answers import PLAIN, AnswerFinder, log_probabilities
 
 WORDS = 300
 WRITTEN_OUT = [name for name in zoo.FAMILIES if name not in zoo.GEMMA]
@@ -207,6 +207,9 @@ class RandomSearchesTest(parameterized.TestCase):
 
 
 class WhatGenerateDoesTest(parameterized.TestCase):
+    def test_the_search_of_draws_lacks_nothing(self):
+        self.assertIsNone(search_lacks(made_model(), **PLAIN, num_return_sequences=4))
+
     @parameterized.parameters(
         (dict(), None),
         (dict(do_sample=True), None),
