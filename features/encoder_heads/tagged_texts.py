@@ -218,8 +218,11 @@ def _shown(value: Any) -> str:
 def tags_of_spans(text: str, words: list[Place], spans: Any, place: str, division: Division) -> list[str]:
     """The BIO tags of a text's words: "Ana sings" and [{"start": 0, "end": 3, "label": "PER"}] -> B-PER O. UserError
     for spans that overlap, or begin or end within a word."""
-    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
+    if not isinstance(spans, list):
         raise UserError(f"{place}: spans must be a list of {{start, end, label}}, not {_shown(spans)}")
+    strange = [span for span in spans if not isinstance(span, dict)]
+    if strange:
+        raise UserError(f"{place}: a span must be {{start, end, label}}, not {strange[0]!r:.60}")
     tags, begins, ends = [OUTSIDE] * len(words), {}, {}
     for number, (begin, end) in enumerate(words):
         begins[begin], ends[end] = number, number

@@ -228,7 +228,7 @@ class Reader:
                 f"temperature {temperature:g}: --backend {backend} draws no answers",
             ),
             (
-                not temperature and top_p < 1,
+                body.temperature is None and top_p < 1,  # with 0, which many clients send, it changes nothing
                 f"top_p {top_p:g}: is for drawn answers, which need a temperature above 0",
             ),
             (

@@ -189,6 +189,7 @@ class ReadingTest(parameterized.TestCase):
         ("abc d", [dict(start=3, end=5, label="X")], SPANS, "begins at a space"),
         ("abc", [dict(start=0, end=9, label="X")], SPANS, "must lie within the text's 3 characters"),
         ("abc", [dict(start=0, end=3)], SPANS, "a span has no label; it has: start, end"),
+        ("abc", [[0, 3, "X"]], SPANS, r"a span must be {start, end, label}, not \[0, 3, 'X'\]"),  # as doccano writes it
         ("abc", "X", SPANS, "spans must be a list of {start, end, label}, not 'X'"),
         ("a b", [dict(start=0, end=1, label="X"), dict(start=0, end=3, label="Y")], SPANS, "overlaps another span"),
     )

@@ -318,6 +318,7 @@ class ServerTest(TestCase):
             self.assertEqual(it.texts(prompt="a", **nulls), it.texts(prompt="a"))
             zeros = dict(presence_penalty=0.0, frequency_penalty=0.0, best_of=1, logit_bias={}, echo=False)
             self.assertEqual(it.texts(prompt="a", **zeros), it.texts(prompt="a"))
+            self.assertEqual(it.texts(prompt="a", temperature=0, top_p=0.9), it.texts(prompt="a"))
             options = dict(include_usage=True, include_obfuscation=False)
             self.assertIn("usage", it.events(prompt="a", stream_options=options)[-1])
             self.assertNotIn("usage", it.events(prompt="a", stream_options=dict(include_usage=None))[-1])
@@ -336,7 +337,7 @@ class ServerTest(TestCase):
             page = it.ask("/metrics")[1]
             self.assertIn('t5_requests_total{status="413"} 2\n', page)
             self.assertIn("t5_queue_texts 0\n", page)
-            self.assertIn("t5_request_seconds_count 12\n", page)  # those that were answered
+            self.assertIn("t5_request_seconds_count 14\n", page)  # those that were answered
         with served(*flags, "--cut_sources") as it:
             self.assertGreater(it.complete(prompt="yes no " * 40)["choices"][0]["cut_from"], 40)
             long, short = (it.complete(prompt="yes no " * times)["choices"][0] for times in (2**18, 40))
