@@ -19,6 +19,7 @@ from foundry.trainer_t5 import set_up_step
 CASES = (("eager", 0.0), ("eager", 0.1), ("sdpa", 0.0), ("sdpa", 0.1))  # attention, dropout
 WAYS = {
     "ours": "T5Trainer's step",
+    "plain": "T5Trainer's step with --keep_less false: transformers' layers",
     "transformers": "transformers' model as it comes",
     "checkpointing": "transformers' model with gradient checkpointing",
 }
@@ -58,9 +59,9 @@ def _result(args: Namespace, rows: dict[str, dict]) -> dict:
 
 def _prepared(way: str, config, attention: str, dropout: float, args: Namespace) -> torch.nn.Module:
     """A new model in training mode, as its trainer prepares it."""
-    model = measure.new_model(config, way == "ours", attention, dropout).to(args.device).train()
-    if way == "ours":
-        flags = dict(torch_compile=False, label_smoothing_factor=0.0, bf16=args.bf16, **step.STEP_OPTIONS)
+    model = measure.new_model(config, way in ("ours", "plain"), attention, dropout).to(args.device).train()
+    if way in ("ours", "plain"):
+        flags = step.STEP_OPTIONS | dict(torch_compile=False, label_smoothing_factor=0.0, keep_less=way == "ours")
         set_up_step(model, SimpleNamespace(**flags))
     elif way == "checkpointing":
         model.gradient_checkpointing_enable()

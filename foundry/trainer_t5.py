@@ -82,7 +82,7 @@ def set_up_step(
     """Applies the options of the training step to the model: loss, compilation, residual stream, and what its layers
     keep for the backward pass. terms: are mixed into the loss of tokens, which `whole` replaces."""
     sum_bias_by_diagonals(model)
-    if not args.torch_compile and family_of(model.config).keeps_less:
+    if args.keep_less and not args.torch_compile and family_of(model.config).keeps_less:
         keep_less(model)
     if args.bf16_residual:
         use_bf16_residual(model)

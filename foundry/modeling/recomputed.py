@@ -2,7 +2,7 @@
 
 Values and gradients are those of transformers' layers.
 
-    keep_less(model)         # T5Trainer asks for it; torch.compile does as much by itself
+    keep_less(model)         # T5Trainer asks for it unless --keep_less false; torch.compile does as much by itself
 
 | part | keeps | computes again |
 |---|---|---|

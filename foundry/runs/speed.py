@@ -322,7 +322,7 @@ def _micro_batch(
     if gpu is not None:
         memory, sizes = gpu.memory, divisors_below(math.prod(asked), 1)
     compiled = bool(chosen["torch_compile"].value)
-    room = memory * (1 - reserve_of(job, compiled))
+    room = memory * (1 - reserve_of(job, args, compiled))
     for size, steps in sizes:
         needed = needed_bytes(job, args, launcher, size, attention, bf16, form, gpu is None, compiled)
         if needed <= room:
@@ -333,14 +333,14 @@ def _micro_batch(
     return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"
 
 
-def keeps_less(job: Job, compiled: bool) -> bool:
+def keeps_less(job: Job, args, compiled: bool) -> bool:
     """Whether the step's layers are those of modeling/recomputed.py."""
-    return family_of(job.config).keeps_less and not compiled
+    return args.keep_less and family_of(job.config).keeps_less and not compiled
 
 
-def reserve_of(job: Job, compiled: bool) -> float:
+def reserve_of(job: Job, args, compiled: bool) -> float:
     """The share of memory that the plan leaves free."""
-    return DROPOUT_RESERVE if job.dropout and not keeps_less(job, compiled) else RESERVE
+    return DROPOUT_RESERVE if job.dropout and not keeps_less(job, args, compiled) else RESERVE
 
 
 def needed_bytes(
@@ -366,7 +366,7 @@ def needed_bytes(
         logit_copies=sum(learning.logit_copies for learning in args.features.of(Learning)),
     )
     more |= dict(checkpointing=args.activation_checkpointing, has_decoder=job.has_decoder)
-    more |= dict(keeps_less=keeps_less(job, compiled), dropout=job.dropout)
+    more |= dict(keeps_less=keeps_less(job, args, compiled), dropout=job.dropout)
     if not job.has_decoder:
         fixed += activation_bytes(job.config, size, job.target, 0, attention, bf16, **more).stored
     return fixed + activation_bytes(job.config, size, job.source, job.target, attention, bf16, **more).total
@@ -375,7 +375,7 @@ def needed_bytes(
 def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) -> str:
     """A row of the plan: the GPU memory that the run takes with its frozen weights in each form, and which forms
     fit."""
-    room = gpu.memory * (1 - reserve_of(job, speed.torch_compile))
+    room = gpu.memory * (1 - reserve_of(job, args, speed.torch_compile))
     size, shown = speed.per_device_train_batch_size, []
     for form in FORMS if speed.bf16 else ("float32", "int8", "nf4"):
         needed = needed_bytes(

@@ -179,8 +179,9 @@ class CommandsTest(BenchmarkTest):
         kept = {row["name"]: row["kept_mib"] for row in found["rows"]}
         for case in ("eager 0", "eager 0.1", "sdpa 0", "sdpa 0.1"):
             self.assertLess(kept[f"ours {case}"], 0.8 * kept[f"transformers {case}"], case)
+            self.assertLess(kept[f"ours {case}"], 0.85 * kept[f"plain {case}"], case)
             self.assertLess(kept[f"checkpointing {case}"], kept[f"transformers {case}"], case)
-        for way in ("ours", "transformers", "checkpointing"):
+        for way in ("ours", "plain", "transformers", "checkpointing"):
             self.assertLess(kept[f"{way} eager 0"], kept[f"{way} eager 0.1"], way)
         copies = {row["name"]: row["weight_copies_mib"] for row in found["rows"]}
         self.assertEqual(copies["ours eager 0"], 0)

@@ -107,7 +107,8 @@ class ActivationsTest(parameterized.TestCase):
         config = small_config(**changes)
         model = create_model(config, attention).train()
         set_dropout(model, dropout)
-        step = dict(torch_compile=False, bf16_residual=False, label_smoothing_factor=0.0, z_loss=0.0, loss_chunk_size=0)
+        step = dict(torch_compile=False, bf16_residual=False, keep_less=True)
+        step |= dict(label_smoothing_factor=0.0, z_loss=0.0, loss_chunk_size=0)
         set_up_step(model, SimpleNamespace(**step))
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -36,6 +36,7 @@ from transformers import (
 )
 from warm_python import warm_python
 
+from benchmarks.kept import kept_bytes
 from constants import PREEMPTED_EXIT_CODE
 from data_collator_t5 import shift_right
 from foundry.arguments.model import ModelArguments
@@ -466,6 +467,25 @@ class ResumeTest(TrainerTest):
                 for name, weight in weights(whole).items():
                     torch.testing.assert_close(weights(resumed)[name], weight, rtol=0, atol=0)
                 torch.testing.assert_close(seen_again[: 24 - 2 * step], seen[2 * step : 24], rtol=0, atol=0)
+
+    @parameterized.parameters(True, False)
+    def test_layers_that_keep_less_or_transformers_resume_each_other(self, first):
+        """The dropout masks are the same, so that only rounding tells the losses apart; the bytes kept differ."""
+        flags = dict(max_steps=4, save_strategy="steps", save_steps=2, eval_strategy="no", logging_steps=1)
+        whole, resumed = (
+            trained(self.folder / name, resume, model=make_model(dropout_rate=0.1), keep_less=keep_less, **flags)
+            for name, resume, keep_less in (
+                ("whole", None, first),
+                ("resumed", str(self.folder / "whole" / "checkpoint-2"), not first),
+            )
+        )
+        np.testing.assert_allclose(curve(resumed), curve(whole), rtol=1e-5)
+        kept = {}
+        for trainer in (whole, resumed):
+            model, inputs = trainer.model.train(), next(iter(trainer.get_train_dataloader()))
+            found = kept_bytes(lambda m=model, i=inputs: m(**i)["loss"], model.parameters())
+            kept[trainer.args.keep_less] = found.activations
+        self.assertLess(kept[True], 0.8 * kept[False])
 
     @parameterized.parameters("adamw_rms_scaled", "adamw_torch", "muon", "adafactor")
     def test_a_resumed_run_has_the_rate_of_its_own_flags(self, optim):

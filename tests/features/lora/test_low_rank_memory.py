@@ -115,7 +115,7 @@ class LowRankMemoryTest(parameterized.TestCase):
         for form in FORMS:
             sizes[form] = needed_bytes(job, args, Launcher(), 8, attention, True, form)
         fitting = [
-            next((form for form in FORMS if sizes[form] <= (1 - reserve_of(job, False)) * gpu * 1e9), "-")
+            next((form for form in FORMS if sizes[form] <= (1 - reserve_of(job, args, False)) * gpu * 1e9), "-")
             for gpu in (8, 16, 24, 48, 80)
         ]
         weights = count_parameters(model) - count_parameters(model, True)
