@@ -5,6 +5,7 @@
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
 # make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300);
 #              and exported models under node (npm's Transformers.js)
+# make findings     runs each finding of findings/ in an environment of its own (an hour, network), and prints which still hold
 # make test-slurm   set up, then: the job scripts on a SLURM cluster of two nodes that the test starts on this machine
 # make gpu    the first minutes on a new GPU, or one part of them (MINUTES=25 PART=headline OUTPUT=out/gpu TRAIN_FILE=my_text.txt)
 # make peers  an environment in out/peers to time the published models of nanoT5 and FAT5 (python -m benchmarks step --nanot5)
@@ -29,7 +30,7 @@ OUTPUT := out/gpu
 # compiling all installed modules takes. So it must be allowed to keep it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-core lock check test test-more test-slurm demo gpu peers lint clean torture test-launchers
+.PHONY: findings setup setup-core lock check test test-more test-slurm demo gpu peers lint clean torture test-launchers
 
 # $(call install,FILE,its parts): what FILE requires, unless that was installed since any part changed.
 define install
@@ -93,6 +94,11 @@ torture: setup
 	$(BIN)/python tests/support/torture.py --kills $(KILLS) --output out/torture.json
 	T5_SERVE_SECONDS=600 $(PYTEST) -n 0 -s tests/features/server -k of_all_kinds
 	T5_TRANSFORMERS_JS=1 $(PYTEST) -n 0 tests/features/onnx -k transformers_js
+
+findings:
+	@failed=0; for file in findings/[a-z]*.sh; do \
+	  echo "== $$file"; if PYTHON="$(PYTHON)" sh "$$file"; then echo "holds"; else echo "has changed"; failed=1; fi; \
+	done; exit $$failed
 
 clean:
 	rm -rf out .pytest_cache .ruff_cache

@@ -220,7 +220,13 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     save_tokenizer(original.tokenizer, folder)
     result = compare_whole(kind, original, folder)
     result["megabytes"] = round(sum(file.stat().st_size for file in (folder / "onnx").iterdir()) / 1e6, 1)
-    return result, described(result)
+    return result, described(result) + beams_left_out(original.num_beams, own.num_beams)
+
+
+def beams_left_out(of_task: int | None, of_model: int | None) -> str:
+    """The end of the line about the format, where the task's evaluation or the model's settings search with beams."""
+    beams = of_task or of_model or 1
+    return f"; Transformers.js leaves out num_beams {beams} and answers greedily" if beams > 1 else ""
 
 
 def compare_whole(kind: str, original: Original, folder: Path) -> dict:

@@ -199,6 +199,12 @@ class WholeModelTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "onnx: .*not written"):
             export("onnx", original, self.folder / "out")
 
+    @parameterized.parameters((None, 1, False), (None, 4, True), (2, 1, True))
+    def test_beams_that_transformers_js_leaves_out_are_told(self, of_task, of_model, told):
+        from features.onnx.whole_graph import beams_left_out
+
+        self.assertEqual("answers greedily" in beams_left_out(of_task, of_model), told)
+
     @parameterized.parameters(("longt5_local", "longt5"), ("t5gemma", "t5gemma"))
     def test_families_with_another_cache_are_refused(self, family, kind):
         flags = ("--model_name_or_path", checkpoint(family), "--output_dir", self.folder / "out")
