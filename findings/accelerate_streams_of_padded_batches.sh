@@ -40,7 +40,7 @@ os._exit(0)  # the other rank may wait for the one that has ended
 END
 for setting in None False; do
   echo "dispatch_batches=$setting, two ranks"
-  venv/bin/torchrun --nproc_per_node 2 worker.py $setting 2> log || true
+  venv/bin/torchrun --standalone --nproc_per_node 2 worker.py $setting 2> log || true
   cp found "found_$setting"
 done
 grep -q "batches of different size" found_None

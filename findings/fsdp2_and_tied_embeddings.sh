@@ -39,4 +39,4 @@ print("blocks, model:", blocks)
 assert stacks.startswith("ValueError") and "shared" in stacks and blocks == "one tensor"
 dist.destroy_process_group()
 END
-venv/bin/torchrun --nproc_per_node 1 shard.py
+venv/bin/torchrun --standalone --nproc_per_node 1 shard.py

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Expected: resize_token_embeddings adds rows to the embedding and to the head, and leaves the others as they are.
-# Seen: a T5 with a head of its own (v1.1, Flan, mT5) has the embedding as its head afterwards: the trained head is gone.
+# Seen: a T5 with a head of its own (v1.1, Flan, mT5) has the embedding as its head afterwards: the trained one is gone.
 # Matters for: who adds tokens to such a checkpoint before fine-tuning: it starts from another model, at a high loss.
 # Versions: transformers 5.23.0, torch 2.13.0. November 2026.
 . "$(dirname "$0")/_common.sh"
-packages torch==2.13.0 transformers==5.23.0 safetensors
+packages torch==2.13.0 transformers==5.23.0
 venv/bin/python - <<'END'
 import torch
 from safetensors.torch import save_file

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Expected: --num_threads of SentencePiece's trainer changes the time alone; the same text gives the same model.
-# Seen: every thread sums its part in float32, so the pieces' scores differ with the number of threads, and texts are cut
-#   in other places. Twice the same number gives the same file. The order of the lines matters in the same way.
+# Seen: every thread sums its part, so the pieces' scores differ with the number of threads, and some texts are cut in
+#   other places. Twice the same number gives the same file. The order of the lines matters in the same way.
 # Matters for: who trains a tokenizer with as many threads as the machine has: it cannot be made again elsewhere.
 # Versions: sentencepiece 0.2.3. November 2026.
 . "$(dirname "$0")/_common.sh"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Expected: train_new_from_iterator of a T5 tokenizer keeps its layout: sentinels behind all pieces, <extra_id_0> the last id.
+# Expected: train_new_from_iterator of a T5 tokenizer keeps its layout: sentinels behind all pieces, <extra_id_0> last.
 # Seen: the sentinels stand at the front, ids 102 down to 3, and take 100 of the vocabulary that was asked for.
 # Matters for: who corrupts spans with the id `vocabulary - 1 - n`, as published scripts do: from then on sentinels are
 #   ordinary words. Ask the tokenizer for their ids.

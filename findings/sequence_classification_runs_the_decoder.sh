@@ -1,6 +1,6 @@
 #!/bin/sh
 # Expected: T5ForSequenceClassification is a head on the encoder, as T5ForTokenClassification is.
-# Seen: it sends the text through the decoder too, and classifies by the decoder's state at the last EOS: more than twice
+# Seen: it sends the text through the decoder too, and classifies by the decoder's state at the last EOS: about twice
 #   the weights; a row without EOS is an error.
 # Matters for: who fine-tunes a classifier, or loads an encoder alone there: its decoder is made of random weights.
 # Versions: transformers 5.23.0, torch 2.13.0. November 2026.

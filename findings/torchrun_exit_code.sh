@@ -10,7 +10,7 @@ code() {
   if "$@" > log 2>&1; then echo 0; else echo $?; fi
 }
 plain=$(code venv/bin/python worker.py)
-torchrun=$(code venv/bin/torchrun --nproc_per_node 1 worker.py)
+torchrun=$(code venv/bin/torchrun --standalone --nproc_per_node 1 worker.py)
 accelerate=$(code venv/bin/accelerate launch --cpu worker.py)
 echo "exit codes: python $plain, torchrun $torchrun, accelerate launch $accelerate"
 [ "$plain $torchrun $accelerate" = "75 1 1" ]

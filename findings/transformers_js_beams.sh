@@ -1,6 +1,6 @@
 #!/bin/sh
 # Expected: `generate` of Transformers.js with num_beams searches with beams, or says that it has none.
-# Seen: it answers greedily without a word, and num_return_sequences gives one answer. Beams would find the likelier one.
+# Seen: it answers greedily without a word, and num_return_sequences gives one answer. Beams find a likelier one.
 # Matters for: who compares a browser's answers with Python's, or whose generation_config.json has num_beams (T5's
 #   own for summaries and translation): other, less likely answers.
 # Versions: @huggingface/transformers 4.3.2, onnx 1.23.2; node 20. November 2026.
