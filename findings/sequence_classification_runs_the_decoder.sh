@@ -10,7 +10,7 @@ venv/bin/python - <<'END'
 import torch
 from transformers import T5Config, T5ForSequenceClassification, T5ForTokenClassification
 
-config = T5Config(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, num_labels=3)
+config = T5Config(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, num_labels=3, decoder_start_token_id=0)
 torch.manual_seed(0)
 of_text, of_tokens = T5ForSequenceClassification(config).eval(), T5ForTokenClassification(config).eval()
 ids, run = torch.tensor([[5, 6, 7, 1]]), []
