@@ -7,6 +7,7 @@
 . "$(dirname "$0")/_common.sh"
 packages torch==2.13.0 transformers==5.23.0 peft==0.21.2
 venv/bin/python - <<'END'
+import re
 import warnings
 
 from peft import LoraConfig, get_peft_model
@@ -19,7 +20,7 @@ def trained(feed_forward):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["q", "v", "wi", "wo"]))
-    about = [str(one.message) for one in said if "wi" in str(one.message)]
+    about = [str(one.message) for one in said if "wi" in re.findall(r"\w+", str(one.message))]
     return sorted({name.split(".")[-1] for name, part in model.named_modules() if hasattr(part, "lora_A")}), about
 
 
