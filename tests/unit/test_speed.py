@@ -103,6 +103,11 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found.value, value)
         self.assertIn(reason, found.reason)
 
+    def test_transformers_layers_get_a_smaller_micro_batch(self):
+        given = [dict(torch_compile=False, keep_less=keep_less) for keep_less in (True, False)]
+        less, plain = (chosen("l4", flags, dropout=0.1)["micro-batch"].value for flags in given)
+        self.assertGreater(less[0], plain[0])
+
     def test_the_memory_is_what_is_free_on_the_fullest_gpu(self):
         """It was all that the GPU has: beside another program the micro-batch did not fit. What this process holds
         itself is free for it: once the model was there, its weights were counted twice."""
