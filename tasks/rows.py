@@ -293,7 +293,10 @@ class SplitReader:
             where, config = self.task["hub"]
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
             if self.split not in splits:
-                more = "; --validation_split_percentage holds some rows out" if self.split == "validation" else ""
+                more = ""
+                if self.split == "validation":
+                    more = "; --validation_split_percentage holds some rows out, and a stream takes its files by "
+                    more += "--train_file and --validation_file"
                 raise UserError(
                     f"task {self.name}: {where} has no split {self.split}; available: {', '.join(splits)}{more}"
                 )
