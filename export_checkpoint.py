@@ -11,7 +11,6 @@ core in all formats but ONNX, which takes longer.
 """
 
 from foundry.common.command_line import answer_early
-from foundry.corpora.gaps import source_ids
 
 if __name__ == "__main__":
     answer_early(__doc__)
@@ -48,6 +47,7 @@ from foundry.common.reports import (
 )
 from foundry.common.whole_folders import made_aside, newest_whole_checkpoint
 from foundry.corpora.files import check_file, is_plain_text
+from foundry.corpora.gaps import source_ids
 from foundry.corpora.preview import KEPT_TOKENS, Sample
 from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer

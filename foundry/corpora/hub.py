@@ -118,12 +118,15 @@ def saved_files(name: str, split: str) -> list[Path]:
 
 
 def contents_of(name: str, split: str) -> list[Path]:
-    """The files by whose contents a local data set is known: those of a split of a saved one, all of another folder; []
-    for a name of the Hub."""
+    """The files by whose contents a local data set is known: those of a split of a saved one, all of another folder but
+    what runs have written into folders within it; [] for a name of the Hub."""
     if saved := saved_files(name, split):
         return saved
-    found = Path(name).rglob("*") if Path(name).is_dir() else ()
-    return sorted(file for file in found if file.is_file() and not file.name.startswith("."))
+    if not Path(name).is_dir():
+        return []
+    files = [file for file in Path(name).rglob("*") if file.is_file() and not file.name.startswith(".")]
+    of_runs = {file.parent for file in files if file.name == "run.json"} - {Path(name)}
+    return sorted(file for file in files if of_runs.isdisjoint(file.parents))
 
 
 def _cache_of(name: str) -> str | None:

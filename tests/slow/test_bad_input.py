@@ -749,7 +749,8 @@ class CacheTest(TestCase):
         done = [finished(process) for process in processes]
         self.assertEqual([each.returncode for each in done], [0, 0], [each.stderr for each in done])
         shown = [next(line for line in each.stdout.splitlines() if line.startswith("rows ")) for each in done]
-        self.assertEqual(shown, ["rows                   10,000 of 10,000 train, 10,000 of 10,000 validation"] * 2)
+        shown = [" ".join(line.split()) for line in shown]
+        self.assertEqual(shown, ["rows 10,000 of 10,000 train, 10,000 of 10,000 validation"] * 2)
         names = sorted(re.sub("-[0-9a-f]*$", "", path.name) for path in (self.folder / "cache").iterdir())
         self.assertEqual(names, [DIGESTS, "task-pairs-train", "task-pairs-validation"])
 

@@ -237,7 +237,7 @@ class BeforeARunTest(parameterized.TestCase):
         argv = torture.changed(self.argv, *follow)
         _, code, out, err = call(pre_train_t5.main, *argv, "--output_dir", self.out)
         self.assertIsNone(code, err)
-        self.assertRegex(out, rf"schedule +{name} over 3 steps, no warm-up\n")
+        self.assertRegex(out, rf"schedule +{name} over 3 steps, no warm-up")
         rates = [line["learning_rate"] for line in read_metrics(self.out / "metrics.jsonl") if "loss" in line]
         self.assertEqual(rates, expected)
         whole = torture.outcome(self.out)

@@ -195,7 +195,7 @@ class PreTrainTest(ScriptTest):
         record = read_json(folder / "run.json")
         self.assertEqual(sum(record["examples"].values()), DOCUMENTS)  # empty ones not
         self.assertGreater(record["examples"]["validation"], 10)
-        self.assertCountEqual(record["fingerprints"], ["train", "tokenizer"])
+        self.assertCountEqual(record["fingerprints"], ["train", "tokenizer", "earlier"])
         self.assertEqual(record["arguments"]["max_steps"], 40)
         self.assertEqual(record["arguments"]["config_overrides"], OVERRIDES)
         model = AutoModelForSeq2SeqLM.from_pretrained(folder)

@@ -385,6 +385,7 @@ class RunTest(parameterized.TestCase):
             config_overrides=OVERRIDES,
             vocab_size=300,
             packing="documents",
+            plan="full",
             input_seq_length=64,
             max_steps=6,
             warmup_steps=0.3,

@@ -412,8 +412,8 @@ class RecordsTest(parameterized.TestCase):
         flags += "--desirable_column label" if kind == "kto" else "--rejected_column rejected"
         tasks, args = self.parsed(flags, rows)
         plan = data_of(tasks, args).plan(1)
-        share = "50 %" if kind == "kto" else "75 %"
-        train = f"50 % of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)"
+        share = "25 %" if kind == "kto" else "50 %"  # "same" and "same " have five tokens with their EOS
+        train = f"25 % of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)"
         held_out = "25 % of the targets longer than max_target_length 5 (validation)"  # "long one", uncut
         self.assertEqual(plan["cut"], f"{train}; {held_out}")
         other = "; 2 of 4 pairs have two equal answers (validation)"

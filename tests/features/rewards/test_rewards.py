@@ -472,7 +472,7 @@ class ScoresTest(parameterized.TestCase):
         ("rougeL:much", TEXT, "--reward rougeL:much: 'much' is no weight: give a number"),
         ("rougeL:0", TEXT, "'0' is no weight"),
         ("rougeL,rougeL", TEXT, "rougeL stands there twice"),
-        ("rogueL", TEXT, "scores no single rows: take one of exact_match"),
+        ("rogueL", TEXT, "scores no single rows: take one of accuracy, exact_match"),
         ("accuracy", TEXT, "--reward accuracy: .*not for target_type 'text'"),
         ("entry", TEXT, "--reward entry: the task's entry has no `reward`"),
         ("wer", TEXT | OWN_METRICS, "--reward wer: smaller values of wer are better: write wer:-1"),
