@@ -15,7 +15,6 @@ from foundry.model_t5 import build_config
 from foundry.modeling.layers import diagonal_sums, sum_bias_by_diagonals
 
 FLOAT64 = torch.float64
-ENCODER_INPUTS = ("input_ids", "attention_mask")
 
 
 def attention_modules(decoder: bool, dtype=FLOAT64) -> tuple[T5Attention, T5Attention]:

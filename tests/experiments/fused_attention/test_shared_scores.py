@@ -12,26 +12,11 @@ from test_attention_t5 import batch, gradients, tiny
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compilers import nop
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from transformers.models.t5.modeling_t5 import T5Attention
 
 import experiments.fused_attention.kernel_choice as kernels
-from foundry.model_t5 import build_config
-from foundry.modeling.layers import sum_bias_by_diagonals
 
 FLOAT64 = torch.float64
 ENCODER_INPUTS = ("input_ids", "attention_mask")
-
-
-def attention_modules(decoder: bool, dtype=FLOAT64) -> tuple[T5Attention, T5Attention]:
-    """(transformers' own, ours) of the same weights."""
-    config = build_config("tiny", 60, dict(num_heads=3, d_model=24, d_kv=8))
-    config.is_decoder = decoder
-    modules = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        modules.append(T5Attention(config, has_relative_attention_bias=True, layer_idx=0).to(dtype))
-    sum_bias_by_diagonals(modules[1])
-    return modules
 
 
 class OnceTest(parameterized.TestCase):
