@@ -94,10 +94,11 @@ class Features:
 
     def decisive(self) -> dict[str, Sequence[str]]:
         """{folder: its flags that a resumed run must keep} of those that are on."""
-        on = {id(feature) for feature in self}
-        pairs = zip(self.groups, self.all, strict=True)
-        found = {type(group).__module__.rpartition(".")[2]: group.decisive for group, part in pairs if id(part) in on}
-        return {folder: names for folder, names in found.items() if names}
+        found = {}
+        for group, feature in zip(self.groups, self.all, strict=True):
+            if feature.is_on() and group.decisive:
+                found[type(group).__module__.rpartition(".")[2]] = group.decisive
+        return found
 
     def flags(self) -> dict[str, Any]:
         """{flag: value} of all of them."""

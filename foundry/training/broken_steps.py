@@ -4,6 +4,7 @@ The gradient is not finite, a stream cannot be read any further, or a data worke
 """
 
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -57,7 +58,7 @@ class StepWatch:
         """Ends the run unless the gradient's norm is finite, before the update. Reading the norm makes the CPU wait for
         the GPU, once in a step."""
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # FSDP2's
-        if norm is not None and not torch.as_tensor(norm).isfinite():
+        if norm is not None and not math.isfinite(norm):
             self._stop_at(float(norm))
 
     def _break_off(self, error: str | None, was_killed: int) -> None:
