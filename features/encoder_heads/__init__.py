@@ -9,12 +9,12 @@
 tagged_texts.py reads words with tags, conll.py CoNLL files; word_division.py finds the words of running text, and
 tag_schemes.py the entities that tags say. head_kinds.py has what differs between the heads, head_records.py reads it
 from task.json, head_models.py makes and loads the models, which are transformers' own; head_tasks.py finds the task,
-head_rows.py has its tokens and labels, head_trainer.py loss and evaluation, and head_answers.py evaluates and answers
-for evaluate_t5.py and predict_t5.py.
+head_rows.py has its tokens and labels, head_trainer.py loss and evaluation. encoder_answers.py evaluates and answers
+for evaluate_t5.py and predict_t5.py, and head_answers.py says what a head reads and answers.
 
-Embeddings have no head. pair_rows.py has their rows, encoders.py the models, embedder.py loss and evaluators
-(sentence-transformers' own), sentence_folder.py the folder, embedding_answers.py what the two scripts do with it, and
-sentence_answers.py what they do with one that has no task.json.
+Embeddings have no head. pair_rows.py has their rows, embedder.py loss and evaluators (sentence-transformers' own),
+sentence_folder.py the folder, embedding_answers.py its part of the answers, and sentence_answers.py that of a folder
+without task.json.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option, refuse
+from foundry.features import Feature
 from foundry.modeling.learning import Learning
 from foundry.modeling.weights import ModelSource, Weights
 from tasks.row_source import RowSource
@@ -43,7 +44,7 @@ _OF_EMBEDDINGS = "embedding_temperature normalize_embeddings negative_column sco
 
 
 @dataclass
-class Heads(RowSource, Learning, ModelSource):
+class Heads(Feature):
     """A head on the encoder, in place of the decoder."""
 
     _argument_group_name = "head on the encoder"
@@ -89,27 +90,14 @@ class Heads(RowSource, Learning, ModelSource):
     mask_column: str | None = option(None, "Column of a 1 for each word or letter whose tag counts, 0 for others.")
     embedding_temperature: float = option(0.05, "Temperature of similarities in the loss.", above=0, at_most=100)
     normalize_embeddings: bool = option(False, "Embeddings have the length 1.")
-    negative_column: str | None = option(None, "Embeddings: column of a text that is unlike the source.")
+    negative_column: str | None = option(None, "Embeddings: column of texts unlike the source; a,b: several.")
     score_column: str | None = option(None, "Embeddings: column that says how alike source and target are.")
 
     def is_on(self) -> bool:
         return self.head is not None
 
-    def decide(self, flags: Flags) -> dict[str, Any]:
-        if flags.freeze_encoder and flags.train_only:
-            refuse(flags, "train_only", "--freeze_encoder says already what is trained: leave one of them out")
-        return {}
-
-    # ------------------------------------------------------------ rows
-    def task(self, *of_task: Any) -> Any:
-        raise UserError("--head: evaluate_t5.py knows the head by the task.json of the model's folder: leave it out")
-
-    def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
-        if self.head == EMBEDDING and args.per_device_train_batch_size < 2 and not self.negative_column:
-            raise UserError(
-                f"--per_device_train_batch_size {args.per_device_train_batch_size}: --head embedding compares the "
-                "pairs of a micro-batch, and there must be at least 2"
-            )
+    def of_run(self) -> "EncoderLearning":
+        return EmbeddingLearning(self) if self.head == EMBEDDING else HeadLearning(self)
 
     def embedder(self, rows: int = 0) -> Any:
         """The Embedder of the flags. rows: of a micro-batch."""
@@ -118,73 +106,107 @@ class Heads(RowSource, Learning, ModelSource):
         how = self.embedding_temperature, self.pooling, self.normalize_embeddings
         return Embedder(*how, self.negative_column, self.score_column, rows)
 
-    def tasks(self, args: Any) -> Any:
-        if self.head == EMBEDDING:
-            from features.encoder_heads.pair_rows import PairTasks
 
-            return PairTasks.of_flags_and(args, self.embedder())
-        from features.encoder_heads.head_tasks import HeadTasks
+class EncoderLearning(RowSource, Learning, ModelSource):
+    """Learns with the encoder alone."""
 
-        self.found = HeadTasks(self, args)
-        return self.found
+    def __init__(self, flags: Heads):
+        self.flags = flags
+
+    def is_on(self) -> bool:
+        return self.flags.is_on()
+
+    def decide(self, flags: Flags) -> dict[str, Any]:
+        if flags.freeze_encoder and flags.train_only:
+            refuse(flags, "train_only", "--freeze_encoder says already what is trained: leave one of them out")
+        return {}
+
+    def task(self, *of_task: Any) -> Any:
+        raise UserError("--head: evaluate_t5.py knows the head by the task.json of the model's folder: leave it out")
 
     def of_tasks(self, tasks: Any, args: Any) -> int | None:
         if not self.is_on():
             return None
         for each in args.features:
             has_loss = isinstance(each, Learning) and type(each).loss is not Learning.loss
-            freezes = isinstance(each, Weights) and self.freeze_encoder
+            freezes = isinstance(each, Weights) and self.flags.freeze_encoder
             if each is not self and (has_loss or freezes or isinstance(each, RowSource)):
                 folder = type(each).__module__.split(".")[-1]
-                with_what = "--freeze_encoder" if freezes else f"--head {self.head}"
+                with_what = "--freeze_encoder" if freezes else f"--head {self.flags.head}"
                 raise UserError(f"{with_what}: not with {folder}: leave the flags of one of them out")
         return 1  # rows are not packed
 
-    # ------------------------------------------------------------ the model
-    def created(self, config: Any, attention: str | None) -> Any:
-        if not self.is_on():
-            return None
-        if self.head == EMBEDDING:
-            from features.encoder_heads.encoders import create_encoder
 
-            return create_encoder(config, attention)
+class HeadLearning(EncoderLearning):
+    """Learns a head. found: its HeadTasks, from `tasks` on."""
+
+    found: Any = None
+
+    def tasks(self, args: Any) -> Any:
+        from features.encoder_heads.head_tasks import HeadTasks
+
+        self.found = HeadTasks(self.flags, args)
+        return self.found
+
+    def created(self, config: Any, attention: str | None) -> Any:
         from features.encoder_heads.head_models import create_head_model
 
-        return create_head_model(config, attention, self.found.kind, self.freeze_encoder)
+        return create_head_model(config, attention, self.found.kind, self.flags.freeze_encoder)
 
     def loaded(self, name_or_path: str, attention: str | None) -> Any:
-        if not self.is_on():
-            return None
         from features.encoder_heads.head_models import load_head_model, refuse_adapters
 
         refuse_adapters(name_or_path)
-        if self.head == EMBEDDING:
-            from features.encoder_heads.encoders import load_encoder
-
-            return load_encoder(name_or_path, attention)
-
-        return load_head_model(name_or_path, attention, self.found.kind, self.freeze_encoder)
+        return load_head_model(name_or_path, attention, self.found.kind, self.flags.freeze_encoder)
 
     def loss(self, model: Any, args: Any) -> Callable:
-        if self.head == EMBEDDING:
-            return self.embedder().loss_in_forward
         from features.encoder_heads.head_trainer import head_loss
 
         return head_loss(self.found.kind, args.label_smoothing_factor)
 
+    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
+        rows = self.found.kind.plan(self.found.example)
+        if self.flags.freeze_encoder:
+            rows["head"] += "; the encoder is frozen"
+        return rows
+
+
+class EmbeddingLearning(EncoderLearning):
+    """Learns embeddings, which need no head."""
+
+    def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
+        if args.per_device_train_batch_size < 2 and not self.flags.negative_column:
+            raise UserError(
+                f"--per_device_train_batch_size {args.per_device_train_batch_size}: --head embedding compares the "
+                "pairs of a micro-batch, and there must be at least 2"
+            )
+
+    def tasks(self, args: Any) -> Any:
+        from features.encoder_heads.pair_rows import PairTasks
+
+        return PairTasks.of_flags_and(args, self.flags.embedder())
+
+    def created(self, config: Any, attention: str | None) -> Any:
+        from features.encoder_heads.head_models import create_encoder
+
+        return create_encoder(config, attention)
+
+    def loaded(self, name_or_path: str, attention: str | None) -> Any:
+        from features.encoder_heads.head_models import load_encoder, refuse_adapters
+
+        refuse_adapters(name_or_path)
+        return load_encoder(name_or_path, attention)
+
+    def loss(self, model: Any, args: Any) -> Callable:
+        return self.flags.embedder().loss_in_forward
+
     def callbacks(self, trainer: Any) -> list:
-        if self.head != EMBEDDING:
-            return []
         from features.encoder_heads.embedder import RowsCallback
 
         return [RowsCallback(trainer)]
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
-        if self.head == EMBEDDING:
-            return {"embedding": self.embedder(args.per_device_train_batch_size).described()}
-        rows: dict[str, str | None] = {**self.found.kind.plan(self.found.example)}
-        frozen = "; the encoder is frozen" if self.freeze_encoder else ""
-        return rows | {"head": f"{rows['head']}{frozen}"}
+        return {"embedding": self.flags.embedder(args.per_device_train_batch_size).described()}
 
 
 @dataclass
@@ -212,6 +234,6 @@ class Exported(ModelSource):
             from features.encoder_heads.head_models import load_saved
 
             return load_saved(name_or_path, torch.device("cpu"))
-        from features.encoder_heads.encoders import load_encoder
+        from features.encoder_heads.head_models import load_encoder
 
         return load_encoder(name_or_path, attention)

@@ -1,46 +1,36 @@
-"""Evaluates an encoder that embeds texts, and embeds the texts of a file.
-
-`EmbeddingAnswers` does what evaluate_t5.py and predict_t5.py ask of `Answers` (tasks/model_folders.py). They know the
-folder by the field "embedding" of its task.json.
-"""
+"""Evaluates an encoder that embeds texts, known by the field "embedding" of its task.json, and embeds the texts of a
+file. The steps are those of every encoder (encoder_answers.py)."""
 
 import functools
 import itertools
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import torch
-from accelerate import PartialState
 from pyarrow import parquet
 
 from constants import TASK_RECORD
 from features.encoder_heads import POOLINGS
 from features.encoder_heads.embedder import Embedder
-from features.encoder_heads.encoders import load_encoder
-from features.encoder_heads.head_answers import (
+from features.encoder_heads.encoder_answers import (
     EncoderAnswers,
+    EncoderReader,
     Evaluated,
-    by_batches,
-    check_prediction,
+    Read,
     splits_to_evaluate,
 )
+from features.encoder_heads.head_models import load_encoder
 from features.encoder_heads.pair_rows import LoadedPairs, PairTasks, trainer_of
-from foundry.arguments.own_pairs import prefix_of
 from foundry.arguments.task import TaskArguments
-from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
-from foundry.common.processes import finish_process_group, has_accelerator, is_first_process
-from foundry.common.reports import end_summary, is_of, read_json, start_summary
-from foundry.common.whole_folders import patiently, told_if_full
+from foundry.common.reports import is_of, read_json
+from foundry.common.whole_folders import patiently
 from foundry.corpora.gaps import cut_source, source_ids
-from foundry.corpora.preview import Sample, print_preview
-from foundry.corpora.tokenizers import answering_tokenizer
-from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
 from foundry.training.batching import padding_collator
 from tasks.model_folders import Encoder
@@ -77,11 +67,92 @@ def embedder_of(folder: str) -> Embedder:
     return Embedder(**record)
 
 
+class EmbeddingReader(EncoderReader):
+    """The texts of predict_t5.py, and their embeddings. Those of a file are cut as sources are, those that a Front is
+    given at the folder's longest text, as by sentence-transformers."""
+
+    entry: dict  # of the task: its prefix stands before texts
+    described: str  # for the plan
+
+    def __init__(self, args: Any):
+        super().__init__(args)
+        if args.output_file:
+            check_output(Path(args.output_file), args.overwrite_output_file)
+        self.understand()
+
+    def understand(self) -> None:
+        """Finds out how the folder's texts are embedded."""
+        self.embedder, (entry, self.task_record) = embedder_of(self.folder), recorded_task(self.folder, None)
+        self.entry, self.described = self.prefixed(entry), self.embedder.described()
+        lengths = [entry["max_source_length"]]
+        if self.args.input_file is None:
+            lengths.append(entry["max_target_length"])
+        self.most = self.args.max_source_length or max(lengths)
+
+    def plan(self) -> dict[str, str]:
+        return {"embedding": self.described}
+
+    def inputs(self) -> Iterator[tuple[dict, str]]:
+        """As of `EncoderReader`. UserError if there are none."""
+        reader, count = InputReader(self.entry, self.args.source_column, self.task_record.get("tsv_header")), 0
+        for item in itertools.islice(reader.read(Path(self.args.input_file)), self.args.max_samples):
+            yield item.row, "".join(item.texts)
+            count += 1
+        if not count:
+            raise UserError(f"--input_file {self.args.input_file}: has no text")
+
+    def read(self, one: str) -> Read:
+        (whole,) = source_ids(self.tokenizer, [one])
+        return cut_source(self.tokenizer, whole, self.most), len(whole), None
+
+    def model(self) -> Embed:
+        """The function that embeds a batch. UserError for a model whose embeddings are no numbers."""
+        model = load_encoder(self.folder).to(self.device).eval()
+        fit_vocabulary(model, self.tokenizer)
+        embed = functools.partial(self.embedder.embed_texts, model)
+        self.of_batch(embed, [self.read("")])
+        return embed
+
+    @torch.no_grad()
+    def of_batch(self, model: Embed, inputs: list[Read]) -> list[dict]:
+        ids, padding = [ids for ids, *_ in inputs], self.tokenizer.pad_token_id
+        longest = max(map(len, ids))
+        rows = torch.tensor([one + [padding] * (longest - len(one)) for one in ids], device=self.device)
+        mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids], device=self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.bf16):
+            found = model(rows, mask).cpu().numpy()
+        if not np.isfinite(found).all():
+            raise UserError(
+                f"--model_name_or_path {self.folder}: gives embeddings that are not finite. Take an earlier checkpoint"
+            )
+        return [{"embedding": one} for one in found]
+
+    def output(self, settings: dict) -> "EmbeddingFile":  # noqa: ARG002
+        return EmbeddingFile(Path(self.args.output_file))
+
+    def record(self, row: dict, one: str, answer: dict) -> tuple[dict, np.ndarray]:  # noqa: ARG002
+        return row, answer["embedding"]
+
+    def finished(self, output: "EmbeddingFile", new: int) -> dict[str, str]:
+        width = output.write()
+        return {"embeddings": f"{new:,} of {width:,} numbers in {output.path}"}
+
+    def encoder(self) -> Encoder:
+        answer = functools.partial(self.of_batch, self.model())
+
+        def read(given: str | dict) -> Read:
+            (text,) = [given] if isinstance(given, str) else given.values()
+            return self.read(text)
+
+        about = {"checkpoint": self.folder, "embedding": self.described}
+        return Encoder("embedding", ["text"], None, source_prefix(self.entry), self.most, about, read, answer)
+
+
 class EmbeddingAnswers(EncoderAnswers):
     """What evaluate_t5.py and predict_t5.py do with the folder of an encoder that embeds texts."""
 
-    not_evaluated = _NOT_EVALUATED
-    next = "--input_file texts.txt --output_file texts.npy"
+    not_evaluated, reader = _NOT_EVALUATED, EmbeddingReader
+    next, suffix = "--input_file texts.txt --output_file texts.npy", SUFFIXES[0]
 
     def found(self, evaluation: Any, task_args: TaskArguments, args: Any, tokenizer: Any) -> Evaluated:  # noqa: ARG002
         embedder = embedder_of(folder := evaluation.model_name_or_path)
@@ -96,141 +167,49 @@ class EmbeddingAnswers(EncoderAnswers):
             plan={"embedding": embedder.described()},
         )
 
-    def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
-        """{"inputs", "answered"}: how many texts there are; their embeddings are written to --output_file."""
-        args, search, *features = parse_arguments(groups, argv, about=about)
-        folder = args.model_name_or_path
-        for front in check_prediction(args, search, Features(features), SUFFIXES[0]):
-            front.encode(args, functools.partial(encoder_of, args))
-            return {"inputs": 0, "answered": 0}
-        output = check_output(args)
-        embedder, (entry, record) = embedder_of(folder), recorded_task(folder, None)
-        most = args.max_source_length or entry["max_source_length"]
-        if args.source_prefix is not None:
-            entry = entry | {"prefix": prefix_of(args.source_prefix)}
-        tokenizer = answering_tokenizer(folder, args.tokenizer_name)
-        reader = InputReader(entry, args.source_column, record.get("tsv_header"))
-        inputs = list(itertools.islice(reader.read(Path(args.input_file)), args.max_samples))
-        if not inputs:
-            raise UserError(f"--input_file {args.input_file}: has no text")
-        texts = ["".join(item.texts) for item in inputs]
-        whole = source_ids(tokenizer, texts)
-        ids = [cut_source(tokenizer, one, most) for one in whole]
-        state = PartialState(cpu=args.use_cpu or not has_accelerator())
-        if is_first_process():
-            rows = {"checkpoint": folder, "embedding": embedder.described()}
-            rows |= {"inputs": f"{len(texts):,} of {args.input_file}", "written to": args.output_file}
-            start_summary(rows, title="prediction")
-        print_preview(tokenizer, [[Sample("first input", ids[0], len(whole[0]))]])
-        model = load_encoder(folder).to(state.device).eval()
-        fit_vocabulary(model, tokenizer)
-        found = embedded(model, embedder, ids, args.batch_size, args.bf16, state)
-        check_finite(folder, found)
-        if state.is_main_process:
-            with told_if_full(f"--output_file {args.output_file}", "Free some space, and run the command again."):
-                write_embeddings(output, found, [item.row for item in inputs])
-            longer = sum(len(one) > most for one in whole)
-            told = {"embeddings": f"{len(found):,} of {found.shape[1]:,} numbers in {args.output_file}"}
-            told |= {"cut": f"{longer:,} texts at {most:,} tokens (--max_source_length)"} if longer else {}
-            end_summary(told)
-        finish_process_group()
-        return {"inputs": len(texts), "answered": len(texts)}
 
-
-def check_output(args: Any) -> Path:
-    """--output_file. UserError unless embeddings can be written there."""
-    output = Path(args.output_file)
-    if output.suffix not in SUFFIXES:
+def check_output(path: Path, overwrite: bool) -> None:
+    """UserError unless embeddings can be written there."""
+    if path.suffix not in SUFFIXES:
         raise UserError(
-            f"--output_file {output}: embeddings are written as .npy (an array) or .parquet (with the rows' columns). "
+            f"--output_file {path}: embeddings are written as .npy (an array) or .parquet (with the rows' columns). "
             "Name such a file"
         )
-    if output.is_dir() or output.exists() and not args.overwrite_output_file:
-        raise UserError(f"--output_file {output}: is there. Name another one, or give --overwrite_output_file")
-    return output
+    if path.is_dir() or path.exists() and not overwrite:
+        raise UserError(f"--output_file {path}: is there. Name another one, or give --overwrite_output_file")
 
 
-def encoder_of(args: Any) -> Encoder:
-    """What a Front asks. Texts are cut at the folder's longest, as by sentence-transformers. args: the flags of
-    predict_t5.py."""
-    folder, device = args.model_name_or_path, PartialState(cpu=args.use_cpu or not has_accelerator()).device
-    embedder, (entry, _) = embedder_of(folder), recorded_task(folder, None)
-    if args.source_prefix is not None:
-        entry = entry | {"prefix": prefix_of(args.source_prefix)}
-    most = max(entry["max_source_length"], entry["max_target_length"])
-    tokenizer, model = answering_tokenizer(folder, args.tokenizer_name), load_encoder(folder).to(device).eval()
-    fit_vocabulary(model, tokenizer)
-    embed = functools.partial(embedder.embed_texts, model)
-    return encoder_that(embed, args, device, tokenizer, most, source_prefix(entry), embedder.described())
+class EmbeddingFile:
+    """The file of embeddings, which is written when all are there."""
 
+    done = 0  # no text of an earlier run is kept
 
-def encoder_that(
-    embed: Embed, args: Any, device: torch.device, tokenizer: Any, most: int, prompt: str, described: str
-) -> Encoder:
-    """The Encoder that embeds texts so. most: tokens of a text, unless a flag says it. described: for the plan."""
-    most = args.max_source_length or most
+    def __init__(self, path: Path):
+        self.path = path
+        self.records: list[tuple[dict, np.ndarray]] = []
 
-    def read(given: str | dict) -> tuple[list[int], int, None]:
-        (text,) = [given] if isinstance(given, str) else given.values()
-        (whole,) = source_ids(tokenizer, [text])
-        return cut_source(tokenizer, whole, most), len(whole), None
+    def append(self, records: list[tuple[dict, np.ndarray]]) -> None:
+        self.records += records
 
-    def answer(inputs: list[tuple[list[int], int, Any]]) -> list[dict]:
-        rows = [ids for ids, *_ in inputs]
-        return [{"embedding": one} for one in of_batch(embed, rows, tokenizer.pad_token_id, device, args.bf16)]
-
-    check_finite(args.model_name_or_path, answer([read("")])[0]["embedding"])
-    about = {"checkpoint": args.model_name_or_path, "embedding": described}
-    return Encoder("embedding", ["text"], None, prompt, most, about, read, answer)
-
-
-def check_finite(folder: str, found: np.ndarray) -> None:
-    """UserError unless the embeddings of a folder's model are numbers."""
-    if not np.isfinite(found).all():
-        raise UserError(
-            f"--model_name_or_path {folder}: gives embeddings that are not finite. Take an earlier checkpoint"
-        )
-
-
-@torch.no_grad()
-def of_batch(embed: Embed, ids: list[list[int]], padding: int, device: torch.device, bf16: bool) -> np.ndarray:
-    """The embeddings [B, D] of a batch's texts, in float32. ids: of their tokens."""
-    longest = max(map(len, ids))
-    rows = torch.tensor([one + [padding] * (longest - len(one)) for one in ids], device=device)
-    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids], device=device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        return embed(rows, mask).cpu().numpy()
-
-
-def embedded(
-    model: Any, embedder: Embedder, ids: list[list[int]], size: int, bf16: bool, state: PartialState
-) -> np.ndarray:
-    """The embeddings [N, D] of N texts in their order, in float32. ids: of their tokens. size: texts of a batch. Texts
-    of similar length are read together; each process reads its share of the batches."""
-
-    def answered(numbers: list[int]) -> np.ndarray:
-        rows, embed = [ids[number] for number in numbers], functools.partial(embedder.embed_texts, model)
-        return of_batch(embed, rows, model.config.pad_token_id, state.device, bf16)
-
-    return np.stack(by_batches([*map(len, ids)], size, state, answered, shows=state.is_main_process))
-
-
-def write_embeddings(path: Path, found: np.ndarray, rows: list[dict]) -> None:
-    """Writes embeddings [N, D] as an array, or beside the columns of their rows, and renames the file into place."""
-    aside = path.with_name(f".{path.name}.part")
-    if path.suffix == ".npy":
-        with aside.open("wb") as file:
-            np.save(file, found)
-    else:
-        if any(COLUMN in row for row in rows):
-            raise UserError(f"--input_file: a row has a column {COLUMN}, under which its embedding would be written")
-        try:
-            table = pyarrow.Table.from_pylist(rows)
-        except pyarrow.ArrowInvalid as error:
-            raise UserError(
-                f"--output_file {path}: the rows have no common types ({error}). Name a .npy file"
-            ) from None
+    def write(self) -> int:
+        """Writes the embeddings [N, D] as an array, or beside the columns of their rows, and renames the file into
+        place. Returns D."""
+        path, aside = self.path, self.path.with_name(f".{self.path.name}.part")
+        rows, found = [row for row, _ in self.records], np.stack([one for _, one in self.records])
         width = found.shape[1]
-        column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(found.ravel()), width)
-        parquet.write_table(table.append_column(COLUMN, column), aside)
-    patiently(functools.partial(aside.replace, path))
+        if path.suffix == ".npy":
+            with aside.open("wb") as file:
+                np.save(file, found)
+        else:
+            if any(COLUMN in row for row in rows):
+                raise UserError(f"--input_file: a row has a column {COLUMN}, where its embedding would be written")
+            try:
+                table = pyarrow.Table.from_pylist(rows)
+            except pyarrow.ArrowInvalid as error:
+                raise UserError(
+                    f"--output_file {path}: the rows have no common types ({error}). Name a .npy file"
+                ) from None
+            column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(found.ravel()), width)
+            parquet.write_table(table.append_column(COLUMN, column), aside)
+        patiently(functools.partial(aside.replace, path))
+        return width

@@ -1,5 +1,6 @@
-"""The models of heads: transformers' own encoders with a linear layer behind them, made, filled and loaded.
+"""Transformers' own encoders, alone or with a linear layer behind them, made, filled and loaded.
 
+    model = load_encoder("out/pre_train_t5")                                   # T5EncoderModel, of embeddings
     model = load_head_model("out/pre_train_t5", None, kind, freeze=False)      # T5ForTokenClassification
 
 All heads have the same class: that of token classification, since a linear head of the tokens' mean is the mean of its
@@ -8,6 +9,7 @@ outputs (`Kind.pooled`). The labels stand in config.json, as pipelines read them
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -79,6 +81,28 @@ def create_head_model(config: PreTrainedConfig, attention: str | None, kind: Kin
     return prepared(_built(config, attention, kind), freeze, is_new=True)
 
 
+def create_encoder(config: PreTrainedConfig, attention: str | None) -> PreTrainedModel:
+    """An encoder with fresh weights."""
+    check_options(config, attention)
+    model = classes_of(config)[0](alone(config))
+    if attention := family_of(config).attention(attention):
+        model.set_attn_implementation(attention)
+    return prepared(model, freeze=False)
+
+
+def load_encoder(name_or_path: str, attention: str | None = None) -> PreTrainedModel:
+    """The encoder of a checkpoint, which may have a decoder too. UserError for a folder without one."""
+    config = named_config(name_or_path)
+    check_options(config, attention)
+    do_not_wait_for_the_hub(name_or_path)
+    flag = "--model_name_or_path"
+    if model := merged(name_or_path, partial(load_encoder, attention=attention), flag):
+        return model
+    reading = dict(config=alone(config), dtype=torch.float32) | _attention(config, attention)
+    model = load_whole(classes_of(config)[0], name_or_path, flag, ignored=NOT_OF_ENCODER, **reading)
+    return prepared(model, freeze=False)
+
+
 def load_head_model(name_or_path: str, attention: str | None, kind: Kind, freeze: bool) -> PreTrainedModel:
     """The encoder of a checkpoint with a fresh head; of one with a head of the same labels, all of it. UserError for a
     folder without encoder."""
@@ -136,14 +160,20 @@ def load_saved(name_or_path: str, device: torch.device, flag: str = "--model_nam
     return prepared(model, False).to(device).eval()
 
 
-def with_labels(config: PreTrainedConfig, kind: Kind) -> PreTrainedConfig:
-    """A copy of the configuration that names the labels, in their order. That of a T5Gemma also says that there is no
-    decoder, by which its class knows what it is."""
+def alone(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of the configuration; that of a T5Gemma says that there is no decoder, by which its class knows what it
+    is."""
     config = copy.deepcopy(config)
-    config.id2label = dict(enumerate(kind.labels))
-    config.label2id = {label: number for number, label in enumerate(kind.labels)}
     if hasattr(config, "encoder"):
         config.is_encoder_decoder = False
+    return config
+
+
+def with_labels(config: PreTrainedConfig, kind: Kind) -> PreTrainedConfig:
+    """The same, which names the labels in their order."""
+    config = alone(config)
+    config.id2label = dict(enumerate(kind.labels))
+    config.label2id = {label: number for number, label in enumerate(kind.labels)}
     return config
 
 

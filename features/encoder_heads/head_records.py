@@ -12,7 +12,7 @@ from transformers import CONFIG_NAME
 
 from constants import TASK_RECORD
 from features.encoder_heads import POOLINGS, Heads
-from features.encoder_heads.head_kinds import Class, Kind, Labels, Number, Tokens
+from features.encoder_heads.head_kinds import KIND_OF, Kind, Number, Tokens
 from features.encoder_heads.tag_schemes import PLAIN, SCHEMES, Scheme
 from features.encoder_heads.tagged_texts import Form
 from features.encoder_heads.word_division import CHARACTERS, PARTS, WAYS, Division
@@ -21,7 +21,6 @@ from foundry.common.reports import is_of, read_json
 from foundry.common.words import listed
 from foundry.corpora.files import say_once
 
-KIND_OF = {kind.name: kind for kind in (Tokens, Class, Labels, Number)}
 _OF_KIND = {"tokens": {"scheme", "suffixes", "form"}, "number": {"mean", "deviation"}}
 FORMS = ("words", "spans", "letters")
 

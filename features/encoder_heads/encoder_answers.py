@@ -1,0 +1,288 @@
+"""Evaluates and answers with an encoder that writes no text, in the place of evaluate_t5.py and predict_t5.py.
+
+They know its folder by a field of its task.json, or by a file (`Answers` of tasks/model_folders.py). A subclass of
+`EncoderAnswers` says what is evaluated and which `EncoderReader` answers: head_answers.py, embedding_answers.py.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from constants import TASK_RECORD
+from foundry.arguments.own_pairs import prefix_of
+from foundry.arguments.task import TaskArguments
+from foundry.arguments.training import decide_features
+from foundry.common.command_line import parse_arguments
+from foundry.common.digests import contents_digest
+from foundry.common.errors import UserError
+from foundry.common.flags import Flags, refuse
+from foundry.common.paths import check_output_dir, refuse_links
+from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
+from foundry.common.reports import end_summary, start_summary
+from foundry.common.whole_folders import told_if_full
+from foundry.corpora.chunks import longest_first
+from foundry.corpora.preview import Sample, print_preview
+from foundry.corpora.tokenizers import answering_tokenizer
+from foundry.features import Features
+from foundry.model_t5 import fit_vocabulary
+from foundry.modeling.weights import frozen_form
+from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
+from foundry.runs.run import Run, shown_numbers
+from foundry.runs.tracker import finish_trackers, start_trackers
+from tasks.front import Front, check_front
+from tasks.model_folders import Encoder
+from tasks.predictions import check_files
+from tasks.registry import as_list, eval_splits
+from tasks.task_records import recorded_flags
+from tasks.tasks import LoadedTask, TaskRows
+
+WINDOW = 32  # batches of each process that are sorted by length and written together
+NO_SEARCH = "a head writes no text that is searched for: leave it out"
+# Flags that decide the answers.
+_DECISIVE = ("model_name_or_path", "tokenizer_name", "source_column", "source_prefix", "bf16")
+Read = tuple[list[int], int, Any]  # (ids of an input's tokens, cut; how many there were; what its answer must know)
+
+
+@dataclasses.dataclass
+class Evaluated:
+    """What an evaluation needs. rows: of one task. model: loads it. plan: further rows of the plan."""
+
+    rows: TaskRows
+    model: Callable[[], Any]
+    trainer_type: type
+    collator: Callable
+    plan: dict[str, str | None]
+
+    @property
+    def loaded(self) -> Any:
+        """The task of the rows; its `measured(split, output)` has the metrics of a split."""
+        return self.rows.tasks[0]
+
+
+class EncoderReader:
+    """The inputs of predict_t5.py as an encoder reads them, and its answers. args: the flags of predict_t5.py."""
+
+    tokenizer: PreTrainedTokenizerBase
+    most: int  # tokens of an input
+    if_full = "Free some space, and run the command again."
+
+    def __init__(self, args: Any):
+        self.args, self.folder = args, args.model_name_or_path
+        self.device = PartialState(cpu=args.use_cpu or not has_accelerator()).device
+        self.tokenizer = answering_tokenizer(self.folder, args.tokenizer_name)
+
+    def prefixed(self, entry: dict) -> dict:
+        """A task's entry with the prefix that `--source_prefix` gives."""
+        if self.args.source_prefix is None:
+            return entry
+        return entry | {"prefix": prefix_of(self.args.source_prefix)}
+
+    def plan(self) -> dict[str, str]:
+        """Rows of the plan."""
+        raise NotImplementedError
+
+    def inputs(self) -> Iterator[tuple[dict, Any]]:
+        """(row, what the model reads of it) of each input, read from the file each time."""
+        raise NotImplementedError
+
+    def read(self, one: Any) -> Read:
+        """What the model reads, as tokens."""
+        raise NotImplementedError
+
+    def model(self) -> Any:
+        """The model, ready to answer."""
+        raise NotImplementedError
+
+    def of_batch(self, model: Any, inputs: list[Read]) -> list[dict]:
+        """The answers to a batch, as an `Encoder` gives them."""
+        raise NotImplementedError
+
+    def output(self, settings: dict) -> Any:
+        """The file of answers, to which `append` adds records; `done` inputs are answered in it already. settings: what
+        decides the answers."""
+        raise NotImplementedError
+
+    def finished(self, output: Any, new: int) -> dict[str, str]:
+        """Ends the file, of which so many answers are new; returns a row of the end summary."""
+        raise NotImplementedError
+
+    def record(self, row: dict, one: Any, answer: dict) -> Any:
+        """What `output` has of an input."""
+        raise NotImplementedError
+
+    def encoder(self) -> Encoder:
+        """What a Front asks."""
+        raise NotImplementedError
+
+    def settings(self) -> dict:
+        """Everything that decides the answers."""
+        folder = Path(self.folder)
+        weights = [path for name in ("*model*.safetensors", TASK_RECORD) for path in sorted(folder.glob(name))]
+        settings = {name: getattr(self.args, name) for name in _DECISIVE} | {"max_source_length": self.most}
+        settings |= {"input": contents_digest([Path(self.args.input_file)]), "weights": contents_digest(weights)}
+        return json.loads(json.dumps(settings))
+
+    def answers(self, model: Any, some: list, state: PartialState) -> tuple[list, int]:
+        """(the records of these inputs, how many of them were cut). Inputs of similar length make a batch, of which
+        each process answers its share."""
+        inputs, size, found = [self.read(one) for _, one in some], self.args.batch_size, {}
+        order = longest_first([len(ids) for ids, *_ in inputs]).tolist()
+        batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
+        for numbers in batches[state.process_index :: state.num_processes]:
+            found |= zip(numbers, self.of_batch(model, [inputs[number] for number in numbers]), strict=True)
+        parts = gather_object([found]) if state.num_processes > 1 else [found]
+        together = functools.reduce(dict.__or__, parts)
+        records = [self.record(row, one, together[number]) for number, (row, one) in enumerate(some)]
+        return records, sum(whole > self.most for _, whole, _ in inputs)
+
+
+class EncoderAnswers:
+    """What evaluate_t5.py and predict_t5.py do with the folder of an encoder."""
+
+    not_evaluated: ClassVar[dict[str, str]]  # flags that an encoder cannot follow, and why
+    reader: ClassVar[type[EncoderReader]]
+    files = "all_results.json"  # are written
+    next: str  # flags of predict_t5.py, with which one may go on
+    suffix = ".answers.jsonl"  # of --output_file, where it is not given
+
+    def found(self, evaluation: Any, task_args: TaskArguments, args: Any, tokenizer: Any) -> Evaluated:
+        """What is evaluated, of the task that the flags name or task.json. UserError if they do not fit."""
+        raise NotImplementedError
+
+    def write(self, folder: Path, loaded: LoadedTask, split: str, kept: Any) -> None:
+        """Writes what a split's rows were answered."""
+
+    def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
+        """The metrics of the task's evaluation rows, or of others that the flags name; writes all_results.json."""
+        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=about)
+        args, folder = args.replaced(features=Features(features)), evaluation.model_name_or_path
+        for names, reason in self.not_evaluated.items():
+            for flags in (evaluation, task_args, args):
+                refuse(flags, names, reason)
+        decide_features(args, evaluation, task_args)
+        tokenizer = answering_tokenizer(folder, evaluation.tokenizer_name)
+        found = self.found(evaluation, task_args, args, tokenizer)
+        settle_output_dir(args, evaluation, found.loaded)
+        if args.world_size > 1:
+            prints = {split: data._fingerprint for split, data in found.loaded.data.items()}
+            check_alike(prints, "give all nodes the same files")
+        model, run = found.model(), Run(args, "evaluation")
+        fit_vocabulary(model, tokenizer)
+        run.announce({"checkpoint": folder} | found.plan | found.rows.described())
+        print_preview(tokenizer, found.rows.shown(whole=False))
+        options = dict(args=args, data_collator=found.collator, processing_class=tokenizer)
+        trainer = found.trainer_type(model=model, **options)
+        install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
+        start_trackers(trainer, vars(evaluation) | vars(task_args) | args.to_dict() | args.features.flags())
+        results: dict[str, Any] = {}
+        for split, data in found.loaded.data.items():
+            trainer.compute_metrics = functools.partial(found.loaded.measured, split)
+            label = "_".join(filter(None, ("eval", found.loaded.label(split))))
+            output = trainer.predict(data, metric_key_prefix=label)
+            results |= {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
+            if is_first_process():
+                self.write(run.output_dir, found.loaded, split, output.predictions[0])
+        finish_trackers(trainer)
+        if is_first_process():
+            run.write_results(results)
+            more = f"python predict_t5.py --model_name_or_path {folder} {self.next}"
+            end_summary(shown_numbers(results) | {"written to": f"{run.output_dir}: {self.files}", "next": more})
+        finish_process_group()
+        return results
+
+    def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
+        """{"inputs", "answered"}: how many there are, and how many this run answered, into --output_file."""
+        args, search, *features = parse_arguments(groups, argv, about=about)
+        for front in check_prediction(args, search, Features(features), self.suffix):
+            front.encode(args, lambda: self.reader(args).encoder())
+            return {"inputs": 0, "answered": 0}
+        reader = self.reader(args)
+        state, output = PartialState(), None
+        sizes = sum(1 for _ in reader.inputs())  # a broken row is found before the long work
+        settings = reader.settings()
+        check_alike({n: v for n, v in settings.items() if "name" not in n}, "give all nodes the same flags and files")
+        if state.is_main_process:
+            with told_if_full(f"--output_file {args.output_file}", reader.if_full):
+                output = reader.output(settings)
+        (done,) = broadcast_object_list([output and output.done])
+        done = answered_before = min(done, sizes)
+        rows = {"checkpoint": args.model_name_or_path} | reader.plan()
+        rows |= {"inputs": f"{sizes:,} of {args.input_file}", "written to": args.output_file}
+        start_summary(rows | {"continued": f"{done:,} were answered before" if done else None}, title="prediction")
+        for _, one in itertools.islice(reader.inputs(), 1):
+            ids, whole, _ = reader.read(one)
+            print_preview(reader.tokenizer, [[Sample("first input", ids, whole)]])
+        model = reader.model() if done < sizes else None
+        window, items = WINDOW * args.batch_size * state.num_processes, itertools.islice(reader.inputs(), done, None)
+        cut, bar = 0, tqdm(total=sizes, initial=done, disable=not state.is_main_process)
+        while some := list(itertools.islice(items, window)):
+            records, longer = reader.answers(model, some, state)
+            cut += longer
+            if output:
+                with told_if_full(f"--output_file {args.output_file}", reader.if_full):
+                    output.append(records)
+            done += len(some)
+            bar.update(len(some))
+        bar.close()
+        if output:
+            with told_if_full(f"--output_file {args.output_file}", reader.if_full):
+                told = reader.finished(output, done - answered_before)
+            if cut:
+                told["cut"] = f"{cut:,} texts at {reader.most:,} tokens (--max_source_length)"
+            end_summary(told)
+        finish_process_group()
+        return {"inputs": sizes, "answered": done - answered_before}
+
+
+def splits_to_evaluate(evaluation: Any, task: Any) -> list[str]:
+    """--split, or without it all evaluation splits of the task. UserError for a split that there is not."""
+    known = ["train", *eval_splits(task.entry)]
+    if evaluation.split not in (None, *known):
+        raise UserError(f"--split {evaluation.split}: there are {', '.join(known)}. Name one of them")
+    return [evaluation.split] if evaluation.split else known[1:]
+
+
+def settle_output_dir(args: Any, evaluation: Any, task: Any) -> None:
+    """Completes --output_dir. UserError unless results can be written there."""
+    folder = evaluation.model_name_or_path
+    if args.output_dir is None:
+        name = "_".join(filter(None, ("eval", task.name, evaluation.split)))
+        refuse_links(Path(folder), [name])
+        args.output_dir = str(Path(folder) / name)
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
+
+
+def fill_in(values: dict, names: set[str]) -> dict:
+    """{flag: value} of task.json for flags that are not given, which a printed line names."""
+    model = values["model_name_or_path"]
+    flags = recorded_flags(model, values, names)
+    shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
+    print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
+    return flags
+
+
+def check_prediction(args: Any, search: Any, features: Features, suffix: str) -> list[Front]:
+    """[the front that answers in place of a file], or [], and then --output_file is completed, by the name of the input
+    file and the suffix. UserError for flags that a head does not follow, and for files that cannot be used."""
+    refuse(search, " ".join(vars(search)), NO_SEARCH)
+    refuse(args, "dataset_name attn_implementation", "not for a head: leave it out")
+    if args.backend != "transformers":
+        raise UserError(f"--backend {args.backend}: a head is answered by transformers: leave it out")
+    flags = Flags(args, search, *features.groups)
+    check_front(flags)
+    features.decide(flags)
+    if frozen_form(features) is not None:
+        raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another form")
+    fronts = features.of(Front)
+    if not fronts:
+        check_files(args, suffix=suffix)
+    return fronts
