@@ -46,8 +46,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
     desirable           with the preference kto, the column that says whether the target is a good answer
     reward              a function of (predictions, references, rows) that returns a number for each row, for --reward
                         entry
-    columns             {column: "answer", "number" or "boolean"}: kept beside a row's tokens for the loss of a feature;
-                        an answer is tokenised as the target is
+    columns             {column: "answer", "answers", "number" or "boolean"}: kept beside a row's tokens for the loss of
+                        a feature; an answer is tokenised as the target is, and of answers a row may have none
     submission_file     name inside the GLUE submission zip
 """
 

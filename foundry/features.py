@@ -123,7 +123,8 @@ class Column:
     """A further column of an entry, beside its inputs and target. Under the name that the entry gives it (`columns`,
     or a field of a feature) its values stand beside the tokens of a row, and so in a batch.
 
-    kind: "answer": a text, tokenised and cut as the target is; "number"; "boolean", as 1 or 0. column: of the rows.
+    kind: "answer": a text, tokenised and cut as the target is; "answers": a list of such texts, which may be empty;
+    "number"; "boolean", as 1 or 0. column: of the rows.
     """
 
     kind: str
@@ -132,6 +133,10 @@ class Column:
     plural: str = ""  # what plans call the answers: "rejected answers"
     shown: str = ""  # what previews call the answer
     beside: str | tuple[str, str] | None = None  # what they call the target beside it; for a boolean, (if 0, if 1)
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.kind in ("answer", "answers")
 
 
 class Measures:

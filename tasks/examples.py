@@ -81,11 +81,28 @@ def build_tokenize_function(
             for beside, column in columns.items():
                 if column.column in batch:
                     values: list = [column_value(column, row) for row in rows]
-                    is_answer = column.kind == "answer"
-                    made[beside] = encode_targets(tokenizer, values, max_target_length) if is_answer else values
+                    if column.kind == "answer":
+                        values = encode_targets(tokenizer, values, max_target_length)
+                    elif column.kind == "answers":
+                        values = encode_lists(tokenizer, values, max_target_length)
+                    made[beside] = values
         return made
 
     return tokenize
+
+
+def encode_lists(tokenizer: PreTrainedTokenizerBase, lists: list[list[str]], most: int | None) -> list[list[list[int]]]:
+    """As `encode_targets`, of lists of texts: [["a", "b"], []] -> [[[5, 1], [6, 1]], []]."""
+    texts = list(itertools.chain.from_iterable(lists))
+    ids = iter(encode_targets(tokenizer, texts, most) if texts else [])
+    return [list(itertools.islice(ids, len(of_row))) for of_row in lists]
+
+
+def text_length(ids: list) -> int:
+    """Tokens of an answer, or of the longest of a list: [5, 6, 1] -> 3, [[5, 1], [6, 7, 1]] -> 3, [] -> 0."""
+    if ids and isinstance(ids[0], list):
+        return max(map(len, ids))
+    return len(ids)
 
 
 def without_end_tokens(
@@ -143,15 +160,17 @@ def unchanged_targets(task: dict, rows: list[dict]) -> str | None:
 
 
 def equal_answers(task: dict, rows: list[dict], data: "Dataset") -> str | None:
-    """For the plan: "3 of 80 pairs have two equal answers, 1 of them only as they are cut", of a task with a second
-    answer to each source; None if no pair has, or there are none. rows: those of a split; data: their tokens."""
+    """For the plan: "3 of 80 pairs have two equal answers, 1 of them only as they are cut", of a task with further
+    answers to each source; None if no pair has, or there are none. rows: those of a split; data: their tokens."""
     told = []
     for name, column in answers_of(task).items():
         if column.made or name not in data.column_names:
             continue
-        equal = sum(sum(map(operator.eq, batch["labels"], batch[name])) for batch in data.iter(1_000))
-        texts = ([str(as_list(row[of])[0]).strip() for of in (task["target"], column.column)] for row in rows)
-        cut = equal - sum(target == other for target, other in texts)
+        is_equal = operator.contains if column.kind == "answers" else operator.eq
+        equal = sum(sum(map(is_equal, batch[name], batch["labels"])) for batch in data.iter(1_000))
+        texts = ([str(text).strip() for text in as_list(row[column.column])] for row in rows)
+        targets = (str(as_list(row[task["target"]])[0]).strip() for row in rows)
+        cut = equal - sum(map(operator.contains, texts, targets))
         more = f", {cut:,} of them only as they are cut" if cut > 0 else ""
         told += [f"{equal:,} of {len(rows):,} pairs have two equal answers{more}"] if equal else []
     return ", ".join(told) or None

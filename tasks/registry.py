@@ -46,9 +46,9 @@ _KINDS = {
     ),
     "(name, configuration or None)": (("hub",), lambda value: isinstance(value, list | tuple) and len(value) == 2),
     "a function": (("tokenize", *further_fields("function")), callable),
-    "{column: answer, number or boolean}": (
+    "{column: answer, answers, number or boolean}": (
         ("columns",),
-        lambda value: isinstance(value, dict) and set(value.values()) <= {"answer", "number", "boolean"},
+        lambda value: isinstance(value, dict) and set(value.values()) <= {"answer", "answers", "number", "boolean"},
     ),
     "{name: function}": (("metric_functions",), lambda value: all(map(callable, value.values()))),
     "checked where it is used": (
@@ -256,7 +256,7 @@ def further_columns(task: dict) -> dict[str, Column]:
 
 def answers_of(task: dict) -> dict[str, Column]:
     """Those of `further_columns` that are answers."""
-    return {name: column for name, column in further_columns(task).items() if column.kind == "answer"}
+    return {name: column for name, column in further_columns(task).items() if column.has_tokens}
 
 
 def answer_columns(task: dict) -> list[str]:
@@ -267,8 +267,11 @@ def answer_columns(task: dict) -> list[str]:
 _TRUTHS = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}
 
 
-def column_value(column: Column, row: dict) -> str | float | int:
-    """The text, the number, or 1 or 0, of a further column in a row. UserError for a value that is none."""
+def column_value(column: Column, row: dict) -> str | list[str] | float | int:
+    """The text, the texts, the number, or 1 or 0, of a further column in a row. UserError for a value that is none."""
+    if column.kind == "answers":
+        texts = [str(text).rstrip() for text in as_list(row[column.column])]
+        return [text for text in texts if text]
     text = str(as_list(row[column.column])[0])
     if column.kind == "answer":
         return text.rstrip()

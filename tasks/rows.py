@@ -272,15 +272,24 @@ class SplitReader:
         return columns_of(self.task)
 
     @functools.cached_property
-    def single(self) -> list[str]:
-        """Those that hold one answer and no list of references."""
-        answers = answer_columns(self.task)
-        return answers if len(answers) > 1 or self.task["target_type"] != "text" else []
+    def lists(self) -> list[str]:
+        """Those that hold as many answers as a row has, or none."""
+        return [column.column for column in self.further if column.kind == "answers"]
 
     @functools.cached_property
-    def checked(self) -> list[Column]:
-        """The further columns whose values are checked as they are read."""
-        return [column for column in further_columns(self.task).values() if column.kind != "answer"]
+    def answers(self) -> list[str]:
+        """Those that hold an answer, of which no row may have none."""
+        return [column for column in answer_columns(self.task) if column not in self.lists]
+
+    @functools.cached_property
+    def single(self) -> list[str]:
+        """Those that hold one answer and no list of references."""
+        return self.answers if len(self.answers) > 1 or self.task["target_type"] != "text" else []
+
+    @functools.cached_property
+    def further(self) -> list[Column]:
+        """The columns beside inputs and target."""
+        return list(further_columns(self.task).values())
 
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
@@ -370,17 +379,19 @@ class SplitReader:
                 if value is MISSING and not self.first.startswith(place):
                     why += f" and {self.first}"
                 hint = "; --json_as_text true reads it as text" if self.name == OWN else ""
-                picked[column] = checked_value(row, column, self.renamed, place, why, self.json_as_text, hint)
+                as_text = self.json_as_text and column not in self.lists
+                picked[column] = checked_value(row, column, self.renamed, place, why, as_text, hint)
         for column in filter(picked.__contains__, self.single):
             picked[column] = single_answer(picked[column], column, place, column == task["target"])
-        for column in answer_columns(task):
+        for column in self.answers:
             if not hidden and picked[column] == []:
                 raise UserError(f"{place}: the column {column} is empty, which task {self.name} needs")
         if not hidden:
             try:
                 target_text(self.name, task, picked)
-                for further in self.checked:
-                    column_value(further, picked)
+                for further in self.further:
+                    if not further.has_tokens:
+                        column_value(further, picked)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
         return picked

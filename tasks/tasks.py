@@ -44,7 +44,7 @@ from foundry.corpora.preview import (
 from foundry.corpora.round_trip import Losses, percent
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
-from foundry.features import further_fields
+from foundry.features import Column, further_fields
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
 from foundry.trainer_t5 import EvaluationTask, T5Trainer
@@ -58,6 +58,7 @@ from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_
 from tasks.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
+    import datasets
     from datasets import Dataset
 
 COUNTED_AT_ONCE = 2**16  # rows
@@ -215,7 +216,12 @@ class LoadedTask(Task):
                     sides["labels"] = column.beside[row[side]] if of_value else column.beside
             sides |= {side: column.shown for side, column in further.items() if column.kind == "answer"}
             parts = [(f"{name} {side}", column) for column, side in sides.items() if column in row]
-            shown.append([Sample(text, row[column], len(uncut[column])) for text, column in parts])
+            samples = [Sample(text, row[column], len(uncut[column])) for text, column in parts]
+            for side, column in further.items():
+                if column.kind == "answers":
+                    text = f"{name} {column.shown}"
+                    samples += [Sample(text, ids, len(all)) for ids, all in zip(row[side], uncut[side], strict=True)]
+            shown.append(samples)
         return shown
 
     def uncut(self, rows: list[dict]) -> list[dict]:
@@ -228,12 +234,24 @@ class LoadedTask(Task):
     def cut_rows(self, split: str, column: str, most: int) -> tuple[float, list[dict]]:
         """(share of a split's rows whose `column` had more than `most` tokens, these rows), estimated from MEASURED of
         those that have so many now."""
-        lengths = row_lengths(self.data[split], column)
+        lists = self.answer_lists(split).get(column)
+        if lists is None:
+            lengths = row_lengths(self.data[split], column)
+        else:
+            lengths = np.array([max(of_row, default=0) for of_row in lists])
         numbers = np.flatnonzero(lengths >= most)
         tried = [self.rows[split][number] for number in numbers[:: -(-len(numbers) // MEASURED) or 1]]
         uncut = zip(tried, self.uncut(tried), strict=True)
-        longer = [row for row, whole in uncut if len(whole[column]) > most]
+        longer = [row for row, whole in uncut if examples.text_length(whole[column]) > most]
         return len(longer) / max(1, len(tried)) * len(numbers) / len(lengths), longer
+
+    def answer_lists(self, split: str) -> dict[str, list[list[int]]]:
+        """{column of lists of answers: the tokens of each answer, row by row}."""
+        data, found = self.data[split], {}
+        for name, column in registry.answers_of(self.entry).items():
+            if column.kind == "answers" and name in data.column_names:
+                found[name] = [list(map(len, answers)) for answers in data[name]]
+        return found
 
     def _place(self, split: str) -> str:
         """The beginning of messages about a split."""
@@ -288,6 +306,7 @@ class LoadedTask(Task):
                 tokenize,
                 batched=True,
                 remove_columns=columns,
+                features=stored_types(further, entry["target"] in written),
                 keep_in_memory=True,
                 load_from_cache_file=False,
                 new_fingerprint=key,
@@ -323,6 +342,22 @@ class LoadedTask(Task):
             try_metrics(self.name, self.entry, *examples.references_of(self.entry, rows))
         compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, rows)
         return EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)
+
+
+def stored_types(further: dict[str, Column], has_targets: bool) -> "datasets.Features | None":
+    """The types of tokenised rows with lists of answers, which the first of them may not show, since lists may be
+    empty; None: found in the rows."""
+    if all(column.kind != "answers" for column in further.values()):
+        return None
+    import datasets
+
+    ids = datasets.List(datasets.Value("int32"))
+    of_kinds = {"answer": ids, "answers": datasets.List(ids), "number": datasets.Value("float64")}
+    of_kinds["boolean"] = datasets.Value("int64")
+    types = {"input_ids": ids, "attention_mask": ids}
+    if has_targets:
+        types |= {"labels": ids} | {name: of_kinds[column.kind] for name, column in further.items()}
+    return datasets.Features(types)
 
 
 def counted_tokens(rows: "Dataset", column: str) -> TokenCounts:
@@ -549,14 +584,24 @@ class TaskRows:
     @property
     def read(self) -> dict[str, dict]:
         """What was read, in numbers: {"files": as `files_read`, "rows": {name as in `documents`: {"read": rows,
-        "lengths": {side: the shortest, median and longest in tokens, cut as the model gets them}}}}."""
+        "lengths": {side: the shortest, median and longest in tokens, cut as the model gets them}, "lists": {side: the
+        shortest, median and longest of these lists, and how many texts are in all}}}}."""
         files = files_read(self._by_name(lambda task: task.files))
         if self.args.span_corruption_file:
             files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
-        rows, sides = {}, SIDES | {name: name for task in self.tasks for name in registry.answers_of(task.entry)}
-        for name, data in self._by_name(lambda task: task.data).items():
+        rows = {}
+        for task, split in self.splits:
+            data, lists, of_lists = task.data[split], task.answer_lists(split), {}
+            sides = SIDES | {name: name for name in registry.answers_of(task.entry) if name not in lists}
             lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
+            for side, answers in lists.items():
+                tokens = np.array(list(itertools.chain.from_iterable(answers)))
+                lengths[side] = spread(tokens)
+                of_lists[side] = spread(np.array(list(map(len, answers)))) | {"texts": len(tokens)}
+            name = self._name(task, split)
             rows[name] = {"read": self.documents[name], "lengths": lengths}
+            if of_lists:
+                rows[name]["lists"] = of_lists
         counts = {
             name: {"rows": vars(counts), **{side: vars(found) for side, found in task.found[split].items()}}
             for (name, counts), (task, split) in zip(self.repeats.items(), self.splits, strict=True)
@@ -814,8 +859,14 @@ def _grouped(texts: dict[str, str | None]) -> str | None:
 
 
 def _described_lengths(name: str, read: dict) -> str:
-    """For the plan: "train sources of 3 to 512 tokens, median 40, targets of 2 tokens each"."""
-    sides = (f"{side} of {described_spread(lengths)}" for side, lengths in read["lengths"].items())
+    """For the plan: "train sources of 3 to 512 tokens, median 40, targets of 2 tokens each, 0 to 5 n of a row (31 in
+    all) of 4 tokens each"."""
+    sides = []
+    for side, lengths in read["lengths"].items():
+        several = read.get("lists", {}).get(side)
+        if several:
+            side = f"{several['shortest']:,} to {several['longest']:,} {side} of a row ({several['texts']:,} in all)"
+        sides.append(f"{side} of {described_spread(lengths)}")
     return f"{name} {', '.join(sides)}"
 
 

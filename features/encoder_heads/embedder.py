@@ -1,14 +1,14 @@
 """Embeddings of pairs within T5Trainer: sentence-transformers' losses to train on, and its evaluators.
 
     embedder = Embedder(temperature=0.05)
-    embedder.embed(model, batch)                # [B, 2, D], of rows {"input_ids", "labels"}; with negatives [B, 3, D]
+    embedder.embed(model, batch)                # [B, 2, D], of rows {"input_ids", "labels"}; with negatives [B, 2+K, D]
     embedder.measured(embeddings, rows)         # {"loss", "mrr_at_10", "recall_at_10"}
 
-In-batch negatives: the target of a row is compared with the source of its own row and with those of all others of the
-micro-batch (van den Oord et al. 2018, arXiv 1807.03748). CoSENT: each pair of pairs, of which one is scored higher
-(https://kexue.fm/archives/8847).
+In-batch negatives: the source of a row is compared with the targets and the negatives of all rows of the micro-batch,
+of which its own target is right (van den Oord et al. 2018, arXiv 1807.03748). CoSENT: each pair of pairs, of which one
+is scored higher (https://kexue.fm/archives/8847).
 
-Legend of shapes: N rows, B batch, S tokens, K texts of a row, D d_model.
+Legend of shapes: N rows, B batch, S tokens, K most negatives of a row, D d_model.
 """
 
 import importlib.util
@@ -48,8 +48,8 @@ _POOLING = {"mean": "mean", "first": "cls"}  # in sentence-transformers' words
 @dataclass(frozen=True)
 class Embedder:
     """How texts become embeddings, and how these are learnt and scored: with `score`, the column of scores, by CoSENT,
-    otherwise by in-batch negatives. negative: column of one more. rows: of a micro-batch in training, and of a block
-    whose loss an evaluation reports."""
+    otherwise by in-batch negatives. negative: columns of more, as --negative_column names them. rows: of a micro-batch
+    in training, and of a block whose loss an evaluation reports."""
 
     temperature: float = 0.05
     pooling: str = "mean"
@@ -76,13 +76,22 @@ class Embedder:
 
     # ------------------------------------------------------------ in a forward pass
     def embed(self, model: Any, inputs: dict, labels: torch.Tensor) -> torch.Tensor:
-        """The embeddings [B, K, D] of source, target and perhaps negative, in float32. labels: ids of the targets,
-        [B, T], padded with -100."""
-        padding = model.config.pad_token_id
-        answers = [labels] if self.negative is None else [labels, inputs[self.negative]]
-        sides = [(inputs["input_ids"], inputs["attention_mask"])]
-        sides += [(ids.masked_fill(ids.eq(IGNORE_INDEX), padding), ids.ne(IGNORE_INDEX).long()) for ids in answers]
-        return torch.stack([self.embed_texts(model, *side) for side in sides], dim=1)
+        """The embeddings [B, 2 + K, D] of source, target and negatives, in float32; 0 in place of those that a row
+        lacks. labels: ids of the targets, [B, T], padded with -100."""
+        sources = self.embed_texts(model, inputs["input_ids"], inputs["attention_mask"])
+        pairs = torch.stack([sources, self.embed_answers(model, labels)], dim=1)
+        if self.negative is None:
+            return pairs
+        known = has_text(inputs[self.negative])
+        negatives = pairs.new_zeros(*known.shape, pairs.shape[-1])
+        if known.any():
+            negatives[known] = self.embed_answers(model, inputs[self.negative][known])
+        return torch.cat([pairs, negatives], dim=1)
+
+    def embed_answers(self, model: Any, ids: torch.Tensor) -> torch.Tensor:
+        """The embeddings [B, D] of texts [B, S] that are padded with -100."""
+        filled = ids.masked_fill(ids.eq(IGNORE_INDEX), model.config.pad_token_id)
+        return self.embed_texts(model, filled, ids.ne(IGNORE_INDEX).long())
 
     def embed_texts(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The embeddings [B, D] of texts [B, S]."""
@@ -95,10 +104,16 @@ class Embedder:
         pooled = pooling({"token_embeddings": states, "attention_mask": mask})["sentence_embedding"]
         return nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
 
-    def loss_of(self, embeddings: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
-        """The loss of rows [B, K, D] that are compared with each other. scores: [B]."""
+    def loss_of(
+        self, embeddings: torch.Tensor, scores: torch.Tensor | None = None, known: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The loss of rows [B, 2 + K, D] that are compared with each other. scores: [B]. known: which negatives a row
+        has, [B, K]; None: it has none."""
+        compared = list(embeddings[:, :2].unbind(1))
+        if known is not None:
+            compared.append(embeddings[:, 2:][known])  # as a column of candidates, which need not be one for each row
         kind = CoSENTLoss if self.score else MultipleNegativesRankingLoss
-        return kind(None, scale=1 / self.temperature).compute_loss_from_embeddings(list(embeddings.unbind(1)), scores)
+        return kind(None, scale=1 / self.temperature).compute_loss_from_embeddings(compared, scores)
 
     def loss_in_forward(
         self, model: Any, labels: torch.Tensor, rows: torch.Tensor | None, inputs: dict, _chunk: int
@@ -110,25 +125,37 @@ class Embedder:
         if not counted.any():
             return LossOutput(0 * embeddings.sum())
         scores = None if self.score is None else inputs[self.score][counted]
-        loss, count = self.loss_of(embeddings[counted], scores), counted.sum()
+        known = None if self.negative is None else has_text(inputs[self.negative])[counted]
+        loss, count = self.loss_of(embeddings[counted], scores, known), counted.sum()
         return LossOutput(loss * count / (count if rows is None else rows))
 
     # ------------------------------------------------------------ of all rows of a split
     def measured(
-        self, embeddings: np.ndarray, sources: list[str], targets: list[str], scores: Sequence[float] | None
+        self,
+        embeddings: np.ndarray,
+        sources: list[str],
+        targets: list[str],
+        scores: Sequence[float] | None,
+        negatives: Sequence[int],
     ) -> dict[str, float]:
         """The loss, as the mean over blocks of `rows` rows in their order, and the metrics of the evaluator.
-        embeddings: [N, K, D]."""
+        embeddings: [N, 2 + K, D]. negatives: how many each row has."""
         tensors = torch.from_numpy(np.asarray(embeddings))
+        known = torch.arange(tensors.shape[1] - 2) < torch.tensor(negatives)[:, None]
         wanted = None if scores is None else torch.tensor(scores)
         total = 0.0
         for start in range(0, len(tensors), self.rows):
             part = slice(start, start + self.rows)
-            loss = self.loss_of(tensors[part], None if wanted is None else wanted[part])
+            loss = self.loss_of(tensors[part], None if wanted is None else wanted[part], known[part])
             total += float(loss) * len(tensors[part])
         known = dict(zip([*targets, *sources], [*tensors[:, 1], *tensors[:, 0]], strict=True))
         found = ranked(known, sources, targets) if wanted is None else correlated(known, sources, targets, scores)
         return {"loss": total / len(tensors)} | found
+
+
+def has_text(ids: torch.Tensor) -> torch.Tensor:
+    """Which negatives [B, K] there are. ids: [B, K, S], padded with -100."""
+    return ids.ne(IGNORE_INDEX).any(-1)
 
 
 class _OfKnownTexts:
@@ -193,7 +220,7 @@ class EmbeddingTrainer(EncoderTrainer):
     prefix: str
 
     def kept(self, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-        """(embeddings [B, K, D], tokens of each source [B])."""
+        """(embeddings [B, 2 + K, D], tokens of each source [B])."""
         return self.embedder.embed(self.model, inputs, inputs["labels"]), inputs["attention_mask"].sum(1)
 
     def _save(self, output_dir=None, state_dict=None):

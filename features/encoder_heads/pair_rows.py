@@ -20,7 +20,7 @@ from foundry.arguments.own_pairs import OWN, column_names, names_own_pairs
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
-from foundry.common.words import listed
+from foundry.common.words import comma_words, listed
 from foundry.modeling.families import family_of, shape_of
 from foundry.trainer_t5 import EvaluationTask
 from foundry.training.batching import padding_collator
@@ -69,27 +69,43 @@ def add_columns(task: Task, embedder: Embedder) -> None:
     told from another."""
     if others := registry.further_columns(task.entry):
         raise UserError(f"--head embedding: other flags ask for {listed(others)}: leave them out")
-    further = {name: kind for name, kind in ((embedder.negative, "answer"), (embedder.score, "number")) if name}
-    named = [*column_names(task.args.source_column), *column_names(task.args.target_column)]
-    for name in further:
-        flag = "negative_column" if name == embedder.negative else "score_column"
-        if name in named:
+    numbered = task.args.tsv_header is False
+    columns, renamed = {}, dict(task.entry.get("file_columns", {}))
+    if embedder.score:
+        (name,) = further_columns(task, "score_column", [embedder.score])
+        columns[embedder.score] = "number"
+        if numbered:
+            renamed[embedder.score] = int(name)
+    if embedder.negative:
+        names = further_columns(task, "negative_column", comma_words(embedder.negative))
+        columns[embedder.negative] = "answers"
+        renamed[embedder.negative] = [int(name) if numbered else name for name in names]
+    more = {"columns": columns, "file_columns": renamed}
+    task.entry = task.entry | {"metrics": embedder.metrics, "cuts_targets": True} | more
+
+
+def further_columns(task: Task, flag: str, names: list[str]) -> list[str]:
+    """The columns that a flag names. UserError for one that cannot be told from another."""
+    of_pairs = [*column_names(task.args.source_column), *column_names(task.args.target_column)]
+    for name in names:
+        if name in of_pairs:
             raise UserError(f"--{flag} {name}: is a column of sources or targets already. Name another one")
         if name in _OF_BATCHES:
             raise UserError(f"--{flag} {name}: is the name of a batch's tensor: call the column otherwise")
-    renamed = {name: int(name) for name in further} if task.args.tsv_header is False else {}
-    task.entry = task.entry | {"metrics": embedder.metrics, "columns": further, "cuts_targets": True}
-    if renamed:
-        task.entry["file_columns"] = task.entry["file_columns"] | renamed
+        if task.args.tsv_header is False and not name.isdecimal():
+            raise UserError(f"--tsv_header false: such columns are named by number, from 0 on, not by {name!r}")
+    return names
 
 
 class LoadedPairs(LoadedTask):
     """Pairs with their rows and tokens. embedder: of the run."""
 
     def __init__(self, task: Task, splits: list[str], tokenizer: PreTrainedTokenizerBase, embedder: Embedder):
-        """UserError for scores that do not differ."""
+        """UserError for scores that do not differ, and where no training row has a negative."""
         self.embedder = embedder
         super().__init__(task, task.read(splits), tokenizer)
+        if "train" in self.data and embedder.negative and not any(self.data["train"][embedder.negative]):
+            raise UserError(f"--negative_column {embedder.negative}: no training row has a negative. Leave it out")
         for split, data in self.data.items() if embedder.score else ():
             if len(set(data[embedder.score])) < 2:
                 raise UserError(
@@ -104,12 +120,14 @@ class LoadedPairs(LoadedTask):
         """The metrics of a split, of the embeddings [N, K, D] that an evaluation keeps."""
         return self.embedder.measured(output.predictions[0], *self.texts(split))
 
-    def texts(self, split: str) -> tuple[list[str], list[str], list[float] | None]:
-        """(sources, targets, scores or None) of a split."""
-        entry, rows, score = self.entry, self.rows[split], self.embedder.score
-        scores = None if score is None else self.data[split][score]
+    def texts(self, split: str) -> tuple[list[str], list[str], list[float] | None, list[int]]:
+        """(sources, targets, scores or None, how many negatives each row has) of a split."""
+        entry, rows, data = self.entry, self.rows[split], self.data[split]
+        score, negative = self.embedder.score, self.embedder.negative
+        scores = None if score is None else list(data[score])
+        negatives = [0] * len(rows) if negative is None else list(map(len, data[negative]))
         targets = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
-        return [registry.source_text(entry, row) for row in rows], targets, scores and list(scores)
+        return [registry.source_text(entry, row) for row in rows], targets, scores, negatives
 
 
 class PairData(TaskData):
@@ -121,18 +139,23 @@ class PairData(TaskData):
         self.embedder = dataclasses.replace(tasks.embedder, rows=self.training_args.per_device_train_batch_size)
         splits = ["train", *registry.eval_splits(task.entry)]
         self.trainer_type = trainer_of(self.embedder, task)
-        return [LoadedPairs(task, splits, self.tokenizer, self.embedder)]
+        pairs = LoadedPairs(task, splits, self.tokenizer, self.embedder)
+        *_, negatives = pairs.texts("train")
+        self.negatives = sum(negatives) / len(negatives)  # of a row, on average
+        return [pairs]
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> Callable:  # noqa: ARG002
         return padding_collator(tokenizer)
 
     def flops_per_sequence(self, config: PretrainedConfig, source_length: int, target_length: int) -> int:
-        """Floating-point operations of a training row: the encoder reads each text, the negative as long as the target
+        """Floating-point operations of a training row: the encoder reads each text, a negative as long as the target
         (forward, and twice as much backward)."""
-        encoder = shape_of(config).encoder
-        lengths = [source_length, target_length] + [target_length] * bool(self.embedder.negative)
-        of_layer = (2 * n * encoder.block + family_of(config).encoder_attention_flops(config, n) for n in lengths)
-        return 3 * encoder.layers * sum(of_layer)
+        encoder, family = shape_of(config).encoder, family_of(config)
+        of_source, of_target = (
+            2 * length * encoder.block + family.encoder_attention_flops(config, length)
+            for length in (source_length, target_length)
+        )
+        return round(3 * encoder.layers * (of_source + (1 + self.negatives) * of_target))
 
     def _metrics(self) -> str:
         best = self.training_args.metric_for_best_model.removeprefix("eval_")

@@ -43,6 +43,7 @@ _WITHOUT_SPACES = regex.compile(
 _ENDS = regex.compile(r"(?![!?;:])\p{Terminal_Punctuation}")
 LEASTSEEN = 2  # times that a word with a mark at its end stands in the training rows, and is kept
 SHOWN_WORDS = 12
+SHOWN_MARKS = 8
 MOST_ROWS = 10_000  # are looked at, spread over all of them
 
 
@@ -105,7 +106,10 @@ class Division:
     def described(self) -> str:
         """For the plan."""
         if self.by == "spaces":
-            marks = f", and the marks {' '.join(self.marks)} at their ends apart" if self.marks else ""
+            shown = " ".join(self.marks[:SHOWN_MARKS])
+            if len(self.marks) > SHOWN_MARKS:
+                shown += f" and {len(self.marks) - SHOWN_MARKS} more"
+            marks = f", and the marks {shown} at their ends apart" if shown else ""
             return f"stand between white space{marks}"
         if self.by == "characters":
             return "are single characters"

@@ -158,7 +158,8 @@ class PackingCollator:
 
 @dataclass
 class FurtherColumns:
-    """A collator, extended to rows with further answers, which become [B, R] padded with -100.
+    """A collator, extended to rows with further answers, which become [B, R] padded with -100, and with lists of
+    answers, which become [B, K, R].
 
     >>> rows = [dict(..., rejected=[7, 8, 1]), dict(..., rejected=[9, 1])]   # [[7, 8, 1, -100 ...], [9, 1, -100 ...]]
     """
@@ -166,13 +167,18 @@ class FurtherColumns:
     collator: Callable
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        answers = [name for name, value in rows[0].items() if name not in _PADDED and _is_ids(value)]
-        batch = self.collator([{name: v for name, v in row.items() if name not in answers} for row in rows])
+        further = [name for name in rows[0] if name not in _PADDED]
+        lists = [name for name in further if all(_is_list(row[name]) for row in rows)]
+        answers = [name for name in further if name not in lists and _is_ids(rows[0][name])]
+        plain = {*rows[0]} - {*lists, *answers}
+        batch = self.collator([{name: value for name, value in row.items() if name in plain} for row in rows])
         for name in answers:
             ids = [torch.as_tensor(row[name]) for row in rows]
             longest = round_up(max(map(len, ids)))
             padded = [F.pad(one, (0, longest - len(one)), value=IGNORE_INDEX) for one in ids]
             batch[name] = torch.stack(padded)
+        for name in lists:
+            batch[name] = padded_lists([row[name] for row in rows])
         return batch
 
     @staticmethod
@@ -183,6 +189,22 @@ class FurtherColumns:
 
 
 _PADDED = ("input_ids", "attention_mask", "labels")  # by transformers' collator
+
+
+def padded_lists(rows: list[list[list[int]]]) -> torch.Tensor:
+    """[B, K, R] token ids of B lists of at most K answers, padded with -100."""
+    lengths = [len(ids) for answers in rows for ids in answers]
+    shape = len(rows), max(map(len, rows)), round_up(max(lengths, default=0))
+    padded = torch.full(shape, IGNORE_INDEX)
+    for number, answers in enumerate(rows):
+        for place, ids in enumerate(answers):
+            padded[number, place, : len(ids)] = torch.as_tensor(ids)
+    return padded
+
+
+def _is_list(value: object) -> bool:
+    """Whether these are the ids of a list of answers, which may be empty; those of an answer never are."""
+    return isinstance(value, list) and (not value or isinstance(value[0], list))
 
 
 def _is_ids(value: object) -> bool:

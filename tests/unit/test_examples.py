@@ -642,6 +642,32 @@ class PrepareSplitTest(TestCase):
             self.write("RTE/train.tsv", (self.folder / "RTE/train.tsv").read_text().replace("cat 4", "cat 9"))
             with self.assertRaisesRegex(AssertionError, "tokenised again"):
                 self.prepare()
+        self.prepare()
+        self.enterContext(mock.patch.object(tasks, "ROWS_FORMAT", tasks.ROWS_FORMAT + 1))
+        self.enterContext(mock.patch.object(examples, "build_tokenize_function", uncut_alone))
+        with self.assertRaisesRegex(AssertionError, "tokenised again"):
+            self.prepare()
+
+    def test_the_tokens_that_are_kept(self):
+        """Whoever changes these raises ROWS_FORMAT: runs would read those of before. ByT5's ids are bytes and 3."""
+
+        def ids(text: str, most: int) -> list[int]:
+            return [byte + 3 for byte in text.encode()][: most - 1] + [1]
+
+        entry = dict(prefix="sum", inputs={"a": "one", "b": "two"}, target="t", target_type="text")
+        entry["columns"] = {"n": "answers", "w": "number", "c": "answer"}
+        rows = dict(
+            one=["\u00e9  x "], two=[["p", "q "]], t=["a long target"], n=[["u ", "", "v w"]], w=["1.50"], c=["y"]
+        )
+        made = build_tokenize_function("mine", entry, ByT5Tokenizer(), 18, 8)(rows)
+        wanted = {"input_ids": [ids("sum a: \u00e9  x b: p q", 18)], "attention_mask": [[1] * 18]}
+        wanted |= {
+            "labels": [ids("a long target", 8)],
+            "n": [[ids("u", 8), ids("v w", 8)]],
+            "w": [1.5],
+            "c": [ids("y", 8)],
+        }
+        self.assertEqual((tasks.ROWS_FORMAT, made), (6, wanted))
 
     def test_a_label_that_no_row_has_is_mentioned(self):
         with mock.patch.object(tasks, "print_once") as printed:

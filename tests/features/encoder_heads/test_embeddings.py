@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from unittest import skipUnless
 
 import numpy as np
+import pyarrow
 import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
@@ -49,15 +50,41 @@ def embedder(*args, **kwargs):
 
 @skipUnless(THERE, NOT_THERE)
 class FormulasTest(parameterized.TestCase):
-    @parameterized.parameters((2, 0.05), (3, 0.5))
-    def test_in_batch_negatives(self, texts, temperature):
-        """The cross-entropy of the own target's place among all targets and negatives."""
-        embeddings = drawn(5, texts, 8)
-        unit = F.normalize(embeddings, dim=-1)
-        candidates = torch.cat(list(unit[:, 1:].unbind(1)))
-        wanted = F.cross_entropy(unit[:, 0] @ candidates.T / temperature, torch.arange(5))
-        found = embedder(temperature).loss_of(embeddings, None)
-        torch.testing.assert_close(found, wanted)
+    @parameterized.parameters(((0, 0, 0, 0, 0), 0.05), ((2, 2, 2, 2, 2), 0.5), ((2, 0, 3, 1, 0), 0.05))
+    def test_in_batch_negatives(self, counts, temperature):
+        """The cross-entropy of the own target's place among the targets and the negatives of all rows; what fills up
+        the rows with fewer negatives is none of them. With as many in each row: sentence-transformers' own loss."""
+        from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+        embeddings, most = drawn(5, 5, 8).double(), max(counts)
+        for row, count in enumerate(counts):
+            embeddings[row, 2 + count :] = embeddings[0, 1]  # as like another row's source as can be
+        candidates = [embeddings[row, 1] for row in range(5)]
+        candidates += [embeddings[row, 2 + place] for row in range(5) for place in range(counts[row])]
+        nats = []
+        for row in range(5):
+            alike = [float(F.cosine_similarity(embeddings[row, 0], one, dim=0)) / temperature for one in candidates]
+            nats.append(np.log(np.exp(alike).sum()) - alike[row])
+        known = torch.arange(3) < torch.tensor(counts)[:, None]
+        found = float(embedder(temperature).loss_of(embeddings, None, known))
+        self.assertAlmostEqual(found, np.mean(nats), delta=1e-9)
+        if min(counts) == most:
+            loss = MultipleNegativesRankingLoss(None, scale=1 / temperature)
+            columns = list(embeddings[:, : 2 + most].unbind(1))
+            self.assertAlmostEqual(found, float(loss.compute_loss_from_embeddings(columns, None)), delta=1e-9)
+
+    def test_lists_of_answers_are_padded(self):
+        """Each of [B, K, R]; rows without any have none, also where no row of a batch has one."""
+        from foundry.training.batching import FurtherColumns
+
+        collate = FurtherColumns(lambda rows: {"kept": [sorted(row) for row in rows]})
+        rows = [{"labels": [1], "n": [[5, 1], [6, 7, 1]]}, {"labels": [1], "n": []}]
+        batch = collate(rows)
+        self.assertEqual(batch["kept"], [["labels"], ["labels"]])
+        wanted = torch.full((2, 2, 8), -100)
+        wanted[0, 0, :2], wanted[0, 1, :3] = torch.tensor([5, 1]), torch.tensor([6, 7, 1])
+        torch.testing.assert_close(batch["n"], wanted)
+        self.assertEqual(collate(rows[1:])["n"].shape[:2], (1, 0))
 
     def test_cosent(self):
         """log(1 + the sum of exp((cos j - cos i) / t)) over all i that are scored higher than j."""
@@ -119,7 +146,7 @@ class EncodersTest(parameterized.TestCase):
         """The encoder gives what it gives within its model, and what is written embeds in sentence-transformers."""
         from sentence_transformers import SentenceTransformer
 
-        from features.encoder_heads.encoders import load_encoder
+        from features.encoder_heads.head_models import load_encoder
         from features.encoder_heads.sentence_folder import write_modules
 
         write_checkpoint(self.folder / "whole", family)
@@ -140,16 +167,35 @@ class EncodersTest(parameterized.TestCase):
             torch.testing.assert_close(torch.from_numpy(found), wanted)
 
     def test_a_family_without(self):
-        from features.encoder_heads.encoders import load_encoder
+        from features.encoder_heads.head_models import load_encoder
 
         write_checkpoint(self.folder / "gemma", "t5gemma2")
         with self.assertRaisesRegex(UserError, "--head: transformers has no encoder with a head for T5Gemma 2"):
             load_encoder(str(self.folder / "gemma"))
 
 
+def rows_of(name: str, test: "ScriptsTest") -> list[str]:
+    return (test.folder / f"{name}.jsonl").read_text().splitlines()
+
+
+def write_negatives(path: Path, rows: list[dict]) -> None:
+    """The rows with their lists "m", of which a .csv has three columns."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["q", "a", "negative_1", "negative_2", "negative_3"])
+            for row in rows:
+                writer.writerow([row["q"], row["a"], *row["m"], *[""] * (3 - len(row["m"]))])
+
+
 @skipUnless(THERE, NOT_THERE)
 class ScriptsTest(parameterized.TestCase):
-    """pairs.jsonl: some words of a sentence, the sentence, another one; scored.csv: two sentences with equal words."""
+    """pairs.jsonl: some words of a sentence, the sentence, another one, and none to three others; scored.csv: two
+    sentences with equal words."""
 
     @classmethod
     def setUpClass(cls):
@@ -160,6 +206,7 @@ class ScriptsTest(parameterized.TestCase):
         for line in lines:
             words = line.lower().rstrip(".").split()
             pairs.append({"id": len(pairs), "q": " ".join(draw.sample(words, 6)), "a": line, "n": draw.choice(lines)})
+            pairs[-1]["m"] = lines[-1 - len(pairs) % 4 :][1:]
             equal, other = draw.randint(0, 12), draw.choice(lines).split()
             scored.append({"one": line, "other": " ".join(line.split()[:equal] + other[equal:]), "score": equal / 12})
         for name, part in (("pairs", slice(100)), ("dev", slice(100, None))):
@@ -257,17 +304,53 @@ class ScriptsTest(parameterized.TestCase):
 
     def test_long_texts_are_cut_alike(self):
         from sentence_transformers import SentenceTransformer
+        from sentence_transformers.util import cos_sim
 
-        results, _ = self.fine_tune("cut", max_source_length=8, max_target_length=8)
+        results, printed = self.fine_tune("cut", max_source_length=8, max_target_length=8, negative_column="m")
+        self.assertRegex(printed, r"cut .* of the m answers at 8 tokens")
         model = SentenceTransformer(str(self.folder / "cut"), device="cpu")
         rows = [json.loads(line) for line in (self.folder / "dev.jsonl").read_text().splitlines()]
-        embeddings = np.stack([model.encode([row[side] for row in rows]) for side in ("q", "a")], axis=1)
-        unit = embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)
-        cosines = torch.from_numpy(unit[:, 0] @ unit[:, 1].T)
-        losses = [
-            F.cross_entropy(cosines[p, p] / 0.05, torch.arange(n)) * n for p, n in ((slice(16), 16), (slice(16, 20), 4))
-        ]
-        self.assertAlmostEqual(results["eval_loss"], float(sum(losses)) / 20, delta=1e-5)
+        total = 0
+        for part in (rows[:16], rows[16:]):
+            texts = [row["a"] for row in part] + [text for row in part for text in row["m"]]
+            cosines = cos_sim(model.encode([row["q"] for row in part]), model.encode(texts))
+            total += F.cross_entropy(cosines / 0.05, torch.arange(len(part)), reduction="sum")
+        self.assertAlmostEqual(results["eval_loss"], float(total) / 20, delta=1e-5)
+
+    def test_several_negatives(self):
+        """Lists of JSON and Parquet, and columns of which some cells are empty, train and score alike: as
+        sentence-transformers where rows have as many, and as computed from its embeddings where they have not."""
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+        rows = [json.loads(line) for line in rows_of("pairs", self)]
+        dev = [json.loads(line) for line in rows_of("dev", self)]
+        dev = [row | {"m": [rows[n]["a"], rows[n + 1]["a"]]} for n, row in enumerate(dev)]
+        results, printed = {}, {}
+        for kind in ("jsonl", "parquet", "csv"):
+            files = {}
+            for name, some in (("train", rows), ("validation", dev)):
+                files[f"{name}_file"] = self.folder / f"several_{name}.{kind}"
+                write_negatives(files[f"{name}_file"], some)
+            column = "negative_1,negative_2,negative_3" if kind == "csv" else "m"
+            results[kind], printed[kind] = self.fine_tune(kind, negative_column=column, plan="full", **files)
+        weights = [load_file(self.folder / kind / "model.safetensors") for kind in results]
+        for name, tensor in weights[0].items():
+            self.assertTrue(torch.equal(tensor, weights[1][name]) and torch.equal(tensor, weights[2][name]), name)
+        self.assertRegex(printed["jsonl"], r"lengths .*, 0 to 3 m of a row \(150 in all\) of \d+ to \d+ tokens")
+        self.assertRegex(printed["jsonl"], r"empty +25 m answers of train")
+
+        model = SentenceTransformer(str(self.folder / "parquet"), device="cpu")
+        columns = [[row[side] for row in dev] for side in ("q", "a")] + [[row["m"][n] for row in dev] for n in (0, 1)]
+        total = 0
+        for part in (slice(16), slice(16, 20)):
+            features = [model.preprocess(texts[part]) for texts in columns]
+            with torch.no_grad():
+                total += MultipleNegativesRankingLoss(model)(features, None) * len(columns[0][part])
+        for kind in results:
+            self.assertAlmostEqual(results[kind]["eval_loss"], float(total) / 20, delta=1e-6)
+        again, _, _ = run_main(evaluate_t5.main, "--model_name_or_path", self.folder / "csv", "--use_cpu")
+        self.assertAlmostEqual(again["eval_loss"], results["csv"]["eval_loss"], delta=1e-6)
 
     @parameterized.parameters(False, True)
     def test_two_processes_end_with_the_weights_of_two_micro_batches(self, with_zero2):
@@ -275,7 +358,7 @@ class ScriptsTest(parameterized.TestCase):
         changes = dict(
             max_steps=3, per_device_train_batch_size=8, dropout_rate=0, eval_strategy="no", save_strategy="no"
         )
-        changes |= dict(negative_column="n", load_best_model_at_end=False)
+        changes |= dict(negative_column="m", load_best_model_at_end=False)
         output = {name: f"{name}_{with_zero2}" for name in ("one", "two")}
         self.fine_tune(output["one"], gradient_accumulation_steps=2, **changes)
         changes |= dict(deepspeed=ROOT / "zero_stage2_config.json") if with_zero2 else {}
@@ -309,6 +392,7 @@ class ScriptsTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(negative_column="n", score_column="id"), "--negative_column n: scored pairs have none: leave out one of"),
         (dict(negative_column="nn"), "no column nn (did you mean n?), which task pairs needs; available: id, q, a, n"),
+        (dict(negative_column="n,nn"), "no column nn (did you mean n?), which task pairs needs; available: id, q, a"),
         (dict(negative_column="q"), "--negative_column q: is a column of sources or targets already"),
         (dict(head=None, negative_column="n"), "--negative_column n: is for embeddings: needs --head embedding"),
         (dict(per_device_train_batch_size=1), "--per_device_train_batch_size 1: --head embedding compares the pairs"),
@@ -330,21 +414,24 @@ class ScriptsTest(parameterized.TestCase):
             _, printed = self.fine_tune("refused", "scored", code=2, train_file=file)
             self.assertIn(message, printed)
 
-    def test_negatives_that_are_empty_or_several(self):
-        rows = [json.loads(line) for line in (self.folder / "pairs.jsonl").read_text().splitlines()]
+    def test_negatives_that_are_none_or_no_texts(self):
+        rows = [json.loads(line) for line in rows_of("pairs", self)]
         file = self.folder / "negatives.jsonl"
-        for value, message in (
-            ([], "row 3: the column n is empty"),
-            (["a", "b"], "row 3: the column n has 2 texts (a, b)"),
+        for values, message in (
+            ({2: {"text": "a"}}, "negatives.jsonl, row 3: the column n holds no text, but a value of type dict"),
+            ({2: ["a", ["b"]]}, "negatives.jsonl, row 3: the column n holds no text, but a value of type list"),
+            (dict.fromkeys(range(100)), "--negative_column n: no training row has a negative. Leave it out"),
         ):
-            changed = [row | {"n": value} if number == 2 else row for number, row in enumerate(rows)]
+            changed = [row | {"n": values.get(number, row["n"])} for number, row in enumerate(rows)]
             file.write_text("".join(json.dumps(row) + "\n" for row in changed))
             _, printed = self.fine_tune("refused", code=2, train_file=file, negative_column="n")
-            self.assertIn(f"negatives.jsonl, {message}", printed)
-        changed = [row | {"n": "" if number < 4 else row["n"]} for number, row in enumerate(rows)]
+            self.assertIn(message, printed)
+        nothing = ["", " ", None, []]
+        changed = [row | {"n": nothing[number] if number < 4 else row["n"]} for number, row in enumerate(rows)]
         file.write_text("".join(json.dumps(row) + "\n" for row in changed))
-        _, printed = self.fine_tune("empty", train_file=file, negative_column="n", max_steps=1)
+        _, printed = self.fine_tune("empty", train_file=file, negative_column="n", max_steps=1, plan="full")
         self.assertRegex(printed, r"empty +4 n answers of")
+        self.assertRegex(printed, r"0 to 1 n of a row \(96 in all\)")
 
     def test_predictions_that_are_refused(self):
         self.fine_tune("refusing", max_steps=1)
