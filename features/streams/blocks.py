@@ -185,7 +185,7 @@ class Corpus:
     def hold_out(self, amount: float, measure: Callable[[dict], float]) -> list[dict]:
         """The first rows, until their measures add up to `amount`. The corpus then begins after them.
 
-        UserError if there is nothing after them.
+        TooShort if there is nothing after them.
         """
         held_out, total = [], 0.0
         for number in range(len(self)):
@@ -198,7 +198,11 @@ class Corpus:
                 held_out.append(row)
                 total += measure(row)
         wrong = ONE_DOCUMENT if len(held_out) == 1 else "too little text to hold some out for evaluation"
-        raise UserError(f"{self.description}: {wrong}; give --validation_file")
+        raise TooShort(f"{self.description}: {wrong}; give --validation_file")
+
+
+class TooShort(UserError):
+    """Nothing of a corpus would be left behind what is held out of it."""
 
 
 def halves(corpus: Corpus) -> list[range]:
@@ -407,11 +411,11 @@ def hub_corpora(
     config: str | None,
     flag: str,
     splits: tuple[str, ...],
-    only: str | None = None,
+    only: Sequence[str] = (),
     of_files: Callable[[list[Path]], FileCorpus] = FileCorpus,
 ) -> dict[str, Corpus]:
-    """{split: corpus} of a Hub or saved data set. Rows keep only the column `only`, if there is one of that name.
-    of_files: makes the corpus of local files. UserError without a split "train"."""
+    """{split: corpus} of a Hub or saved data set. Rows keep only the columns `only`, if there are columns of these
+    names; (): all. of_files: makes the corpus of local files. UserError without a split "train"."""
     found = streamed_splits(name, config, flag, only)
     corpora: dict[str, Corpus] = {}
     for split in splits:
@@ -419,17 +423,17 @@ def hub_corpora(
         if isinstance(rows, DataFiles):
             corpora[split] = of_files(rows)
         elif rows is not None:
-            if only in (rows.column_names or ()):  # other columns, such as pictures, would be decoded for nothing
-                rows = rows.select_columns([only])
+            if only and {*only} <= {*(rows.column_names or ())}:  # others, such as pictures, would be decoded
+                rows = rows.select_columns(list(only))
             corpora[split] = HubCorpus(name, config, split, rows)
     corpora["train"].description += not_read(found) * ("validation" in splits)
     return corpora
 
 
-def streamed_splits(name: str, config: str | None, flag: str, only: str | None = None) -> dict[str, Any]:
+def streamed_splits(name: str, config: str | None, flag: str, only: Sequence[str] = ()) -> dict[str, Any]:
     """{split: a datasets.IterableDataset, or DataFiles} of a Hub or saved data set. only: as of `hub_corpora`.
     UserError without a split "train"."""
-    found = load_dataset_splits(name, config, flag, needed="train", streaming=True, column=only)
+    found = load_dataset_splits(name, config, flag, needed="train", streaming=True, columns=only)
     for split, rows in found.items():
         if hasattr(rows, "to_iterable_dataset"):  # a table, of a saved folder
             found[split] = rows.to_iterable_dataset(max(1, min(SAVED_SHARDS, len(rows))))

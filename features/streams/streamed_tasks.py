@@ -229,7 +229,19 @@ def open_corpus(name: str, task: dict, args: TaskArguments, skip_broken: bool = 
         return FileCorpus(files, read_whole=read_whole, cache=cache, skip_broken=skip_broken)
     dataset, config = task["hub"]
     of_files = partial(FileCorpus, read_whole=None, cache=cache, skip_broken=skip_broken)
-    return hub_corpora(dataset, config, f"task {name}, data set", ("train",), of_files=of_files)["train"]
+    columns = source_columns(name, task, args)
+    return hub_corpora(dataset, config, f"task {name}, data set", ("train",), columns, of_files)["train"]
+
+
+def source_columns(name: str, task: dict, args: TaskArguments) -> list[str]:
+    """The columns of the source that a task's training rows are made of; [] where a function of the entry may read any,
+    or rows are nested in records."""
+    if task.get("preprocess") or "tokenize" in task or task.get("records"):
+        return []
+    reader = SplitReader(name, task, args, "train")
+    columns = [*reader.columns, *(column for column, _ in reader.left_out)]
+    named = [registry.as_list(reader.renamed.get(column, column)) for column in columns]
+    return list(dict.fromkeys(itertools.chain.from_iterable(named)))
 
 
 def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> tuple[list[dict], int]:

@@ -17,11 +17,12 @@ from transformers import TrainingArguments
 from constants import BUILTIN_CORPUS
 from data_collator_t5 import example_keys
 from features.streams import CHUNKS, Streams, check_held_out
-from features.streams.blocks import Corpus, FileCorpus, Piece, halves, hub_corpora, streamed_splits
+from features.streams.blocks import Corpus, FileCorpus, Piece, TooShort, halves, hub_corpora, streamed_splits
 from features.streams.lanes import StreamDataset, packed
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.common.words import listed
+from foundry.corpora.files import say_once
 from foundry.corpora.hub import DataFiles
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
 from foundry.corpora.preview import Sample, described_spread, spread
@@ -66,7 +67,8 @@ class StreamedText(Text):
         super().__init__(*others)
 
     def read_files(self, most: list[int]) -> dict[str, list[TokenFile]]:
-        files = held_out_files(self.found, self.objective, most, self.earlier)
+        evaluates = self.training_args.eval_strategy != "no"
+        files = held_out_files(self.found, self.objective, most, self.earlier, evaluates)
         self._check_held_out(sum(file.documents for file in files["validation"]))
         sampled = [sample_of(self.found, name) for name in self.found.names]
         self.sample, self.firsts = [file for file, _ in sampled], [shown for _, several in sampled for shown in several]
@@ -152,7 +154,7 @@ def open_corpus(args: Any, skip_broken: bool = False) -> dict[str, Corpus]:
         files = {split: source.files for split, source in sources.items()}
     else:
         name, config = args.dataset_name, args.dataset_config_name
-        return hub_corpora(name, config, "--dataset_name", ("train", "validation"), column, of_files)
+        return hub_corpora(name, config, "--dataset_name", ("train", "validation"), [column], of_files)
     return {split: of_files(files[split]) for split in files}
 
 
@@ -177,21 +179,30 @@ def eos_between(found: FoundText) -> int | None:
 
 
 def held_out_files(
-    found: FoundText, objective: Any, rows: list[int], earlier: TrainedText = NOTHING
+    found: FoundText, objective: Any, rows: list[int], earlier: TrainedText = NOTHING, evaluates: bool = True
 ) -> dict[str, list[TokenFile]]:
     """{"validation": [a token file of each corpus]}, from its validation text, or else from the first documents of its
     training text, which are then held out. rows: how many examples are wanted of each corpus. earlier: documents that
-    are passed over, since earlier runs were trained on them."""
+    are passed over, since earlier runs were trained on them. evaluates: whether the run needs any."""
     encode = document_encoder(found.tokenizer, found.ids)
     wanted = [math.ceil(count * objective.tokens_length) for count in rows]
     splits = zip(found.sources.values(), wanted, strict=True)
-    return {"validation": [_first_tokens(found, sources, count, encode, earlier) for sources, count in splits]}
+    files = []
+    for sources, count in splits:
+        try:
+            files.append(_first_tokens(found, sources, count, encode, earlier))
+        except TooShort as error:
+            if evaluates:
+                raise
+            say_once(f"{error}. With --eval_strategy no it is trained on whole")
+            files.append(_first_tokens(found, sources, 0, encode, earlier))
+    return {"validation": files}
 
 
 def _first_tokens(
     found: FoundText, sources: dict[str, Corpus], wanted: int, encode: Callable, earlier: TrainedText
 ) -> TokenFile:
-    """At least `wanted` tokens in whole documents, or all there are."""
+    """At least `wanted` tokens in whole documents, or all there are. TooShort if nothing would be left to train on."""
     file = io.BytesIO()
     writer = TokenWriter(file, found.tokenizer, encode, eos_between(found))
     corpus = sources.get("validation", sources["train"])

@@ -3,9 +3,10 @@
 import dataclasses
 import glob
 import itertools
+import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
@@ -67,16 +68,17 @@ def load_dataset_splits(
     flag: str,
     needed: str | None = None,
     streaming: bool = False,
-    column: str | None = None,
+    columns: Sequence[str] = (),
 ) -> dict[str, Any]:
     """{split: its rows} of a saved folder, a folder of data files or a Hub name: DataFiles where these are text, JSON
     or CSV, else a datasets.Dataset with columns of texts, numbers, and lists and records of these alone.
 
-    streaming: as of `datasets.load_dataset`: the rows of the Hub are a datasets.IterableDataset. column: the only one
-    that is read, where files have others that differ. UserError if there is none, no split called `needed`, or no such
-    column."""
+    streaming: as of `datasets.load_dataset`: the rows of the Hub are a datasets.IterableDataset. columns: those that
+    are read of it, where files have others that differ; (): all. UserError if there is none, no split called `needed`,
+    or no such column."""
     import datasets
 
+    logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # our message says what cannot be read
     do_not_wait_for_the_hub(name)
     if Path(name).is_file():
         raise UserError(f"{flag} {name}: is a file. Give it with --train_file")
@@ -92,7 +94,7 @@ def load_dataset_splits(
             splits = loaded if isinstance(loaded, dict) else datasets.DatasetDict(train=loaded)
             splits = {split: _plain(rows) for split, rows in splits.items()}
         else:
-            splits = _published(name, config, f"{flag} {name}", streaming, column)
+            splits = _published(name, config, f"{flag} {name}", streaming, columns)
     except (*failures, datasets.exceptions.DatasetsError) as error:
         is_reached = Path(name).exists() or hub_is_reachable()
         hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
@@ -183,7 +185,7 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _published(name: str, config: str | None, shown: str, streaming: bool, column: str | None) -> dict[str, Any]:
+def _published(name: str, config: str | None, shown: str, streaming: bool, columns: Sequence[str]) -> dict[str, Any]:
     """The splits of a folder of data files or of a data set of the Hub. If it has a loading script, which `datasets` no
     longer runs, the Hub's own conversion to parquet is read instead."""
     import datasets
@@ -194,7 +196,7 @@ def _published(name: str, config: str | None, shown: str, streaming: bool, colum
             if builder is not None and _is_read_as_files(builder):
                 return _splits_as_files(builder, place, streaming)
         if builder is not None and builder.name == "parquet" and builder.info.features is None:
-            return _splits_of_parquet(builder, name, config, shown, streaming, column)
+            return _splits_of_parquet(builder, name, config, shown, streaming, columns)
         return _splits_of_datasets(builder, name, config, shown, streaming)
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
@@ -323,17 +325,17 @@ def _splits_of_datasets(builder: Any, name: str, config: str | None, shown: str,
 
 
 def _splits_of_parquet(
-    builder: Any, name: str, config: str | None, shown: str, streaming: bool, column: str | None
+    builder: Any, name: str, config: str | None, shown: str, streaming: bool, columns: Sequence[str]
 ) -> dict[str, Any]:
     """The splits as `datasets` reads them. It takes the columns of the first file for those of all; where others have
-    other ones, the columns that all files have are read, with a line that names the rest. streaming: only `column`."""
+    other ones, the columns that all files have are read, with a line that names the rest. streaming: only `columns`."""
     import datasets
 
     files = _texts(dict(builder.config.data_files))
     options: dict[str, Any] = dict(cache_dir=_cache_of(name), streaming=streaming)
     if streaming:
-        if column in _schema(files[0]).names:
-            options["columns"] = [column]
+        if columns and {*columns} <= {*_schema(files[0]).names}:
+            options["columns"] = list(columns)
         return datasets.load_dataset(name, config, **options)
     try:
         return datasets.load_dataset(name, config, **options)

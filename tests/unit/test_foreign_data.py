@@ -184,12 +184,19 @@ class SameTextsTest(parameterized.TestCase):
         for number, part in enumerate(parts):
             pyarrow.parquet.write_table(pyarrow.table(part), self.folder / "set" / f"{number}.parquet")
         folder = str(self.folder / "set")
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
+        with contextlib.redirect_stdout(io.StringIO()) as printed, self.assertNoLogs("datasets", "WARNING"):
             rows = load_dataset_splits(folder, None, "--dataset_name")["train"]
         self.assertEqual((rows.column_names, rows["text"][:]), (["text"], ["one", "two", "three", "four"]))
         self.assertIn("not read: the column url, n, date, which its files do not have alike", printed.getvalue())
-        corpus = hub_corpora(folder, None, "--dataset_name", ("train",), "text")["train"]
+        corpus = hub_corpora(folder, None, "--dataset_name", ("train",), ["text"])["train"]
         self.assertEqual([row for _, row in corpus.all_rows()], [{"text": text} for text in rows["text"]])
+
+        flags = f"--hub_dataset {folder} --source_column text --target_column text --skip_rows_where text=two"
+        (task,) = Tasks.of_flags(parse_arguments([TaskArguments, FineTuningArguments], flags.split())[0])
+        corpus = open_corpus(task.name, task.entry, task.args)
+        split = row_splitter(task.name, task.entry, task.args, corpus=corpus)
+        texts = [row["text"] for _, record in corpus.all_rows() for row in split(record)]
+        self.assertEqual(texts, ["one", "three", "four"])
 
     def wanted(self, name: str) -> list[str]:
         text, texts = self.FILES[name]

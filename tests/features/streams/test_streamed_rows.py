@@ -129,7 +129,7 @@ class SourcesTest(test_data_t5.SourcesTest):
 class SavedTest(test_data_t5.TokenisedTest):
     def test_pictures_beside_the_text_are_not_decoded(self):
         super().test_pictures_beside_the_text_are_not_decoded()
-        corpus = hub_corpora(str(self.folder / "saved"), None, "--dataset_name", ("train",), "text")["train"]
+        corpus = hub_corpora(str(self.folder / "saved"), None, "--dataset_name", ("train",), ["text"])["train"]
         wanted = [{"text": line} for line in test_data_t5.LINES[:600]]
         self.assertEqual([row for _, row in corpus.all_rows()], wanted)
 

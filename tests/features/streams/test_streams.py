@@ -706,6 +706,14 @@ class ScriptTest(parameterized.TestCase):
         weights = [(self.folder / w / "model.safetensors").read_bytes() for w in ("0", "2")]
         self.assertEqual(*weights)
 
+    def test_a_text_too_short_to_be_held_out_is_trained_on_whole_without_evaluations(self):
+        lines = (self.workspace / "text.txt").read_text().splitlines(keepends=True)
+        (self.folder / "short.txt").write_text("".join(lines[:8]))
+        flags = f"--train_file {self.folder}/short.txt --max_steps 3 --save_strategy no --eval_strategy"
+        self.assertIn("too little text to hold some out", self.run_script("pre_train", f"{flags} steps", code=2))
+        told = "too little text to hold some out for evaluation; .* With --eval_strategy no it is trained on whole"
+        self.assertRegex(self.run_script("pre_train", f"{flags} no"), told)
+
     @parameterized.parameters(0, 1)
     def test_a_broken_row_far_inside_ends_in_one_line(self, workers):
         text = (self.workspace / "text.txt").read_bytes()
