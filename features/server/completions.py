@@ -189,6 +189,7 @@ class Reader:
         self.for_stops = copy.deepcopy(plan.tokenizer)  # the thread of the batches decodes too
         self.labels = class_label_ids(plan.entry, plan.tokenizer)
         self.beams = (engine.settings | plan.search).get("num_beams") or 1
+        self.by_limit = "forced_eos_token_id" in engine.settings
         self.in_pieces = is_text_corpus(plan.entry)
         self.writes_text = plan.entry["target_type"] == "text"
         if self.in_pieces:
@@ -278,6 +279,7 @@ class Reader:
         prompt has before."""
         limit, labels = self._limit(body), self.labels if body.probabilities else None
         shared = dict(limit=limit, told=told, wants_log_probs=body.logprobs is not None, labels=labels)
+        shared["by_limit"] = self.by_limit
         if not body.temperature:
             rows = [Row(source, beams=self.beams, count=body.n, **shared)]
         else:

@@ -39,8 +39,9 @@ class Row:
 
     source: its token ids. limit: most tokens of an answer. beams: 1 for none. ends_text: whether the tokens of an
     answer so far hold a text at which it is to stop. draws: [limit] numbers in [0, 1) that draw the answer, with
-    `temperature` and `top_p`; none for the likeliest. labels [C, T]: classes whose probabilities are wanted. told:
-    called, in the thread of the batches, after each token of a search without beams, and when the row is done.
+    `temperature` and `top_p`; none for the likeliest. labels [C, T]: classes whose probabilities are wanted. by_limit:
+    whether the limit of the search decides the tokens, as by forced_eos_token_id. told: called, in the thread of the
+    batches, after each token of a search without beams, and when the row is done.
     """
 
     source: list[int]
@@ -54,6 +55,7 @@ class Row:
     top_p: float = 1.0
     wants_log_probs: bool = False
     labels: torch.Tensor | None = None
+    by_limit: bool = False
     probabilities: list[float] | None = None
     gone: bool = False
     done: bool = False
@@ -64,8 +66,10 @@ class Row:
 
     @property
     def search(self) -> tuple:
-        """What rows that are answered together have in common. Without beams each row has its own limit."""
-        return (self.beams, self.count, self.limit) if self.beams > 1 else ()
+        """What rows that are answered together have in common. Without beams each row may have its own limit."""
+        if self.beams > 1 or self.by_limit:
+            return self.beams, self.count, self.limit
+        return ()
 
     @property
     def tokens(self) -> int:

@@ -28,7 +28,7 @@ import zoo
 from absl.testing import parameterized
 from helpers import run_main
 from test_predict_t5 import BACKENDS, TestCase, plain_answers, workspace
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 import constants
 import predict_t5
@@ -519,6 +519,30 @@ class ServerTest(TestCase):
             self.assertLen(joined, 3)
             alone = [it.texts(prompt=text) for text in TEXTS[:4]]
             self.assertEqual(got, alone)
+
+    def test_an_answer_is_forced_to_end_at_its_own_limit(self):
+        """As by `generate`, where texts with other limits wait beside it."""
+        folder, ended = self.folder / "forced", threading.Condition()
+        shutil.copytree(self.model, folder)
+        own = GenerationConfig.from_pretrained(folder)
+        own.update(forced_eos_token_id=1, min_new_tokens=6)
+        own.save_pretrained(folder)
+
+        def told() -> None:
+            with ended:
+                ended.notify_all()
+
+        with served("--model_name_or_path", folder, "--max_wait_ms", 0) as it:
+            (source,) = load_tokenizer(str(folder))([TEXTS[2]])["input_ids"]
+            rows = [Row(source, limit, told=told, by_limit=it.service.reader.by_limit) for limit in (2, 6, 3)]
+            it.service.batches.put(rows)
+            with ended:
+                self.assertTrue(ended.wait_for(lambda: all(row.done for row in rows), 60))
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        for row in rows:
+            wanted = model.generate(torch.tensor([source]), max_new_tokens=row.limit)
+            self.assertEqual(row.answers[0].tokens, wanted[0, 1:].tolist())
+            self.assertEqual(row.answers[0].tokens[-1], 1)
 
     def test_a_batch_holds_texts_of_like_length(self):
         rows = [Row([0] * size, 2, told=mock.Mock()) for size in (10, 50, 11, 90, 12)]
