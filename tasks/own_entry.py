@@ -13,7 +13,7 @@ from foundry.common.processes import print_once
 from foundry.common.words import listed
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, expand_files
 from foundry.corpora.reading import first_line
-from tasks.registry import as_list, found_labels
+from tasks.registry import as_list, found_labels, number_of
 from tasks.rows import SplitReader, pieces_of, single_answer
 
 # {field of another toolkit: ours}
@@ -93,6 +93,14 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
         raise UserError(
             f"--target_type class: {entry['target']} has {len(labels):,} different values in "
             f"{len(values):,} rows; name the classes with --labels, or leave out --target_type class"
+        )
+    # -100 is no class anywhere, and -1 none of classes with names; as a number beside others it may be one.
+    has_names = any(number_of(label) is None for label in labels)
+    missing = [label for label in labels if label == "-100" or label == "-1" and has_names]
+    if missing:
+        raise UserError(
+            f"--target_type class: {entry['target']} is {missing[0]} in a training row, which means no label; leave "
+            f"such rows out with --skip_rows_where {entry['target']}={missing[0]}, or name the classes with --labels"
         )
     if "" in labels:
         raise UserError(

@@ -91,6 +91,9 @@ FILES = {
     "zero.tsv": "0\t1\na\tb\n",
     "labels.jsonl": lines([{"text": f"text {n}", "label": n % 3 + 1} for n in range(12)]),
     "gold.tsv": "gold\ttext\nyes\ta\n-\tb\nno\tc\n\td\nyes\te\n",
+    "ignored.csv": "a,b\n" + "".join(f"x {n},{(0, 1, -100)[n % 3]}\n" for n in range(30)),
+    "unnamed.csv": "a,b\n" + "".join(f"x {n},{('yes', 'no', -1)[n % 3]}\n" for n in range(30)),
+    "signs.csv": "a,b\n" + "".join(f"x {n},{n % 3 - 1}\n" for n in range(30)),
     "twice.jsonl": lines([{"prompt": f"p{n // 4}", "completion": f"c{n}"} for n in range(40)]),
     "task1.json": json.dumps(INSTRUCTIONS, indent=1),
     "alpaca.json": json.dumps(
@@ -827,6 +830,7 @@ class EntryTest(TestCase):
         ("--train_file pairs.csv --source_column prompt,other --target_column completion,other --max_target_length 9",),
         ("--train_file task1.json",),
         ("--train_file bare.tsv --source_column 0 --target_column 1",),
+        ("--train_file signs.csv --source_column a --target_column b --target_type class",),
     )
     def test_the_printed_entry_gives_the_same_rows(self, flags, *splits):
         (task,) = self.tasks(flags)
@@ -911,6 +915,13 @@ class MistakeTest(TestCase):
         (
             "--train_file gold.tsv --source_column text --target_column gold --target_type class",
             "gold is empty in a training row; leave such rows out with --skip_rows_where gold=,",
+        ),
+        *(
+            (f"--train_file {name}.csv --source_column a --target_column b --target_type class", message)
+            for name, message in (
+                ("ignored", "b is -100 in a training row, which means no label; leave .* --skip_rows_where b=-100"),
+                ("unnamed", "b is -1 in a training row, which means no label; leave such rows out with"),
+            )
         ),
         (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is for named tasks"),
         (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
