@@ -1,5 +1,8 @@
-"""Evaluates an encoder that embeds texts, known by the field "embedding" of its task.json, and embeds the texts of a
-file. The steps are those of every encoder (encoder_answers.py)."""
+"""Evaluates an encoder that embeds texts, and embeds the texts of a file.
+
+Its folder is known by the field "embedding" of its task.json. The steps are those of every encoder
+(encoder_answers.py).
+"""
 
 import functools
 import itertools

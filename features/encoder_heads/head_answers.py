@@ -1,5 +1,7 @@
-"""Evaluates and answers with a trained head, known by the field "head" of its task.json. The steps are those of every
-encoder (encoder_answers.py)."""
+"""Evaluates and answers with a trained head, known by the field "head" of its task.json.
+
+The steps are those of every encoder (encoder_answers.py).
+"""
 
 import dataclasses
 import functools
