@@ -25,9 +25,8 @@ def of_pre_training() -> "list[type[Feature]]":
     from features.lora import LowRank
     from features.moving_average import MovingAverage
     from features.streams import Streams
-    from features.trackers import Trackers
 
-    return [Distillation, RunHub, LowRank, MovingAverage, Streams, Trackers]
+    return [Distillation, RunHub, LowRank, MovingAverage, Streams]
 
 
 def of_fine_tuning() -> "list[type[Feature]]":
@@ -39,43 +38,38 @@ def of_fine_tuning() -> "list[type[Feature]]":
     from features.preferences import Preferences
     from features.rewards import Rewards
     from features.streams import TaskStreams
-    from features.trackers import Trackers
 
     first = [TaskDistillation, Heads, RunHub, LowRank]
-    return [*first, MovingAverage, Preferences, Rewards, TaskStreams, Trackers]
+    return [*first, MovingAverage, Preferences, Rewards, TaskStreams]
 
 
 def of_evaluation() -> "list[type[Feature]]":
     from features.comet import Comet
     from features.lora import HeldToAnswer
     from features.streams import EvaluatedStreams
-    from features.trackers import Trackers
     from features.win_rates import WinRates
 
-    return [Comet, HeldToAnswer, EvaluatedStreams, Trackers, WinRates]
+    return [Comet, HeldToAnswer, EvaluatedStreams, WinRates]
 
 
 def of_prediction() -> "list[type[Feature]]":
-    from features.ctranslate2 import Backend
-    from features.gguf import Backend as LlamaBackend
+    from features.engines import Engines
     from features.lora import HeldToAnswer
     from features.prompt import Prompt
     from features.rerank import Rerank
     from features.server import Server
     from features.web_page import WebPage
 
-    return [Backend, LlamaBackend, HeldToAnswer, Prompt, Rerank, Server, WebPage]
+    return [Engines, HeldToAnswer, Prompt, Rerank, Server, WebPage]
 
 
 def of_export() -> "list[type[Feature]]":
     from features.averages import Averages
-    from features.ctranslate2 import Export
     from features.encoder_heads import Exported
-    from features.gguf import Export as LlamaExport
+    from features.engines import Formats
     from features.hub import ExportHub
-    from features.onnx import Export as OnnxExport
 
-    return [Averages, Export, Exported, LlamaExport, ExportHub, OnnxExport]
+    return [Averages, Exported, Formats, ExportHub]
 
 
 def of_tokenizers() -> "list[type[Feature]]":

@@ -3,10 +3,9 @@
     python fine_tune_t5.py --model_name_or_path google/flan-t5-xl --lora_rank 16 --load_in_8bit --train_file pairs.jsonl
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --load_in_8bit --input_file new.txt
 
-low_rank.py has the matrices, folders.py the folders that they are saved in, frozen.py the forms of frozen weights.
+low_rank.py has the matrices and their folders, frozen.py the forms of frozen weights.
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 
 from constants import LORA
 from foundry.common.errors import UserError
-from foundry.common.flags import Flags, Rules, option, refuse
+from foundry.common.flags import Flags, Rules, needs_packages, option, refuse
 from foundry.modeling.weights import Weights
 
 DTYPES = ("float32", "bfloat16")
@@ -37,11 +36,7 @@ _FORM_RULES = (
     ),
     ("dtype", lambda flags: flags.load_in_8bit, "--load_in_8bit holds the same weights: leave one out"),
     ("dtype", lambda flags: flags.load_in_4bit, "--load_in_4bit holds the same weights: leave one out"),
-    (
-        "load_in_4bit",
-        lambda flags: flags.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None,
-        "needs bitsandbytes: pip install -r requirements/quantisation.txt",
-    ),
+    needs_packages("load_in_4bit", "bitsandbytes", "quantisation"),
 )
 
 
@@ -53,7 +48,9 @@ class _Frozen(Weights):
     dtype: str | None
 
     def form(self) -> str | None:
-        return "nf4" if self.load_in_4bit else "int8" if self.load_in_8bit else self.dtype
+        if self.load_in_4bit:
+            return "nf4"
+        return "int8" if self.load_in_8bit else self.dtype
 
     def hold(self, model: Any, device: Any, bf16: bool) -> None:
         if (form := self.form()) not in (None, "float32"):
@@ -93,11 +90,7 @@ class LowRank(_Frozen):
             "its matrices belong to a whole checkpoint, and --config_overrides {config_overrides} leaves layers out: "
             "train without LoRA",
         ),
-        (
-            "lora_rank",
-            lambda _: importlib.util.find_spec("peft") is None,
-            "needs peft: pip install -r requirements/lora.txt",
-        ),
+        needs_packages("lora_rank", "peft", "lora"),
     )
     decisive: ClassVar = ("lora_rank", "load_in_4bit", "load_in_8bit", "dtype")
     suffix: ClassVar = LORA

@@ -4,16 +4,14 @@
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "how are you"}'
 
 app.py has the addresses, completions.py reads a request and makes its response, waiting_texts.py answers what waits,
-encoded_texts.py does these three for encoders, counters.py counts for /metrics. load.py measures it: `python -m
-benchmarks serve`. docs/use.md describes it.
+encoded_texts.py does these three for encoders, counters.py counts for /metrics. docs/use.md describes it.
 """
 
-import importlib.util
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from foundry.common.flags import Rules, option
+from foundry.common.flags import Rules, needs_packages, option
 from tasks.front import Front
 
 KEY = "T5_API_KEY"  # the environment variable with the key that clients must send
@@ -43,11 +41,7 @@ class Server(Front):
             lambda flags: not all(map(is_origin, flags.cors_origin or [])),
             "an origin is a scheme, a host and a port, as in http://localhost:3000, or * for the pages of all sites",
         ),
-        (
-            "serve",
-            lambda _: any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")),
-            "needs fastapi and uvicorn: pip install -r requirements/serve.txt",
-        ),
+        needs_packages("serve", "fastapi uvicorn", "serve"),
     )
 
     serve: bool = option(False, "Answer requests in the shape of OpenAI's API, instead of --input_file.")

@@ -2,14 +2,13 @@
 
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --web     # on 127.0.0.1
 
-page.py serves the page, show.py fills it.
+page.py has what it shows, and serves it.
 """
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from foundry.common.flags import Rules, option
+from foundry.common.flags import Rules, needs_packages, option
 from tasks.front import Front
 
 
@@ -19,13 +18,7 @@ class WebPage(Front):
 
     _argument_group_name = "prediction"
     instead: ClassVar = "web"
-    rules: ClassVar[Rules] = (
-        (
-            "web",
-            lambda _: importlib.util.find_spec("gradio") is None,
-            "needs gradio: pip install -r requirements/web.txt",
-        ),
-    )
+    rules: ClassVar[Rules] = (needs_packages("web", "gradio", "web"),)
 
     web: bool = option(False, "Open a page on this machine to try the model, instead of answering --input_file.")
 
@@ -33,11 +26,11 @@ class WebPage(Front):
         return self.web
 
     def work(self, plan: Any, engine: Any) -> None:
-        from features.web_page.show import show_page
+        from features.web_page.page import show_page
 
         show_page(plan, engine)
 
     def encode(self, args: Any, load: Any) -> None:
-        from features.web_page.show import show_encoder
+        from features.web_page.page import show_encoder
 
         show_encoder(args, load())

@@ -4,6 +4,7 @@ seed: int = option(42, "Seed of the weights.", at_least=0)     # --seed -1 is re
 """
 
 import dataclasses
+import importlib.util
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
@@ -91,7 +92,19 @@ class Flags:
         return vars(self).get(name)
 
 
-Rules = Sequence[tuple[str, Callable[[Any], object], str]]
+Rule = tuple[str, Callable[[Any], object], str]
+Rules = Sequence[Rule]
+
+
+def needs_packages(name: str, packages: str, file: str, when: Callable[[Any], object] = bool) -> Rule:
+    """The rule that refuses a flag without these packages, which requirements/<file>.txt brings. when: whether a value
+    of the flag needs them."""
+    names = packages.split()
+
+    def lacks(flags: Any) -> bool:
+        return bool(when(getattr(flags, name))) and not all(map(importlib.util.find_spec, names))
+
+    return name, lacks, f"needs {' and '.join(names)}: pip install -r requirements/{file}.txt"
 
 
 def check_rules(flags: Any, rules: Rules, given: Collection[str] = ()) -> None:

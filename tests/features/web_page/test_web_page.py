@@ -32,7 +32,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import constants
 import predict_t5
 from features.web_page import page as web_page
-from features.web_page.show import order_of
+from features.web_page.page import order_of
 
 ROOT = Path(constants.__file__).parent
 PAIRS = [("old fox number 7", "very old fox"), ("yes no", "answer 3"), ("", "")]
