@@ -67,7 +67,7 @@ from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
-from foundry.runs.tracker import finish_trackers, show_table, start_trackers
+from foundry.runs.trackers import finish_trackers, show_table, start_trackers
 from foundry.text_source import found_text, recorded_types
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator

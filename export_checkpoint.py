@@ -57,7 +57,7 @@ from foundry.modeling.families import outgrows_cache
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
-from foundry.modeling.weights import adapters, loaded_by_feature
+from foundry.modeling.weights import adapters, model_source
 from foundry.publishing.exports import (
     Original,
     compare,
@@ -260,7 +260,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     for kind in others:
         FORMATS[kind]().check(config, kind)
     check_room(config, f"--model_name_or_path {checkpoint}")
-    model = (loaded_by_feature(features, checkpoint, None) or load_model(checkpoint)).eval()
+    model = (model_source(features).loaded(checkpoint, None) or load_model(checkpoint)).eval()
     fit_vocabulary(model, tokenizer)
     record["run"]["parameters"] = count_parameters(model)  # the run's own count has LoRA's matrices too
     weights = count_parameters(model)

@@ -36,7 +36,7 @@ from foundry.objectives.objective_types import get_objective, objective_type, pa
 from foundry.runs.decision import Decision, build_model, settle
 from foundry.runs.run import TrainingRun
 from foundry.runs.speed import Batches
-from foundry.runs.tracker import show_table
+from foundry.runs.trackers import show_table
 from foundry.text_source import found_text
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import check_resumed

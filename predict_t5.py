@@ -56,7 +56,7 @@ from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import own_limit
-from foundry.modeling.weights import frozen_form
+from foundry.modeling.weights import weights_of
 from foundry.publishing.exports import export_of
 from tasks.answering import TRANSFORMERS, Backend, Engine, Plan, answer_window, summary, tokenised
 from tasks.choice import Choice
@@ -216,7 +216,7 @@ def settings_of(plan: Plan) -> dict:
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
     for feature in plan.features:
         settings |= {name: getattr(feature, name) for name in feature.decisive} | feature.record()
-    settings["form"] = frozen_form(plan.features) or "float32"
+    settings["form"] = weights_of(plan.features).form() or "float32"
     beside = [plan.folder / name for name in (TASK_RECORD, "generation_config.json")]
     files = [*backend_of(plan).files(args.model_name_or_path), *(file for file in beside if file.is_file())]
     settings |= {

@@ -53,7 +53,7 @@ from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
-from foundry.modeling.weights import Weights, adapters, created_by_feature, frozen_form, hold_frozen, loaded_by_feature
+from foundry.modeling.weights import adapters, model_source, weights_of
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -155,8 +155,8 @@ def get_model(
     """
     changed = None
     if args.model_name_or_path:
-        as_saved = reads_as_saved(frozen_form(features))
-        model = loaded_by_feature(features, args.model_name_or_path, args.attn_implementation)
+        as_saved = reads_as_saved(weights_of(features).form())
+        model = model_source(features).loaded(args.model_name_or_path, args.attn_implementation)
         model = model or load_model(args.model_name_or_path, args.attn_implementation, as_saved)
         leave_out_layers(model, parse_overrides(args.config_overrides))
         drop_idle_search(model)
@@ -167,7 +167,7 @@ def get_model(
         # Trainer would add the tokenizer's EOS to T5's, id 1, which may be another token of this tokenizer.
         for name in ("pad_token_id", "eos_token_id"):
             setattr(config, name, getattr(tokenizer, name))
-        model = created_by_feature(features, config, args.attn_implementation)
+        model = model_source(features).created(config, args.attn_implementation)
         model = model or create_model(config, args.attn_implementation)
     fit_vocabulary(model, tokenizer)
     _adjust(model, args, dropout, features, changed)
@@ -191,7 +191,7 @@ def planned_model(
         overrides = parse_overrides(args.config_overrides)
         config = build_config(args.config_name or "t5-v1_1-small", vocab_size, overrides)
     with torch.device("meta"):
-        model = created_by_feature(features, config, args.attn_implementation)
+        model = model_source(features).created(config, args.attn_implementation)
         model = model or create_model(config, args.attn_implementation)
     if args.model_name_or_path:
         leave_out_layers(model, parse_overrides(args.config_overrides))
@@ -204,9 +204,7 @@ def _adjust(
 ) -> None:
     """Decides what of a model is trained, and with which dropout, as the flags ask; dropout as in `get_model`.
     vocabulary: as of `Weights.adapt`."""
-    weights = features.first(Weights)
-    if weights:
-        weights.adapt(model, args.model_name_or_path, vocabulary)
+    weights_of(features).adapt(model, args.model_name_or_path, vocabulary)
     rate = dropout if args.dropout_rate is None else args.dropout_rate
     if rate is not None:
         set_dropout(model, rate)
@@ -358,14 +356,14 @@ def load_to_answer(
     """`load_model` for evaluation and prediction. Where the weights are held in a form other than float32, an
     adapter is not merged, since the merged model would not fit where the frozen weights do. UserError for weights that
     are not finite, with which all answers would be empty (one pass over the weights)."""
-    as_saved = reads_as_saved(frozen_form(features))
+    as_saved = reads_as_saved(weights_of(features).form())
     model = load_model(name_or_path, attn_implementation, as_saved, merge=not as_saved)
     for name, weight in model.named_parameters():
         if not torch.stack(weight.detach().aminmax()).isfinite().all():  # a NaN is least and largest
             raise UserError(
                 f"--model_name_or_path {name_or_path}: {name} has NaN or infinite numbers. Take an earlier checkpoint"
             )
-    hold_frozen(features, model, device, bf16)
+    weights_of(features).hold(model, device, bf16)
     return model
 
 

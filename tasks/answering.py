@@ -28,7 +28,7 @@ from foundry.modeling.forms import reads_as_saved
 from foundry.modeling.found_answers import AnswerFinder, log_probabilities
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.products import take_onednn
-from foundry.modeling.weights import frozen_form
+from foundry.modeling.weights import weights_of
 from foundry.training.drawn_answers import uniform_numbers
 from tasks.choice import Candidate, Chooser
 from tasks.examples import decode_texts
@@ -141,7 +141,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     args, tokenizer = plan.args, plan.tokenizer
     model = load_to_answer(args.model_name_or_path, args.attn_implementation, plan.features, device, args.bf16)
     fit_vocabulary(model, tokenizer)
-    as_saved = reads_as_saved(frozen_form(plan.features))
+    as_saved = reads_as_saved(weights_of(plan.features).form())
     model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and as_saved)
     take_onednn(model)

@@ -204,7 +204,7 @@ class RewardLearning(Learning):
 
     def callbacks(self, trainer: Any) -> list:
         from features.rewards.rewarded_steps import RewardCallback, RewardSamples
-        from foundry.runs.tracker import show_table
+        from foundry.runs.trackers import show_table
 
         learning = RewardCallback(trainer, self)
         self.reference = learning.reference

@@ -47,7 +47,7 @@ from foundry.common.secrets import is_secret
 from foundry.common.words import did_you_mean
 from foundry.features import NO_FEATURES
 from foundry.modeling.learning import Learning
-from foundry.modeling.weights import Weights
+from foundry.modeling.weights import weights_of
 from foundry.publishing.publication import Publication
 
 LARGEST_SEED = 2**32 - 1  # the largest that numpy takes
@@ -437,8 +437,7 @@ def settle_training(
     decide_features(settled, data, model)
     for learning in settled.features.of(Learning):
         job = learning.job(job)
-    weights = settled.features.first(Weights)
-    check_training(settled, job + weights.suffix if weights else job)
+    check_training(settled, job + weights_of(settled.features).suffix)
     return settled
 
 

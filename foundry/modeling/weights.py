@@ -25,12 +25,18 @@ class ModelSource(Feature):
         return None
 
 
+def model_source(features: Features) -> ModelSource:
+    """Where the model of a run or an export comes from."""
+    return features.first(ModelSource) or ModelSource()
+
+
 class Weights(Feature):
     """Which weights are trained, and in which form the others are held (modeling/forms.py). Without such a feature all
     are trained, in float32."""
 
     suffix: ClassVar[str] = ""  # follows the key of TRAINING_DEFAULTS that a run has without it
-    smaller: ClassVar[str]  # what to take if weights, gradients and optimizer are too much for the memory
+    # What to take if weights, gradients and optimizer are too much for the memory.
+    smaller: ClassVar[str] = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
 
     def adapt(self, model: "PreTrainedModel", base: str, vocabulary: str | None = None) -> None:
         """Decides what of the model is trained, once without its weights too (on the meta device). What is then saved
@@ -55,23 +61,9 @@ class Weights(Feature):
         """Gives the frozen weights their form, before training or answering."""
 
 
-def frozen_form(features: Features) -> str | None:
-    """The form of frozen weights that the flags ask for; None: none, or they leave it open."""
-    weights = features.first(Weights)
-    return weights.form() if weights else None
-
-
-def held_in(features: Features, form: str | None) -> Features:
-    """The features with flags that ask for the form of frozen weights that was decided."""
-    weights = features.first(Weights)
-    return features.replaced(weights, weights.in_form(form)) if weights else features
-
-
-def hold_frozen(features: Features, model: "PreTrainedModel", device: Any, bf16: bool) -> None:
-    """Gives the frozen weights their form, before training or answering."""
-    weights = features.first(Weights)
-    if weights:
-        weights.hold(model, device, bf16)
+def weights_of(features: Features) -> Weights:
+    """What a run trains, and how it holds the rest."""
+    return features.first(Weights) or Weights()
 
 
 class Adapter:
@@ -90,20 +82,6 @@ class Adapter:
         """The model of the folder. read: reads a checkpoint. merge: whether what the folder holds is merged into the
         weights. flag: the flag that names the folder. UserError if it does not fit the checkpoint."""
         raise NotImplementedError
-
-
-def created_by_feature(
-    features: Features, config: "PreTrainedConfig", attention: str | None
-) -> "PreTrainedModel | None":
-    """`ModelSource.created` of the feature that is on; None without one."""
-    source = features.first(ModelSource)
-    return source.created(config, attention) if source else None
-
-
-def loaded_by_feature(features: Features, name_or_path: str, attention: str | None) -> "PreTrainedModel | None":
-    """`ModelSource.loaded` of the feature that is on; None without one."""
-    source = features.first(ModelSource)
-    return source.loaded(name_or_path, attention) if source else None
 
 
 def adapters() -> list[Adapter]:

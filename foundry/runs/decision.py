@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.training import T5TrainingArguments
 from foundry.model_t5 import check_model_source, get_model, planned_model
-from foundry.modeling.weights import frozen_form, held_in, hold_frozen
+from foundry.modeling.weights import weights_of
 from foundry.runs.memory import check_before_data
 from foundry.runs.speed import Batches, Speed, decide_speed, job_of, use_speed
 from foundry.training.checkpoints import check_same_flags, prepare_output_dir
@@ -65,7 +65,8 @@ def settle(
 ) -> Decision:
     """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
     call this. UserError for a run that cannot work on this machine."""
-    form = frozen_form(args.features)
+    weights = weights_of(args.features)
+    form = weights.form()
     check_model_source(model, args, batches.packed, form)
     check_same_flags(model, data, *args.groups)
     checkpoint = prepare_output_dir(args)
@@ -74,7 +75,8 @@ def settle(
     speed = decide_speed(job, args)
     # The evaluation at the start of the run that is resumed counts already: in its log, and for the patience.
     first = args.eval_on_start and not checkpoint
-    args = args.replaced(**speed.flags(args), eval_on_start=first, features=held_in(args.features, speed.form))
+    features = args.features.replaced(weights, weights.in_form(speed.form))
+    args = args.replaced(**speed.flags(args), eval_on_start=first, features=features)
     packed = batches.packed or getattr(args, "packing", None)
     for feature in args.features:
         feature.check(args, planned.config, tokenizer, packed)
@@ -91,6 +93,6 @@ def build_model(run: Decision, tokenizer: PreTrainedTokenizerBase) -> tuple[PreT
             feature.check(run.args, config, tokenizer)
     model, vocabulary = get_model(run.model, tokenizer, dropout, features)
     if not run.args.dry_run:  # which needs no quantised weights
-        hold_frozen(features, model, run.args.device, bool(run.args.bf16))
+        weights_of(features).hold(model, run.args.device, bool(run.args.bf16))
     use_speed(run.speed, model, run.args)
     return model, vocabulary

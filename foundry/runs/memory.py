@@ -38,11 +38,10 @@ from foundry.modeling.forms import BLOCK, weight_bytes
 from foundry.modeling.learning import held
 from foundry.modeling.loss import CHUNK
 from foundry.modeling.recomputed import BLOCK_BYTES
-from foundry.modeling.weights import Weights, frozen_form
+from foundry.modeling.weights import weights_of
 from foundry.training.optimizers import check_muon, check_schedule
 
 # What to take if weights, gradients and optimizer are too much for the memory.
-SMALLER = "--optim adafactor, --deepspeed zero_stage2_config.json, or a smaller --config_name"
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp2", "zero3")  # the simplest first
 BUCKETS_IN_FLIGHT = 4.5  # DeepSpeed's buffers, with overlap_comm, for reducing and gathering (its documentation)
 RESERVE = 0.08  # fraction of a GPU's memory for the CUDA context, NCCL and fragmentation
@@ -502,7 +501,7 @@ def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
 def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of weights, gradients, optimizer states and what features hold, without activations: on one GPU or, on a
     CPU, of all processes of this machine. All weights but frozen ones are float32, in mixed precision too."""
-    processes, form = processes_here() if args.use_cpu else 1, frozen_form(args.features) or "float32"
+    processes, form = processes_here() if args.use_cpu else 1, weights_of(args.features).form() or "float32"
     weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
     memory = processes * (weights + gradients + _state_bytes(model, args))
     memory = memory / args.world_size if _shards_by_fsdp(args) else memory
@@ -549,11 +548,10 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ne
             f"{human_bytes(needs.disk_there)} free: use another disk, a smaller --save_total_limit or "
             "--save_only_model"
         )
-    weights = args.features.first(Weights)
     if needs.memory > needs.memory_there and not args.deepspeed and not _shards_by_fsdp(args):
         raise UserError(
             f"{human_bytes(needs.memory)} are needed for weights, gradients and optimizer alone, and "
-            f"{human_bytes(needs.memory_there)} are available: use {weights.smaller if weights else SMALLER}"
+            f"{human_bytes(needs.memory_there)} are available: use {weights_of(args.features).smaller}"
         )
 
 

@@ -49,7 +49,7 @@ from foundry.runs.callbacks import (
 from foundry.runs.decision import Decision
 from foundry.runs.duration import described_time
 from foundry.runs.memory import Needs, check_plan, device_peak_flops, needs_of
-from foundry.runs.tracker import finish_trackers, start_trackers
+from foundry.runs.trackers import finish_trackers, start_trackers
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import (
     changed_schedule,

@@ -26,7 +26,7 @@ from foundry.modeling.attentions import Case
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.forms import FORMS, weight_bytes
 from foundry.modeling.learning import Learning, held
-from foundry.modeling.weights import Weights
+from foundry.modeling.weights import weights_of
 from foundry.runs.memory import (
     RESERVE,
     Gpu,
@@ -223,10 +223,7 @@ def _residual(_gpu: None, job: Job, _args, _launcher: Launcher, chosen: dict) ->
 
 
 def _form(gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
-    weights = args.features.first(Weights)
-    if weights is None:
-        return None
-    return weights.choose_form(gpu, chosen["bf16"].value, launcher.sharding, job.earlier)
+    return weights_of(args.features).choose_form(gpu, chosen["bf16"].value, launcher.sharding, job.earlier)
 
 
 def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: dict) -> tuple[str, str]:

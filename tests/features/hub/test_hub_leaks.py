@@ -82,7 +82,7 @@ class LeakTest(parameterized.TestCase):
         self.enter_context(contextlib.chdir(self.enter_context(tempfile.TemporaryDirectory(dir=self.folder))))
         Path("secret").symlink_to(self.material)
         main = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main}[script]
-        argv = [*COMMON.split(), "tensorboard" if (FEATURES / "trackers").is_dir() else "none", *flags.split()]
+        argv = [*COMMON.split(), "tensorboard", *flags.split()]
         with FakeHub() as hub:
             run_main(main, *argv)
         self.check(self.received(hub))

@@ -12,8 +12,8 @@ from test_nothing_lost import FULL
 from test_trainer_t5 import ROOT, quietly
 from warm_python import warm_python
 
-from features.trackers import trackers
-from features.trackers.trackers import TensorBoardTracker, wandb_settings
+from foundry.runs import trackers
+from foundry.runs.trackers import TensorBoardTracker, wandb_settings
 
 
 class OverwriteTest(test_nothing_lost.TestCase):
@@ -38,7 +38,7 @@ class OverwriteTest(test_nothing_lost.TestCase):
 
     def test_a_full_disk_costs_the_record_and_not_the_run(self):
         out = self.folder / "beside"
-        with mock.patch("features.trackers.trackers.write_json", side_effect=FULL):
+        with mock.patch("foundry.runs.trackers.write_json", side_effect=FULL):
             state, _, error = self.run_script(out, "--report_to", "tensorboard")
         self.assertEqual(state["global_step"], 6)
         self.assertIn(f"{out / 'trackers.json'} was not written: No space left on device", error)
@@ -99,7 +99,7 @@ class TrackingTest(test_trainer_t5.TrainerTest):
         """Also a second run of the process, after one that failed: its project, folder and values are its own."""
         script = "; ".join(
             [
-                "import types; from features.trackers.trackers import WandbTracker",
+                "import types; from foundry.runs.trackers import WandbTracker",
                 "args = [types.SimpleNamespace(output_dir=x, project=x) for x in ('run', 'next')]",
                 "first, second = (WandbTracker(a, a.project, 'n', {}, None) for a in args)",
                 "second.log({'loss': 1.0}, 1)",

@@ -24,23 +24,23 @@ from transformers import TrainerCallback, TrainerState
 from wandb.proto.wandb_internal_pb2 import Record
 from warm_python import warm_python
 
-from features.trackers import trackers
-from features.trackers.trackers import WandbTracker, start_tracking
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
 from foundry.common.reports import metrics_key, read_metrics, tracked_name
+from foundry.runs import trackers
+from foundry.runs.trackers import WandbTracker, start_trackers
 
 ROOT = Path(__file__).parents[3]
 ALL = ("wandb", "tensorboard", "trackio")
 # Ends itself without any farewell, as a node does that loses power, when everything of step 6 has been logged.
 KILLED = """
-import os, signal, sys, pre_train_t5, features.trackers.trackers
+import os, signal, sys, pre_train_t5, foundry.runs.trackers
 from foundry.runs.callbacks import LossCurveCallback
 def die(self, args, state, control, **_):
     if state.global_step == 6:
         os.kill(os.getpid(), signal.SIGKILL)
 LossCurveCallback.on_step_begin = die
-features.trackers.trackers.HELD = 1e9  # however slow this machine is
+foundry.runs.trackers.HELD = 1e9  # however slow this machine is
 pre_train_t5.main(sys.argv[1:])
 """
 TRACKIO = """
@@ -221,7 +221,7 @@ class BrokenTracker(FakeTracker):
 
 
 class FakeTrainer:
-    """What start_tracking needs of a trainer."""
+    """What start_trackers needs of a trainer."""
 
     def __init__(self, folder: Path, **flags):
         self.args = T5TrainingArguments(output_dir=str(folder), report_to="none", **flags)
@@ -252,7 +252,7 @@ class TrackersTest(parameterized.TestCase):
         trainer = FakeTrainer(self.out, **flags)
         with mock.patch.object(trackers, "TRACKERS", kinds):
             trainer.args.report_to = [*kinds]
-            start_tracking(trainer, {"seed": 1}, checkpoint)
+            start_trackers(trainer, {"seed": 1}, checkpoint)
         return trainer
 
     def checkpoint(self, trainer: FakeTrainer, folder: Path) -> str:
@@ -270,18 +270,18 @@ class TrackersTest(parameterized.TestCase):
         expected = [(1, {"train/loss": 2.0, "train/epoch": 0.1}), (1, {"eval/loss": 3.0}), (2, {"train/loss": 1.0})]
         tracker = callback.trackers["wandb"]
         self.assertEqual(tracker.logs, expected)
-        trackers.finish_tracking(trainer)
+        trackers.finish_trackers(trainer)
         self.assertEqual(tracker.latest, {"train/loss": 9.0, "train/epoch": 0.1, "eval/loss": 3.0})
 
     def test_tables(self):
         trainer = self.start({"wandb": FakeTracker, "trackio": FakeTracker})
         trainer.state.global_step = 5
-        trackers.log_table(trainer, "samples", ["source", "target"], [["a", "b"]])
-        trackers.log_table(trainer, "samples", ["source", "target"], [["again", "at this step"]])
+        trackers.show_table(trainer, "samples", ["source", "target"], [["a", "b"]])
+        trackers.show_table(trainer, "samples", ["source", "target"], [["again", "at this step"]])
         (callback,) = trainer.callbacks
         for tracker in callback.trackers.values():
             self.assertEqual(tracker.tables, [(5, "samples", ["source", "target"], [["a", "b"]])])
-        trackers.log_table(FakeTrainer(self.out), "samples", ["source"], [])  # without trackers nothing happens
+        trackers.show_table(FakeTrainer(self.out), "samples", ["source"], [])  # without trackers nothing happens
 
     def test_a_broken_tracker_does_not_end_the_run(self):
         trainer = self.start({"wandb": BrokenTracker, "trackio": FakeTracker})
@@ -297,7 +297,7 @@ class TrackersTest(parameterized.TestCase):
         with mock.patch.dict(os.environ, {"WANDB_MODE": "disabled"}):
             first = self.start({"wandb": WandbTracker, "trackio": FakeTracker})
         first.log(4, loss=2.0)
-        self.assertEqual(trackers.finish_tracking(first), ["my_run"])
+        self.assertEqual(trackers.finish_trackers(first), {"tracked": "my_run"})
         (self.out / "metrics.jsonl").write_text('{"step": 4, "loss": 2.0}\n')
         second = self.start({"wandb": FakeTracker}, self.checkpoint(first, self.out / "4"))
         self.assertEqual(second.callbacks[0].trackers["wandb"].logs, [(4, {"train/loss": 2.0})])
@@ -393,7 +393,7 @@ class ResumedElsewhereTest(parameterized.TestCase):
         args = SimpleNamespace(report_to=[report_to], output_dir=str(self.folder), run_name="run")
         trainer = SimpleNamespace(args=args, remove_callback=lambda _: None)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            trackers.start_tracking(trainer, {}, str(checkpoint))
+            trackers.start_trackers(trainer, {}, str(checkpoint))
         return printed.getvalue()
 
     @parameterized.parameters((None, "begins a new run there .MLflow goes on .* MLFLOW_RUN_ID"), ("7", "^$"))

@@ -250,7 +250,7 @@ class TrackersCallback(TrainerCallback):
 
 
 # ---------------------------------------------------------------- for the scripts
-def start_tracking(trainer: Trainer, config: dict, checkpoint: str | None = None) -> None:
+def start_trackers(trainer: Trainer, config: dict, checkpoint: str | None = None) -> None:
     """Replaces transformers' callbacks for the trackers of `--report_to` with ours.
 
     config: shown as the run's configuration. checkpoint: the one that the run resumes from. UserError, with the
@@ -302,18 +302,19 @@ def resumed_run(path: Path, checkpoint: str) -> tuple[str, dict, int, list[dict]
     return identity, sent, step, metrics_until(path.with_name("metrics.jsonl"), step, state["log_history"])
 
 
-def log_table(trainer: Trainer, name: str, columns: list[str], rows: list[list]) -> None:
+def show_table(trainer: Trainer, name: str, columns: list[str], rows: list[list]) -> None:
     """Shows a table of numbers and texts in every tracker of the run, at the run's current step.
 
-    log_table(trainer, "samples", ["source", "target"], [["a <extra_id_0> c", "b"]])
+    show_table(trainer, "samples", ["source", "target"], [["a <extra_id_0> c", "b"]])
     """
     for callback in _callbacks(trainer):
         callback.log_table(trainer.state, name, columns, rows)
 
 
-def finish_tracking(trainer: Trainer) -> list[str]:
-    """Ends the run at its trackers; returns the commands and addresses that show it."""
-    return [where for callback in _callbacks(trainer) for where in callback.finish()]
+def finish_trackers(trainer: Trainer) -> dict[str, str | None]:
+    """Ends the run at its trackers; returns a row of the end summary: the commands and addresses that show it."""
+    shown = [where for callback in _callbacks(trainer) for where in callback.finish()]
+    return {"tracked": "; ".join(shown) or None}
 
 
 def _callbacks(trainer: Trainer) -> list[TrackersCallback]:
