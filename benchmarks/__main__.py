@@ -33,11 +33,22 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks import answers, inputs, kernels, memory, mistakes, plan, scripts, step, step_profile, trainers
+from benchmarks import (
+    answers,
+    inputs,
+    kernels,
+    memory,
+    mistakes,
+    plan,
+    scripts,
+    serve,
+    step,
+    step_profile,
+    stream,
+    trainers,
+)
 from benchmarks.measure import TIME_IS_UP, full_name, table
 from constants import HARDWARE_PEAKS, OPTIMIZERS
-from features.server.load import SERVE
-from features.streams.simulation import STREAM
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option
@@ -119,13 +130,22 @@ PARTS = {
         "memory per GPU, communication and speed of a large run, on paper",
         dict(model="t5-v1_1-xl", batch=16, source_length=512),
     ),
+    "answers": Part(
+        answers.measure_answers,
+        "answers a second of our loop beside transformers' generate and CTranslate2",
+        dict(model="t5-v1_1-small", batch=32, examples=256, minutes=8.0),
+    ),
+    "serve": Part(
+        serve.measure_serve,
+        "answers a second of predict_t5.py --serve for 1, 8 and 64 clients, beside a plain handler",
+        dict(examples=256),
+    ),
+    "stream": Part(
+        stream.measure_stream,
+        "what all data workers of a stream read, and in which order the text comes, simulated",
+        dict(megabytes=512.0),
+    ),
 }
-PARTS["answers"] = Part(
-    answers.measure_answers,
-    "answers a second of our loop beside transformers' generate and CTranslate2",
-    dict(model="t5-v1_1-small", batch=32, examples=256, minutes=8.0),
-)
-PARTS |= {"serve": Part(*SERVE), "stream": Part(*STREAM)}
 # The command gpu: {--part: (command, its flags, share of --minutes after which it begins nothing new)}, in this order.
 SUITE = {
     "kernels": ("kernels", {}, 0.1),
@@ -139,36 +159,13 @@ SUITE = {
     "step_small": ("step", dict(model="t5-v1_1-small"), 1.0),
     "step_large": ("step", dict(model="t5-v1_1-large"), 1.0),
 }
-SUITE = {name: entry for name, entry in SUITE.items() if entry[0] in PARTS}
 SUITE_FOLDER, SUITE_MINUTES = "out/gpu", 25.0  # where nothing else is given
 # What a training run has on a GPU, and what a CPU does in seconds.
+_ON_GPU = dict(rounds=5, steps=4, batch=128, source_length=512, model="base", bf16=True, minutes=8.0)
+_ON_CPU = dict(rounds=3, steps=4, batch=8, source_length=64, model="tiny", bf16=False, minutes=2.0)
 DEFAULTS = {
-    "cuda": dict(
-        rounds=5,
-        steps=4,
-        batch=128,
-        source_length=512,
-        model="base",
-        bf16=True,
-        minutes=8.0,
-        compile=True,
-        apart=True,
-        megabytes=4.0,
-        examples=2048,
-    ),
-    "cpu": dict(
-        rounds=3,
-        steps=4,
-        batch=8,
-        source_length=64,
-        model="tiny",
-        bf16=False,
-        minutes=2.0,
-        compile=False,
-        apart=False,
-        megabytes=1.0,
-        examples=64,
-    ),
+    "cuda": _ON_GPU | dict(compile=True, apart=True, megabytes=4.0, examples=2048),
+    "cpu": _ON_CPU | dict(compile=False, apart=False, megabytes=1.0, examples=64),
 }
 CHECKOUTS = {"nanot5": inputs.NANOT5_COLLATOR, "fat5": "src/model/modeling_flash_t5.py"}  # a file of each
 
@@ -345,7 +342,8 @@ def save(args: Namespace, result: dict, whole: bool = False) -> None:
 
 def draw(args: Namespace, results: dict[str, dict], picture: Path) -> None:
     """The picture, where matplotlib is installed: each row's rate beside the strongest peer's."""
-    rows = [(part, row) for part, result in results.items() for row in result.get("rows", ()) if "ratio" in row]
+    rows = [(part, row) for part, result in results.items() for row in result.get("rows", ())]
+    rows = [(part, row) for part, row in rows if "ratio" in row]
     if len(rows) > 1:
         gpu, commit = args.environment["hardware"]["gpu_name"], args.environment["git"]["commit"] or "?"
         unit = f"times the strongest peer; {gpu or 'CPU'}, commit {commit[:8]}"

@@ -19,8 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.measure import interleaved, synchronize, table, timed
+from benchmarks.serve import model_folder, texts_of
 from features.ctranslate2.engine import PATIENCE, CTranslate2Engine, write_ctranslate2
-from features.server.load import made_texts, model_folder
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import load_model
 from foundry.modeling.decoding import Source
@@ -40,15 +40,6 @@ COLUMNS = {
     "same": "{:.1%}",
 }
 Written = list[list[int]]
-
-
-def texts_of(args: Namespace) -> list[str]:
-    """The sources: the first lines of --train_file, or made-up ones."""
-    if not args.train_file:
-        return made_texts(args.examples)
-    with Path(args.train_file[0]).open(encoding="utf-8") as file:
-        lines = [line.strip() for line in file]
-    return [line for line in lines if line][: args.examples]
 
 
 def bytes_of_a_step(model: PreTrainedModel) -> int:

@@ -279,28 +279,17 @@ class Guard:
         is_elsewhere = is_for_here and not all(map(names_this_machine, headers.getlist("host")))
         length, kind = headers.get("content-length", ""), headers.get("content-type", "")
         size = int(length) if length.isdecimal() else 0  # of one in chunks it is not known before
-        for is_refused, status, message in (
-            (posts and service.ends, 503, ENDS),
-            (
-                service.key is None and is_elsewhere,
-                403,
-                "this server is for its own machine: --host and the key open it to others",
-            ),
-            (
-                not is_known and request.url.path != "/health",
-                401,
-                "the key is missing or wrong: send it as Authorization: Bearer KEY",
-            ),
-            (posts and size > MOST_BYTES, 413, TOO_LONG),
-            (
-                # A page in a browser can send any other type to this machine without being asked.
-                posts and kind.partition(";")[0].strip().lower() != "application/json",
-                415,
-                f"Content-Type {kind or '(none)'}: must be application/json",
-            ),
-        ):
-            if is_refused:
-                return error(status, message)
+        if posts and service.ends:
+            return error(503, ENDS)
+        if service.key is None and is_elsewhere:
+            return error(403, "this server is for its own machine: --host and the key open it to others")
+        if not is_known and request.url.path != "/health":
+            return error(401, "the key is missing or wrong: send it as Authorization: Bearer KEY")
+        if posts and size > MOST_BYTES:
+            return error(413, TOO_LONG)
+        # A page in a browser can send any other type to this machine without being asked.
+        if posts and kind.partition(";")[0].strip().lower() != "application/json":
+            return error(415, f"Content-Type {kind or '(none)'}: must be application/json")
         return None
 
 

@@ -208,41 +208,27 @@ class Reader:
         temperature, top_p, wants_log_probs = body.temperature or 0, body.top_p or 1.0, body.logprobs is not None
         beams = 1 if temperature else self.beams
         backend, values = self.plan.args.backend, ", ".join(self.plan.entry.get("labels", ["a number"]))
-        for is_wrong, message in (
-            (body.n > 1 and self.in_pieces, f"n {body.n}: the task answers a text in pieces; leave it out"),
-            (
-                body.stream and (wants_log_probs or body.probabilities),
-                "stream: goes with neither logprobs nor probabilities",
-            ),
-            (wants_log_probs and self.in_pieces, "logprobs: the task answers a text in pieces; leave it out"),
-            (body.probabilities and self.labels is None, "probabilities: the model's task has no classes"),
-            (
-                0 < temperature < LEAST_TEMPERATURE,
-                f"temperature {temperature:g}: must be 0, or {LEAST_TEMPERATURE:g} to 2",
-            ),
-            (
-                temperature and not self.writes_text,
-                f"temperature {temperature:g}: the task answers {values}, and a drawn text may be none: leave it out",
-            ),
-            (
-                temperature and backend != "transformers",
-                f"temperature {temperature:g}: --backend {backend} draws no answers",
-            ),
-            (
-                body.temperature is None and top_p < 1,  # with 0, which many clients send, it changes nothing
-                f"top_p {top_p:g}: is for drawn answers, which need a temperature above 0",
-            ),
-            (
-                not temperature and body.n > beams,
-                f"n {body.n}: the server finds {beams} answers to a text (--num_beams); more need a temperature",
-            ),
-            (
-                beams > 1 and body.stop and wants_log_probs,
-                "logprobs: not with stop where answers are found by beams",
-            ),
-        ):
-            if is_wrong:
-                raise bad(message)
+        drawn = f"temperature {temperature:g}"
+        if body.n > 1 and self.in_pieces:
+            raise bad(f"n {body.n}: the task answers a text in pieces; leave it out")
+        if body.stream and (wants_log_probs or body.probabilities):
+            raise bad("stream: goes with neither logprobs nor probabilities")
+        if wants_log_probs and self.in_pieces:
+            raise bad("logprobs: the task answers a text in pieces; leave it out")
+        if body.probabilities and self.labels is None:
+            raise bad("probabilities: the model's task has no classes")
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise bad(f"{drawn}: must be 0, or {LEAST_TEMPERATURE:g} to 2")
+        if temperature and not self.writes_text:
+            raise bad(f"{drawn}: the task answers {values}, and a drawn text may be none: leave it out")
+        if temperature and backend != "transformers":
+            raise bad(f"{drawn}: --backend {backend} draws no answers")
+        if body.temperature is None and top_p < 1:  # with 0, which many clients send, it changes nothing
+            raise bad(f"top_p {top_p:g}: is for drawn answers, which need a temperature above 0")
+        if not temperature and body.n > beams:
+            raise bad(f"n {body.n}: the server finds {beams} answers to a text (--num_beams); more need a temperature")
+        if beams > 1 and body.stop and wants_log_probs:
+            raise bad("logprobs: not with stop where answers are found by beams")
 
     def _limit(self, body: Completion) -> int:
         return min(body.max_tokens or self.plan.limit, self.plan.limit)

@@ -5,28 +5,32 @@
     python create_tokenizer.py --dataset_name allenai/c4 --dataset_config_name it --streaming --max_train_samples 99999
 
 blocks.py cuts a corpus into blocks, lanes.py reads them in their order, streamed_text.py makes a `Text` of it,
-streamed_tasks.py a `TaskData`. simulation.py measures what is read: `python -m benchmarks stream`.
+streamed_tasks.py a `TaskData`. `python -m benchmarks stream` measures what is read.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
-from foundry.common.flags import Flags, Rules, check_rules, option, refuse
+from foundry.common.flags import Flags, Rules, option, refuse
 from foundry.text_source import TextSource
 from tasks.row_source import RowSource
 
 CHUNKS = 512  # validation chunks to score, where --max_eval_samples is not given (docs/defaults.md)
 
 
-def check_held_out(flags: Any) -> None:
-    """UserError if the flags hold out a share of a stream."""
-    refuse(
-        flags,
-        "validation_split_percentage validation_split_count",
-        "the length of a stream is not known: leave it out, and the first documents are held out, enough for "
-        "--max_eval_samples chunks; or give --validation_file",
-    )
+# Flags that do not go with a stream, and why: for `refuse`.
+HELD_OUT = (
+    "validation_split_percentage validation_split_count",
+    "the length of a stream is not known: leave it out, and the first documents are held out, enough for "
+    "--max_eval_samples chunks; or give --validation_file",
+)
+_SAMPLES = (
+    "max_train_samples",
+    "which rows of a stream come first depends on the order; give a smaller file, or --max_steps",
+)
+_ORDER = ("train_sampling_strategy", "a stream is always shuffled, by its blocks and --shuffle_buffer_size")
+_PACKED = ("packing", "a stream's batches are cut on the fly, all of one size: leave out this flag or --streaming")
 
 
 @dataclass
@@ -40,19 +44,7 @@ class Streams(TextSource):
         ("skip_broken_rows", lambda flags: not flags.streaming, "needs --streaming"),
     )
     recorded: ClassVar = ("streaming",)
-    # Checked while it is on. A flag with its default value is not refused, as a recipe may give it.
-    _refused: ClassVar[Rules] = (
-        (
-            "max_train_samples",
-            lambda _: True,
-            "which rows of a stream come first depends on the order; give a smaller file, or --max_steps",
-        ),
-        (
-            "train_sampling_strategy",
-            lambda _: True,
-            "a stream is always shuffled, by its blocks and --shuffle_buffer_size",
-        ),
-    )
+    refused: ClassVar = (HELD_OUT, _SAMPLES, _ORDER)
 
     streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
     skip_broken_rows: bool = option(False, "Streaming: leave out lines of local files that are no UTF-8 or JSON.")
@@ -64,15 +56,11 @@ class Streams(TextSource):
     def decide(self, flags: Flags) -> dict[str, Any]:
         """ignore_data_skip: when a run resumes, the stream itself begins at the right row, so Trainer must skip
         none."""
-        self.check_flags(flags)
         if flags.max_steps < 1:
             raise UserError("--streaming needs --max_steps: the length of a stream is not known in advance")
-        check_rules(flags, self._refused)
+        for names, reason in self.refused:
+            refuse(flags, names, reason)
         return {"ignore_data_skip": True}
-
-    def check_flags(self, flags: Flags) -> None:
-        """UserError for flags of the text that do not go with a stream."""
-        check_held_out(flags)
 
     def found_text(self, *of_text: Any) -> Any:
         from features.streams.streamed_text import StreamedFoundText
@@ -86,20 +74,10 @@ class TaskStreams(Streams, RowSource):
 
     _argument_group_name = "task"
     _usual = ""
-    _refused: ClassVar[Rules] = (
-        *Streams._refused,
-        (
-            "packing",
-            lambda _: True,
-            "a stream's batches are cut on the fly, all of one size: leave out this flag or --streaming",
-        ),
-    )
+    refused: ClassVar = (_SAMPLES, _ORDER, _PACKED)
 
     streaming: bool = option(False, "Read training rows on the fly from files or the Hub. Needs --max_steps.")
     shuffle_buffer_size: int = option(10_000, "Streaming: rows shuffled at a time, over all ranks.", at_least=1)
-
-    def check_flags(self, flags: Flags) -> None:
-        pass
 
     def task(self, *of_task: Any) -> Any:
         from features.streams.streamed_tasks import StreamedTask

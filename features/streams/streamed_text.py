@@ -16,10 +16,11 @@ from transformers import TrainingArguments
 
 from constants import BUILTIN_CORPUS
 from data_collator_t5 import example_keys
-from features.streams import CHUNKS, Streams, check_held_out
+from features.streams import CHUNKS, HELD_OUT, Streams
 from features.streams.blocks import Corpus, FileCorpus, Piece, TooShort, halves, hub_corpora, streamed_splits
 from features.streams.lanes import StreamDataset, packed
 from foundry.common.errors import UserError
+from foundry.common.flags import refuse
 from foundry.common.reports import human_count
 from foundry.common.words import listed
 from foundry.corpora.files import say_once
@@ -43,7 +44,7 @@ class StreamedFoundText(FoundText):
 
     def __init__(self, stream: Streams, args: Any, *others: Any):
         self.stream = stream
-        check_held_out(args)
+        refuse(args, *HELD_OUT)
         super().__init__(args, *others)
 
     def find(self, alone: Any) -> dict[str, Corpus]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from features.streams.simulation import BATCH, CHARACTERS, WINDOW, simulated
+from benchmarks.stream import BATCH, CHARACTERS, WINDOW, simulated
 from foundry.common.errors import UserError
 
 

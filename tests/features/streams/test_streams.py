@@ -24,12 +24,12 @@ from transformers import AutoTokenizer
 import evaluate_t5
 import fine_tune_t5
 import pre_train_t5
+from benchmarks.stream import simulated
 from constants import DATASET_VALS
 from features.streams import TaskStreams, blocks
 from features.streams import lanes as streams
 from features.streams.blocks import FileCorpus, Piece, hub_corpora
 from features.streams.lanes import Lane, StreamDataset, StreamLoader, one_by_one, packed
-from features.streams.simulation import simulated
 from features.streams.streamed_tasks import StreamedTask, training_stream
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments

@@ -112,11 +112,3 @@ def measure_stream(args: Namespace) -> dict:
         found = simulated(Path(folder), args.ranks, args.workers, args.files, args.megabytes)
     text = aligned([[name.replace("_", " "), str(value)] for name, value in found.items()])
     return {"text": text, "rows": [found | {"name": "stream", "ours": True}]}
-
-
-# What `python -m benchmarks` measures by it: the function, its help, defaults of its flags.
-STREAM = (
-    measure_stream,
-    "what all data workers of a stream read, and in which order the text comes, simulated",
-    dict(megabytes=512.0),
-)

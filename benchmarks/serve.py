@@ -2,10 +2,10 @@
 
 import contextlib
 import http.client
-import itertools
 import json
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -17,16 +17,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
 from features import BACKENDS, FORMATS
 from foundry.common.errors import UserError
-from foundry.common.processes import end_with_parent
+from foundry.common.processes import end_with_parent, say
 from foundry.common.reports import PROJECT, aligned
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model
 
 CLIENTS = (1, 8, 64)
 NEW_TOKENS = 32  # most of an answer
-PLAIN = "import sys; from features.server.plain import serve_plain; serve_plain(sys.argv[1], int(sys.argv[2]))"
+PLAIN = "import sys; from benchmarks.serve import serve_plain; serve_plain(sys.argv[1], int(sys.argv[2]))"
 VOCABULARY = 8000  # of a model of random weights
 
 
@@ -38,6 +41,15 @@ def made_texts(count: int) -> list[str]:
     return [" ".join(chooser.choices(words, k=min(40, 4 + int(chooser.lognormvariate(2, 0.7))))) for _ in range(count)]
 
 
+def texts_of(args: Namespace) -> list[str]:
+    """The sources: the first lines of --train_file, or made-up ones."""
+    if not args.train_file:
+        return made_texts(args.examples)
+    with Path(args.train_file[0]).open(encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    return [line for line in lines if line][: args.examples]
+
+
 def model_folder(args: Namespace, texts: list[str], folder: Path) -> Path:
     """The folder that --model names, or one with a model of this shape and random weights."""
     if Path(args.model).is_dir():
@@ -46,6 +58,29 @@ def model_folder(args: Namespace, texts: list[str], folder: Path) -> Path:
     config = build_config(args.model, len(load_tokenizer(str(folder))))
     create_model(config).save_pretrained(folder)
     return folder
+
+
+def serve_plain(folder: str, new_tokens: int) -> None:
+    """What people write first, to compare with: a handler that calls `generate` for one text after the other. Serves on
+    a free port, which is printed, until the process is ended."""
+    import uvicorn
+    from fastapi import FastAPI
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    app, turn, place = FastAPI(), threading.Lock(), socket.create_server(("127.0.0.1", 0))
+
+    @torch.no_grad()
+    def answered(text: str) -> str:
+        written = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=new_tokens)
+        return tokenizer.decode(written[0], skip_special_tokens=True)
+
+    @app.post("/v1/completions")
+    def complete(body: dict) -> dict:
+        with turn:
+            return {"choices": [{"text": answered(body["prompt"])}]}
+
+    say(f"the server answers at http://127.0.0.1:{place.getsockname()[1]}")
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[place])
 
 
 @contextlib.contextmanager
@@ -99,10 +134,7 @@ def asked(port: int, clients: int, texts: list[str]) -> dict:
 def measure_serve(args: Namespace) -> dict:
     """{"rows": a server and a number of clients in each, "ratio": answers a second of our server with PyTorch over
     those of the plain handler, with most clients}."""
-    texts, rows = made_texts(args.examples), []
-    if args.train_file:
-        with Path(args.train_file[0]).open(encoding="utf-8") as file:
-            texts = [line.strip() for line in itertools.islice(file, args.examples) if line.strip()]
+    texts, rows = texts_of(args), []
     with tempfile.TemporaryDirectory() as place:
         folder = model_folder(args, texts, Path(place, "model"))
         ours = ["predict_t5.py", "--serve", "--use_cpu", "--port", 0, "--max_new_tokens", NEW_TOKENS]
@@ -127,7 +159,3 @@ def measure_serve(args: Namespace) -> dict:
     cells = [[row.get(head, "") for head in heads] for row in rows]
     shown = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in line] for line in [heads, *cells]]
     return {"rows": rows, "ratio": rates["transformers"] / rates["plain handler"], "text": aligned(shown)}
-
-
-ABOUT = "answers a second of predict_t5.py --serve for 1, 8 and 64 clients, beside a plain handler"
-SERVE = (measure_serve, ABOUT, dict(examples=256))
