@@ -1,7 +1,7 @@
 # make demo   set up (without extras), then: tokenizer, pre-training and fine-tuning on built-in English, ending in three numbers and a picture
 # make check  set up, then: lint, format check and the unit tests
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
-# make test-more   set up, then: the tests of experiments/ and studies/
+# make test-more   set up, then: the tests of experiments/
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
 # make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300);
 #              and exported models under node (npm's Transformers.js)
@@ -66,7 +66,7 @@ test: lint
 	$(PYTEST) $(ON_TWO_CORES)
 
 test-more: setup
-	$(PYTEST) $(ON_TWO_CORES) tests/experiments tests/studies
+	$(PYTEST) $(ON_TWO_CORES) tests/experiments
 
 test-slurm: setup
 	@$(BIN)/python tests/support/slurm_cluster.py --check

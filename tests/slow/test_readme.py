@@ -121,8 +121,8 @@ class ReadmeTest(parameterized.TestCase):
             found = mock.patch.object(create_tokenizer, "check_pre_training_data")  # looks for the reader's text
             with mock.patch.object(create_tokenizer, "check_folder"), found:
                 create_tokenizer.check_tokenizer(flags)
-        else:  # a study, a test, or a script of this repository
-            self.assertRegex(script, r"^(features|studies|tests|tools)/")
+        else:  # a test, or a script of this repository
+            self.assertRegex(script, r"^(features|tests|tools)/")
             module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
             if hasattr(module, "FLAGS"):
                 self.assertNotEmpty(parse_arguments(module.FLAGS, argv))

@@ -25,9 +25,8 @@ ROOT = Path(constants.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-# Scripts for studies, for this repository and its Makefile, or for whoever changes a kernel.
-NO_COMMANDS = {"pairs", "study", "translation_study", "heads_study", "residues"}
-NO_COMMANDS |= {"house", "demo", "keep_flags", "check_attention"}
+# Scripts for this repository and its Makefile, for a recipe's data, or for whoever changes a kernel.
+NO_COMMANDS = {"residues", "house", "demo", "keep_flags", "check_attention"}
 
 
 def text(path: str) -> str:

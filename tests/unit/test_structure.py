@@ -34,7 +34,7 @@ LINES = (
     {"foundry.runs"},
     {"tasks", "tools"},
     {"features", "experiments"},
-    {"benchmarks", "studies"},
+    {"benchmarks"},
 )
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py")) if path.stem != "__init__"}
 FILES |= {

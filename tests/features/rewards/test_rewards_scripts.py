@@ -1,7 +1,5 @@
 """Runs with --reward: resumed, on two processes, with LoRA, refused; their plan, log and samples."""
 
-import contextlib
-import io
 import itertools
 import json
 import os
@@ -9,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torture
@@ -19,9 +16,7 @@ from safetensors.torch import load_file, save_file
 from warm_python import warm_python
 
 import constants
-import evaluate_t5
 import fine_tune_t5
-from studies import rewards_study as study
 
 ROOT = Path(constants.__file__).parent
 _RLOO = dict(reward_kl=0.1, supervised_share=0.2)
@@ -178,31 +173,3 @@ class RunTest(parameterized.TestCase):
             resume_from_checkpoint=out / "checkpoint-3",
         )
         self.assertIn("the starting weights of --reward_kl", error)
-
-    def test_the_study(self):
-        """Two seeds; what is finished is not made again."""
-        scripts = {"fine_tune_t5.py": fine_tune_t5.main, "evaluate_t5.py": evaluate_t5.main}
-
-        def started(command: list[str]) -> int:
-            run_main(scripts[Path(command[1]).name], *command[2:])
-            return 0
-
-        pairs, out = self.folder / "pairs.tsv", self.folder / "study"
-        words = f"{out} --reward rougeL --test_file {pairs} --seeds 0,1 --rates 1e-3 --start_steps 2 --steps 1"
-        words = [*words.split(), "--start_flags", f"--model_name_or_path {self.folder}/start", "--"]
-        words += f"--train_file {pairs} --validation_file {pairs} --source_column long --target_column short".split()
-        words += f"--data_cache_dir {self.folder}/cache --max_target_length 6 --max_train_samples 16".split()
-        with (
-            contextlib.redirect_stdout(io.StringIO()),
-            mock.patch.object(study, "run_command", side_effect=started) as runs,
-        ):
-            study.main(words)
-            made = runs.call_count
-            study.main(words)
-        self.assertEqual(runs.call_count, made)
-        record = json.loads((out / "study.json").read_text())
-        self.assertSameElements(record, ["rates", "searched", "start", "targets", "reward"])
-        self.assertLen(record["reward"]["eval_rougeL"]["values"], 2)
-        self.assertSameElements(record["searched"]["reward"], ["1e-3"])
-        run = json.loads((out / "reward_1e-3_0" / "run.json").read_text())
-        self.assertEqual((run["arguments"]["reward"], run["arguments"]["max_steps"]), ("rougeL", 1))

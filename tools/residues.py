@@ -1,6 +1,6 @@
 r"""Sequences of amino acids whose labels are known, and the accuracy that no reader of them can exceed.
 
-    python -m studies.residues --output_dir out/residues --labelled 200 --unlabelled 20000
+    python -m tools.residues --output_dir out/residues --labelled 200 --unlabelled 20000
 
 A hidden Markov model walks through states of helix (H), strand (E) and coil (C), and each state emits a letter by its
 own probabilities. A helix repeats four states and a strand two, as their sides face water or the protein in turn. So a
@@ -22,8 +22,7 @@ import numpy as np
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.flags import option
 from foundry.common.processes import run_script, say
-from foundry.common.reports import write_json
-from studies.study_steps import write_text
+from foundry.common.reports import write_aside, write_json
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 LABELS = "HEC"
@@ -93,6 +92,10 @@ def accuracies(of: Model, rows: list[tuple[str, str]]) -> dict[str, float]:
     alone = np.concatenate([by_letter[[LETTERS.index(letter) for letter in row]].argmax(1) for row, _ in rows])
     guesses = {"ceiling": whole, "letter_alone": alone, "commonest": np.bincount(labels).argmax()}
     return {name: float((guess == labels).mean()) for name, guess in guesses.items()}
+
+
+def write_text(path: Path, text: str) -> None:
+    write_aside(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 @dataclass

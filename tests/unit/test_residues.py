@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from helpers import run_main
 
-from studies import residues
+from tools import residues
 
 
 class ResiduesTest(parameterized.TestCase):
