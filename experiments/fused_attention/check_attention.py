@@ -11,7 +11,6 @@ models transformers; exits with 1 if anything is wrong. The last line is one JSO
 """
 
 import argparse
-import importlib.util
 import json
 import platform
 import sys
@@ -20,13 +19,10 @@ from pathlib import Path
 
 import torch
 
-from experiments.fused_attention.kernel_choice import (
-    BIAS_GRADIENTS,
-    attention,
-    use_attention_kernel,
-)
+from experiments.fused_attention.kernel_choice import BIAS_GRADIENTS, attention, use_attention_kernel
 from experiments.fused_attention.library import KERNELS
 from foundry.common.processes import say, triton_is_installed
+from foundry.common.reports import write_json
 
 BATCH, HEADS = 4, 3
 CASES = (  # queries, keys, d_kv, causal, mask
@@ -56,60 +52,35 @@ def main(argv: list[str] | None = None) -> int:
     """0 if all results are correct, 1 if not."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="Write the JSON object to this file too, as it grows.")
+    parser.add_argument("--output", type=Path, help="Write the JSON object to this file too.")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="Nothing begins after so many seconds.")
     args = parser.parse_args(argv)
     device, deadline = torch.device(args.device), time.monotonic() + args.seconds
 
-    rows, begun = [], 0
-    combinations = problems(device)
-    for case, dtype in combinations:
-        if time.monotonic() > deadline:
-            break
-        rows += kernel_rows(device, case, dtype)
-        begun += 1
-        write(args.output, report_of(device, rows, [], len(combinations) - begun))
-    say(
-        "",
-        f"{'kernel':<10} {'d(bias)':<8} {'dtype':<9} {'case':<32} " + " ".join(f"{t:>8}" for t in TENSORS) + "   bits",
-    )
+    rows, left = [], problems(device)
+    while left and time.monotonic() < deadline:
+        rows += kernel_rows(device, *left.pop(0))
+    heads = " ".join(f"{tensor:>8}" for tensor in TENSORS)
+    say("", f"{'kernel':<10} {'d(bias)':<8} {'dtype':<9} {'case':<32} {heads}   bits")
     for row in rows:
-        errors = " ".join(f"{row['errors'][t]:8.1e}" for t in TENSORS) if "errors" in row else row["refused"]
-        result = f"{errors}   {row.get('bits', '')}{'' if row['ok'] else '   WRONG'}"
-        say(f"{row['kernel']:<10} {row['bias_gradient']:<8} {row['dtype']:<9} {row['case']:<32} {result}")
-    there = importlib.util.find_spec("transformers") and time.monotonic() < deadline
-    models = model_rows(device) if there else []
+        result = row.get("refused") or " ".join(f"{row['errors'][tensor]:8.1e}" for tensor in TENSORS)
+        verdict = "" if row["ok"] else "   WRONG"
+        place = f"{row['kernel']:<10} {row['bias_gradient']:<8} {row['dtype']:<9} {row['case']:<32}"
+        say(f"{place} {result}   {row.get('bits', '')}{verdict}")
+    models = model_rows(device) if time.monotonic() < deadline else []
     for row in models:
         verdict = "" if row["ok"] else "   WRONG"
         say(f"model: {row['what']:<28} off by {row['error']:.1e}, eager {row['eager']:.1e}{verdict}")
 
-    report = report_of(device, rows, models, len(combinations) - begun)
-    write(args.output, report)
+    on_gpu, wrong = device.type == "cuda", sum(not row["ok"] for row in rows + models)
+    report = dict(ok=not wrong, checked=len(rows) + len(models), wrong=wrong, left_out=len(left))
+    report |= dict(device=torch.cuda.get_device_name(device) if on_gpu else platform.machine())
+    report |= dict(torch=torch.__version__, cudnn=torch.backends.cudnn.version() if on_gpu else None)
+    report |= dict(triton=getattr(sys.modules.get("triton"), "__version__", None), kernels=rows, models=models)
+    if args.output:
+        write_json(args.output, report)
     say(json.dumps(report))
-    return int(not report["ok"])
-
-
-def report_of(device: torch.device, rows: list[dict], models: list[dict], left_out: int) -> dict:
-    """The JSON object. left_out: cases for which there was no time."""
-    failures = [row for row in rows + models if not row["ok"]]
-    return dict(
-        ok=not failures,
-        checked=len(rows) + len(models),
-        wrong=len(failures),
-        left_out=left_out,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        torch=torch.__version__,
-        cudnn=torch.backends.cudnn.version() if device.type == "cuda" else None,
-        triton=getattr(sys.modules.get("triton"), "__version__", None),
-        kernels=rows,
-        models=models,
-    )
-
-
-def write(path: Path | None, report: dict) -> None:
-    if path:
-        path.with_suffix(".tmp").write_text(json.dumps(report, indent=1) + "\n")
-        path.with_suffix(".tmp").replace(path)
+    return int(wrong > 0)
 
 
 # ---------------------------------------------------------------- kernels
@@ -123,7 +94,8 @@ def problems(device: torch.device) -> list[tuple]:
 def kernel_rows(device: torch.device, case, dtype: torch.dtype) -> list[dict]:
     """One row for each kernel of this device and gradient of the bias; eager attention first."""
     gpu, problem = device.type == "cuda", make(case, dtype, device)
-    truth = run_eager(*(x if x is None else x.double() if x.is_floating_point() else x for x in problem), case)
+    wide = [x.double() if x is not None and x.is_floating_point() else x for x in problem]  # a mask is bool
+    truth = run_eager(*wide, case)
     rows = [row_of("eager", "", dtype, case, truth, [run_eager(*problem, case)])]
     for name in KERNELS:
         if name in (("flash_cpu",) if gpu else ("cudnn", "efficient")):
@@ -177,9 +149,10 @@ def run_eager(q, k, v, bias, mask, grad_out, case) -> list[torch.Tensor]:
     q, k, v, bias = leaves
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) + bias
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
-    allowed = (
-        (allowed.tril() if case[3] else allowed) if mask is None else (allowed.tril() if case[3] else allowed) & mask
-    )
+    if case[3]:
+        allowed = allowed.tril()
+    if mask is not None:
+        allowed = allowed & mask
     weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1).to(v.dtype)
     out = torch.einsum("bhqk,bkhd->bqhd", weights, v)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
@@ -205,19 +178,12 @@ def row_of(name: str, gradient: str, dtype: torch.dtype, case, truth, runs) -> d
         error = float((ours.double() - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
         errors[tensor] = error
     differ = [t for t, *found in zip(TENSORS, *runs, strict=True) if not all(torch.equal(found[0], x) for x in found)]
-    ok = all(error <= LIMIT[dtype] for error in errors.values()) or name == "eager"
-    if name in DETERMINISTIC:
-        ok = ok and not differ
-    ok = ok and "dbias" not in differ
-    return dict(
-        kernel=name,
-        bias_gradient=gradient,
-        dtype=short(dtype),
-        case=title(case),
-        errors=errors,
-        bits=("" if len(runs) == 1 else f"{', '.join(differ)} differ" if differ else "same"),
-        ok=ok,
-    )
+    is_near = all(error <= LIMIT[dtype] for error in errors.values()) or name == "eager"
+    must_repeat = TENSORS if name in DETERMINISTIC else ("dbias",)
+    ok = is_near and not {*must_repeat} & {*differ}
+    bits = f"{', '.join(differ)} differ" if differ else "same"
+    row = dict(kernel=name, bias_gradient=gradient, dtype=short(dtype), case=title(case), errors=errors)
+    return row | dict(bits=bits if len(runs) > 1 else "", ok=ok)
 
 
 def short(dtype: torch.dtype) -> str:
@@ -244,18 +210,9 @@ def model_rows(device: torch.device) -> list[dict]:
 
     def gradient(implementation: str, dtype: torch.dtype, compiled: bool, **inputs) -> torch.Tensor:
         torch.manual_seed(0)
-        config = T5Config(
-            vocab_size=512,
-            d_model=128,
-            d_kv=64,
-            d_ff=256,
-            num_heads=2,
-            num_layers=2,
-            num_decoder_layers=2,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
+        shape = dict(d_model=128, d_kv=64, d_ff=256, num_heads=2, num_layers=2, num_decoder_layers=2)
+        options = dict(feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0)
+        config = T5Config(vocab_size=512, **shape, **options)
         model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation=implementation)
         model = model.to(device, dtype if dtype == torch.float64 else torch.float32).train()
         run = torch.compile(model, fullgraph=True) if compiled else model

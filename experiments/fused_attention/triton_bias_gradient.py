@@ -35,63 +35,6 @@ def _row_sums(grad_out, out, delta, rows, queries, heads, width, ROWS: tl.conste
 
 
 @triton.jit
-def log_weights(
-    left,
-    right,
-    bias_block,
-    mask,
-    lse,
-    inside,
-    example,
-    head,
-    rows,
-    columns,
-    heads,
-    queries,
-    scale,
-    mask_batch,
-    mask_head,
-    mask_query,
-    mask_key,
-    MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """(log P in float32, bool: may the query attend to the key) for a block of queries and a block of keys.
-
-    left @ right: Q K^T or K Q^T. rows, columns: the numbers of the queries and keys, each along its dimension of that
-    product. MASK: 0 no mask, 1 bool, 2 additive floats.
-    """
-    scores = tl.dot(left, right, input_precision=PRECISION) * scale + bias_block
-    seen = inside
-    if MASK > 0:
-        spot = (
-            example * mask_batch
-            + head.to(tl.int64) * mask_head
-            + rows.to(tl.int64) * mask_query
-            + columns.to(tl.int64) * mask_key
-        )
-        given = tl.load(mask + spot, mask=inside, other=0)
-        if MASK == 1:
-            seen &= given != 0
-        else:
-            additive = given.to(tl.float32)
-            scores += additive
-            seen &= additive > _LOWEST
-    return scores - tl.load(lse + (example * heads + head) * queries + rows, mask=rows < queries, other=0.0), seen
-
-
-@triton.jit
-def weight_gradients(left, right, delta, example, head, rows, heads, queries, PRECISION: tl.constexpr):
-    """dP - delta of a block in float32; multiplied by P it is dS. left @ right: dO V^T or V dO^T. rows: as in
-    `log_weights`.
-
-    dO and V are best loaded after the scores: before them they spill in exact float32 (Triton 3.6, sm_90).
-    """
-    product = tl.dot(left, right, input_precision=PRECISION)
-    return product - tl.load(delta + (example * heads + head) * queries + rows, mask=rows < queries, other=0.0)
-
-
-@triton.jit
 def _bias_gradient(
     grad_out,
     q,
@@ -131,8 +74,8 @@ def _bias_gradient(
     BLOCK_K: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """result[part, h, q, k] = the sum of dS over the `examples` examples of a part of the batch. MASK: as in
-    `log_weights`.
+    """result[part, h, q, k] = the sum of dS over the `examples` examples of a part of the batch. MASK: 0 no mask,
+    1 bool, 2 additive floats.
 
     q, k, v: [B, S, H, D] with dense rows of D; grad_out contiguous; lse and delta contiguous [B, H, Q]; result
     contiguous.
@@ -159,6 +102,8 @@ def _bias_gradient(
     of_q = rows[:, None] * q_row + head * q_head + d[None, :]
     of_k = columns[None, :] * k_row + head * k_head + d[:, None]
     of_v = columns[None, :] * v_row + head * v_head + d[:, None]
+    of_mask = head.to(tl.int64) * mask_head + rows[:, None].to(tl.int64) * mask_query
+    of_mask += columns[None, :].to(tl.int64) * mask_key
     rows_in = row_in[:, None] & d_in[None, :]
     columns_in = d_in[:, None] & column_in[None, :]
 
@@ -170,30 +115,23 @@ def _bias_gradient(
         example = first + step
         q_block = tl.load(q + example * q_batch + of_q, mask=rows_in, other=0.0)
         k_block = tl.load(k + example * k_batch + of_k, mask=columns_in, other=0.0)
-        logs, seen = log_weights(
-            q_block,
-            k_block,
-            bias_block,
-            mask,
-            lse,
-            inside,
-            example,
-            head,
-            rows[:, None],
-            columns[None, :],
-            heads,
-            queries,
-            scale,
-            mask_batch,
-            mask_head,
-            mask_query,
-            mask_key,
-            MASK,
-            PRECISION,
-        )
+        scores = tl.dot(q_block, k_block, input_precision=PRECISION) * scale + bias_block
+        seen = inside
+        if MASK > 0:
+            given = tl.load(mask + example * mask_batch + of_mask, mask=inside, other=0)
+            if MASK == 1:
+                seen &= given != 0
+            else:
+                additive = given.to(tl.float32)
+                scores += additive
+                seen &= additive > _LOWEST
+        of_rows = (example * heads + head) * queries + rows[:, None]
+        logs = scores - tl.load(lse + of_rows, mask=row_in[:, None], other=0.0)
+        # dO and V are loaded after the scores: before them they spill in exact float32 (Triton 3.6, sm_90).
         grad_block = tl.load(grad_out + example * queries * across + at_rows, mask=rows_in, other=0.0)
         v_block = tl.load(v + example * v_batch + of_v, mask=columns_in, other=0.0)
-        change = weight_gradients(grad_block, v_block, delta, example, head, rows[:, None], heads, queries, PRECISION)
+        change = tl.dot(grad_block, v_block, input_precision=PRECISION)
+        change -= tl.load(delta + of_rows, mask=row_in[:, None], other=0.0)
         # `where` comes last: for hidden keys exp() may be inf, and inf * 0 is NaN.
         total += tl.where(seen, tl.exp(logs) * change, 0.0)
 
@@ -228,54 +166,33 @@ def bias_gradient_triton(
     examples = triton.cdiv(batch, parts)
     parts = triton.cdiv(batch, examples)
     result = torch.empty(parts, heads, queries, keys, dtype=torch.float32, device=device)
-    with on_its_device(given.q):
-        tensors, strides, constants = prepared(grad_out, given, out, lse)
+    delta = torch.empty(batch, heads, queries, dtype=torch.float32, device=device)
+    grad_out, out, lse = (x.contiguous() for x in (grad_out, out, lse))
+    q, k, v, bias = (rows_dense(x) for x in given[:4])
+    kind, mask, mask_strides = 0, q, (0, 0, 0, 0)
+    if given.mask is not None:
+        mask = given.mask.expand(batch, heads, queries, keys)
+        kind, mask_strides = (1 if mask.dtype == torch.bool else 2), mask.stride()
+        mask = mask.view(torch.uint8) if kind == 1 else mask
+    is_exact = q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    strides = [x.stride(i) for x in (q, k, v) for i in range(3)] + [*bias.stride()[1:3], *mask_strides]
+    rows, of_width = batch * queries * heads, power(width)
+    # Triton would start the kernels on the current GPU.
+    with torch.cuda.device(device) if q.is_cuda else contextlib.nullcontext():
+        _row_sums[(triton.cdiv(rows, _ROWS),)](
+            grad_out, out, delta, rows, queries, heads, width, ROWS=_ROWS, WIDTH=of_width
+        )
         _bias_gradient[(tiles, heads, parts)](
-            *tensors,
-            result,
-            batch,
-            heads,
-            queries,
-            keys,
-            width,
-            float(given.scale),
-            examples,
+            *(grad_out, q, k, v, bias, mask, lse, delta, result),
+            *(batch, heads, queries, keys, width, float(given.scale), examples),
             *strides,
             CAUSAL=given.causal,
-            **constants,
+            MASK=kind,
+            PRECISION="ieee" if is_exact else "tf32",
+            WIDTH=of_width,
             **tile,
         )
     return result if parts == 1 else result.sum(0, keepdim=True)
-
-
-def on_its_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
-    """A block in which kernels start on the tensor's GPU; Triton would start them on the current one."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
-
-
-def prepared(
-    grad_out: torch.Tensor, given: Inputs, out: torch.Tensor, lse: torch.Tensor
-) -> tuple[list, list[int], dict]:
-    """(tensors, strides, constants), the arguments of a kernel that goes over blocks of scores. Computes delta."""
-    grad_out, out, lse = (x.contiguous() for x in (grad_out, out, lse))
-    q, k, v, bias = (rows_dense(x) for x in given[:4])
-    mask = given.mask
-    batch, queries, heads, width = q.shape
-    kind, strides = 0, (0, 0, 0, 0)
-    if mask is not None:
-        mask = mask.expand(batch, heads, queries, k.shape[1])
-        kind, strides = (1, mask.stride()) if mask.dtype == torch.bool else (2, mask.stride())
-        mask = mask.view(torch.uint8) if kind == 1 else mask
-    precision = "ieee" if q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
-    constants = dict(MASK=kind, PRECISION=precision, WIDTH=power(width))
-
-    delta = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
-    rows = batch * queries * heads
-    _row_sums[(triton.cdiv(rows, _ROWS),)](
-        grad_out, out, delta, rows, queries, heads, width, ROWS=_ROWS, WIDTH=power(width)
-    )
-    tensors = [grad_out, q, k, v, bias, q if mask is None else mask, lse, delta]
-    return tensors, [x.stride(i) for x in (q, k, v) for i in range(3)] + [*bias.stride()[1:3], *strides], constants
 
 
 def tile_of(dtype: torch.dtype, queries: int, keys: int, width: int) -> dict[str, int]:
@@ -284,7 +201,9 @@ def tile_of(dtype: torch.dtype, queries: int, keys: int, width: int) -> dict[str
     With these sizes ptxas keeps everything in registers on sm_90a. 128 x 128 spills; exact float32 products, which
     tensor cores do not have, spill from 64 x 64 on (tests/slow/test_triton_kernel.py compiles them).
     """
-    largest = (32, 32) if dtype == torch.float32 else (128, 64) if width <= 64 else (64, 64)
+    largest = (128, 64) if width <= 64 else (64, 64)
+    if dtype == torch.float32:
+        largest = (32, 32)
     block_q, block_k = min(largest[0], power(queries)), min(largest[1], power(keys))
     warps = 8 if block_q * block_k * power(width) >= 2**19 else 4
     return dict(BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=2)
