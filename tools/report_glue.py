@@ -394,7 +394,8 @@ def write_submission(folder: Path) -> list[str]:
                 archive.writestr(file, "".join(["index\tprediction\n", *lines]))
 
     write_aside(folder / "submission.zip", write)
-    return [file for name in GLUE for file in submission_files(name).values() if file not in answers]
+    wanted = [file for name in GLUE for file in submission_files(name).values()]
+    return [file for file in wanted if file not in answers]
 
 
 def submission_files(name: str) -> dict[str, str]:

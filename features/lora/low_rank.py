@@ -22,14 +22,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
-from features.lora.folders import CONFIG, WEIGHTS, base_of, root_of
 from foundry.common.errors import UserError
-from foundry.common.reports import difference_of_names, first_line, read_json, write_json
+from foundry.common.reports import difference_of_names, first_line, read_json, record_json, write_json
 from foundry.modeling.families import output_head
 from foundry.modeling.generation_settings import complete
 from foundry.modeling.loading import ODD_JSON
 from foundry.modeling.weights import Adapter
 
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _BEFORE = "base_model.model."  # what peft puts before the names of a model's tensors
 _CHECKSUM = "base_checksum.json"  # the checksum of the base weights that the matrices were trained with
 
@@ -54,7 +54,9 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     for layer in linears.values():
         layer.compute_dtype = torch.float32  # peft gives A and B this type
     base = str(Path(base).absolute()) if Path(base).is_dir() else base
-    task = "SEQ_2_SEQ_LM" if model.can_generate() else "TOKEN_CLS" if whole else "FEATURE_EXTRACTION"
+    task = "TOKEN_CLS" if whole else "FEATURE_EXTRACTION"
+    if model.can_generate():
+        task = "SEQ_2_SEQ_LM"
     options = dict(base_model_name_or_path=base, task_type=task, exclude_modules=others or None)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options)
     inject_adapter_in_model(config, model)
@@ -125,6 +127,37 @@ def low_rank_state(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tens
 
 
 # ---------------------------------------------------------------- a folder of matrices
+def base_of(name_or_path: str | Path) -> str | None:
+    """The checkpoint that a folder's LoRA matrices belong to; None if the folder holds no adapter. UserError for other
+    adapters than LoRA, and for one that names no checkpoint."""
+    path = Path(name_or_path) / CONFIG
+    if not path.exists():
+        return None
+    try:
+        config = record_json(path)
+        kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        raise UserError(f"--model_name_or_path {name_or_path}: its {CONFIG} cannot be read") from None
+    if kind != "LORA" or not base or not (Path(name_or_path) / WEIGHTS).is_file():
+        raise UserError(
+            f"--model_name_or_path {name_or_path}: the folder holds an adapter ({kind}, made from {base}) that cannot "
+            f"be merged. Give a LoRA adapter with its matrices in {WEIGHTS} and the name of its checkpoint in {CONFIG}"
+        )
+    return base
+
+
+def root_of(name_or_path: str) -> str:
+    """The checkpoint at the end of a chain of folders of LoRA's matrices; a checkpoint itself. UserError for a chain
+    that leads back to one of its folders."""
+    place, seen = name_or_path, []
+    while base := base_of(place):
+        seen.append(Path(place).resolve())
+        if Path(base).resolve() in seen:
+            raise UserError(f"--model_name_or_path {name_or_path}: {place}/{CONFIG} names {base}, its own base")
+        place = base
+    return place
+
+
 def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> PreTrainedModel:
     """The model with a folder's LoRA matrices added to its own; without `merge` they stay beside its own, all frozen.
 
@@ -208,8 +241,7 @@ class LowRankFolder(Adapter):
 
     config, weights, holds = CONFIG, WEIGHTS, "LoRA matrices"
 
-    def root_of(self, name_or_path: str) -> str:
-        return root_of(name_or_path)
+    root_of = staticmethod(root_of)
 
     def load(self, folder: str, read: Callable, merge: bool, flag: str) -> PreTrainedModel:
         return load_merged(folder, read, merge, flag)

@@ -2,8 +2,8 @@
 
     python fine_tune_t5.py --preference dpo --train_file pairs.jsonl --model_name_or_path out/fine_tune_t5
 
-losses.py has the losses, batches.py the batches and the forward pass, reference.py the starting weights' log-
-probabilities and the log, preference_rows.py the rows and records.
+losses.py has the losses and the forward pass, reference.py the starting weights' log-probabilities and the log,
+preference_rows.py the rows and records.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -89,7 +89,7 @@ class AnswerMeasures(Measures):
 
     @staticmethod
     def statistics(nats: Any, labels: Any, correct: Any, inputs: dict) -> Any:
-        from features.preferences.batches import answer_statistics
+        from features.preferences.losses import answer_statistics
 
         return answer_statistics(nats, inputs)
 
@@ -260,7 +260,7 @@ class PreferenceLearning(Learning):
         return job.replace("fine-tuning a checkpoint", "learning preferences")
 
     def loss(self, model: Any, args: Any) -> Callable:
-        from features.preferences.batches import preference_loss
+        from features.preferences.losses import preference_loss
 
         return partial(preference_loss, self.how)
 

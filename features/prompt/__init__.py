@@ -3,7 +3,7 @@
     python predict_t5.py --interactive --model_name_or_path out/pre_train_t5     # The cat <extra_id_0> on the mat.
     python predict_t5.py --interactive --model_name_or_path out/pre_train_t5 < lines.txt
 
-gaps.py makes of a line what pre-training would make of it, prompt.py answers.
+prompt.py answers.
 """
 
 from dataclasses import dataclass

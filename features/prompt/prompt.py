@@ -7,11 +7,26 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerBase
 
 from data_collator_t5 import find_sentinel_ids
-from features.prompt.gaps import spans
 from foundry.common.processes import say
 from foundry.corpora.gaps import GAP, source_ids
 from foundry.corpora.tokenizers import decoded
 from tasks.answering import Engine, Plan
+
+
+def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int, list[int]]:
+    """{number of a sentinel: the tokens after it, up to the next sentinel or EOS}: [99, 5, 6, 98, 7, 1] -> {0: [5, 6],
+    1: [7]} with sentinels 99, 98, ... If a sentinel is repeated, the first one counts."""
+    places = {sentinel: number for number, sentinel in enumerate(sentinel_ids)}
+    filled, current = {}, []  # tokens before the first sentinel, or after a repeated one, get into no list of `filled`
+    for token in ids:
+        if token == eos_id:
+            break
+        if token in places:
+            current = []
+            filled.setdefault(places[token], current)
+        else:
+            current.append(token)
+    return filled
 
 
 def answers_to(

@@ -234,7 +234,7 @@ READ_ELSEWHERE = [
     # is that of their contents
     (["tasks/"], ["test_mixtures.py", "test_task_records.py"]),
     # tokenizer.json of tokenizers: scores, map of letters, what is added to a text: llama.cpp reads a text as we do
-    (["features/gguf/vocabulary.py"], ["test_gguf.py"]),
+    (["features/gguf/writing.py"], ["test_gguf.py"]),
     # load_model, load_tokenizer of CTranslate2's converter; its file of tokens: v1.1's output is scaled rightly; every
     # token has one id
     (["features/ctranslate2/engine.py"], ["test_ctranslate2_export.py"]),

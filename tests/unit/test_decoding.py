@@ -145,6 +145,19 @@ class SameAnswersTest(parameterized.TestCase):
         for slots in (2, 11):
             self.assertEqual([one.tokens for one in found(model, sources, slots, draws, **settings)], wanted)
 
+    def test_a_token_is_drawn_by_the_number_of_its_place(self):
+        """It is the first one whose cumulated probability is larger, by the model's own forward pass."""
+        model, (source, *_) = made_model(), made_sources(1)
+        draws = torch.rand(1, 3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        settings = dict(do_sample=True, num_return_sequences=3, temperature=1.5)
+        for numbers, answer in zip(draws[0], found(model, [source], 1, draws, **settings), strict=True):
+            self.assertGreater(len(answer.tokens), 1)
+            given = torch.tensor([[model.config.decoder_start_token_id, *answer.tokens[:-1]]])
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=given).logits[0].double()
+            sums = (logits / 1.5).softmax(-1).cumsum(-1)
+            wanted = sums.gt(numbers[: len(given[0]), None]).int().argmax(-1)
+            self.assertEqual(answer.tokens, wanted.tolist())
+
     def test_an_answer_ends_where_it_is_told_to(self):
         """`watch` says so at the second token of each answer, but the first one's; limits are those of each source."""
         model, sources = made_model(), made_sources(5)

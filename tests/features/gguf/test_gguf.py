@@ -23,7 +23,7 @@ import export_checkpoint
 import predict_t5
 from features.gguf import writing
 from features.gguf.llama_engine import LlamaEngine
-from features.gguf.vocabulary import vocabulary_of
+from features.gguf.writing import vocabulary_of
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.publishing.exports import Original, encode

@@ -17,8 +17,7 @@ from zoo import FAMILIES, write_checkpoint
 import predict_t5
 from constants import LORA, OPTIMIZERS
 from features.lora import LowRank
-from features.lora.folders import base_of
-from features.lora.low_rank import add_low_rank, low_rank_state
+from features.lora.low_rank import add_low_rank, base_of, low_rank_state
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.training import FineTuningArguments, check_training, decide_features
 from foundry.common.errors import UserError

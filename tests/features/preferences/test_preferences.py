@@ -22,8 +22,7 @@ from zoo import write_checkpoint
 from constants import PREFERENCE_METRICS
 from features import of_fine_tuning
 from features.preferences import BETAS, OTHER_ANSWER, reference
-from features.preferences.batches import preference_loss
-from features.preferences.losses import OF_PREFERENCE, Preference, evaluated, preference_metrics
+from features.preferences.losses import OF_PREFERENCE, Preference, evaluated, preference_loss, preference_metrics
 from features.preferences.preference_rows import with_other_answers
 from features.preferences.reference import PreferenceCallback, add_reference
 from foundry.arguments.task import TaskArguments
