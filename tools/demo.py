@@ -33,24 +33,6 @@ CSV += "--learning_rate 1e-2 --num_train_epochs 10"
 LABELS = {"fine_tuned": "pre-trained", "from_scratch": "from scratch"}  # {beginning of a folder's name: of a curve}
 
 
-def seconds_of_a_step() -> float:
-    """Seconds of a step of the demo's pre-training on this machine, from the last 20 of 25."""
-    import torch
-
-    from foundry.model_t5 import build_config, create_model
-    from foundry.training.optimizers import MuonWithAdamW, layer_matrices
-
-    model, began = create_model(build_config("tiny", 4096)).eval(), 0.0
-    optimizer = MuonWithAdamW(model.parameters(), layer_matrices(model))
-    ids = torch.randint(3, 4096, (16, 64))
-    for step in range(25):
-        began = time.perf_counter() if step == 5 else began
-        model(input_ids=ids, labels=ids[:, :32].contiguous()).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return (time.perf_counter() - began) / 20
-
-
 def _work(script: str, flags: list[str], threads: int, log: Path | None) -> None:
     """Runs a script in this fork, as its own command line would. threads: 0: as torch chooses. log: where its lines
     go."""
@@ -124,17 +106,12 @@ def main() -> None:
     for script in ("pre_train_t5", "fine_tune_t5"):
         importlib.import_module(script)
     from foundry.common.reports import human_time, read_json
-    from foundry.common.yaml_files import read_yaml
     from tools.seed_scores import mean_and_deviation
 
-    steps = read_yaml(RECIPE)["max_steps"]
-    with FORK.Pool(1) as pool:  # threads of torch in this process would be missing in its forks
-        seconds = steps * pool.apply(seconds_of_a_step)
     say(
-        "A T5 of 1.9M weights reads the documentation of ten installed packages and learns to fill its gaps. Then it "
-        "learns from 300 paragraphs from which package each is, beside a T5 that has read nothing.",
-        f"The longest part, {steps:,} steps of pre-training, takes about {human_time(seconds)} here, by 20 steps just "
-        "timed.",
+        "A T5 of 1.9M weights reads the documentation of ten installed packages and learns to fill its gaps: that is "
+        "the longest part, whose time is told after two steps. Then it learns from 300 paragraphs from which package "
+        "each is, beside a T5 that has read nothing."
     )
     out, options = args.output, "--overwrite_output_dir --report_to none"
     args.output.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -39,12 +38,9 @@ class DemoTest(absltest.TestCase):
             (out / "all_results.json").write_text(json.dumps(dict(eval_loss=3.0, eval_accuracy=accuracy)))
             started.append((script, words, threads, log))
 
-        pool = mock.MagicMock()
-        pool.return_value.__enter__.return_value.apply.return_value = 0.1
         with (
             mock.patch.object(demo, "start", start),
             mock.patch.object(demo, "finish"),
-            mock.patch.object(demo, "FORK", SimpleNamespace(Pool=pool)),
             mock.patch.object(demo, "draw", wraps=demo.draw) as drawn,
             mock.patch("sys.argv", ["demo", "--output", str(self.folder), *argv]),
             contextlib.redirect_stdout(io.StringIO()) as printed,
@@ -65,7 +61,6 @@ class DemoTest(absltest.TestCase):
 
     def test_numbers_are_those_of_the_runs(self):
         started, printed, figure = self.run_demo("--seeds", "1", "2")
-        self.assertIn("1,400 steps of pre-training, takes about 2 min 20 s", printed)
         self.assertIn(
             "loss of the pre-training 3.00; accuracy after it 15.0 ± 7.1 %, from scratch 10.0 ± 7.1 %", printed
         )
