@@ -22,9 +22,6 @@ class Formats(Feature):
         needs_packages("formats", "onnxscript onnxruntime", "export", lambda formats: _named("onnx", formats)),
     )
 
-    def is_on(self) -> bool:
-        return True
-
 
 @dataclass
 class Engines(Feature):
@@ -42,6 +39,3 @@ class Engines(Feature):
             "needs llama-cpp-python: pip install -r requirements/llama_cpp.txt",
         ),
     )
-
-    def is_on(self) -> bool:
-        return True

@@ -24,10 +24,11 @@ class Feature:
 
     rules: ClassVar[Rules] = ()  # checked with all flags of the run (`Flags`), also while the feature is off
     decisive: ClassVar[Sequence[str]] = ()  # flags that a resumed run must keep
+    switch: ClassVar[str] = ""  # the flag that asks for it; "": it is always on
 
     def is_on(self) -> bool:
         """Whether the flags ask for it."""
-        raise NotImplementedError
+        return not self.switch or bool(getattr(self, self.switch))
 
     def of_run(self) -> "Feature":
         """What stands for it in a run: the flags themselves, or an object that has them and what the run finds."""

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Front(Feature):
-    """What predict_t5.py does with its engine in place of answering a file, if the flag `instead` is given."""
+    """What predict_t5.py does with its engine in place of answering a file. Its `switch` takes the place of
+    --input_file."""
 
-    instead: ClassVar[str]  # which then takes the place of --input_file
     as_typed: ClassVar[bool] = False  # whether it reads texts as they are, without the task of task.json
 
     def work(self, plan: "Plan", engine: "Engine") -> None:
@@ -27,7 +27,7 @@ class Front(Feature):
     def encode(self, args: Any, load: "Callable[[], Encoder]") -> None:  # noqa: ARG002
         """As `work`, from a folder whose model writes no text. args: the flags of predict_t5.py. UserError unless the
         front overrides it."""
-        raise UserError(f"--{self.instead}: the model {args.model_name_or_path} writes no text: give --input_file")
+        raise UserError(f"--{self.switch}: the model {args.model_name_or_path} writes no text: give --input_file")
 
 
 def fronts() -> list[type[Front]]:
@@ -37,7 +37,7 @@ def fronts() -> list[type[Front]]:
 
 def check_front(flags: Flags) -> None:
     """UserError for two fronts, and for one with flags of a file's inputs or with several processes."""
-    given = [kind.instead for kind in fronts() if flags.get(kind.instead)]
+    given = [kind.switch for kind in fronts() if flags.get(kind.switch)]
     if not given:
         return
     front, *others = given
@@ -52,4 +52,4 @@ def check_front(flags: Flags) -> None:
 def prompt_command() -> str:
     """The words that start a prompt for any model, also one that was only pre-trained; without such a feature those
     that answer a file."""
-    return " ".join(["predict_t5.py", *(f"--{kind.instead}" for kind in fronts() if kind.as_typed)])
+    return " ".join(["predict_t5.py", *(f"--{kind.switch}" for kind in fronts() if kind.as_typed)])

@@ -23,6 +23,7 @@ class Comet(Comparison):
 
     _argument_group_name = "evaluation"
     _usual = ""
+    switch: ClassVar = "comet_model"
     rules: ClassVar[Rules] = (
         ("comet_model", lambda flags: flags.comet_model and flags.do_predict, "not with --do_predict: needs targets"),
         ("comet_command", lambda flags: not flags.comet_model, "nothing runs it without --comet_model: give both"),
@@ -30,9 +31,6 @@ class Comet(Comparison):
 
     comet_model: str | None = option(None, "COMET checkpoint, FOLDER/checkpoints/model.ckpt: adds comet to text tasks.")
     comet_command: str = option("comet-score", "unbabel-comet's program, as in comet_env/bin/comet-score.")
-
-    def is_on(self) -> bool:
-        return bool(self.comet_model)
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError, before any work, if the program or its model is missing, or fails on a first row."""

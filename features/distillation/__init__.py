@@ -23,6 +23,7 @@ class Distillation(Feature):
 
     _argument_group_name = "distillation"
     _usual = ""
+    switch: ClassVar = "teacher"
     rules: ClassVar[Rules] = (
         (
             "distillation_weight distillation_temperature distillation_beta teacher_top_k",
@@ -47,9 +48,6 @@ class Distillation(Feature):
     def top_k(self) -> int:
         """How many tokens are cached of the teacher; 0: it runs at every step."""
         return getattr(self, "teacher_top_k", 0)
-
-    def is_on(self) -> bool:
-        return bool(self.teacher)
 
     def divergence(self, teacher: Any) -> Any:
         """What the flags ask for. teacher: the model, None if it ran before and is cached."""

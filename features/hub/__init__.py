@@ -29,9 +29,6 @@ class RunHub(Feature):
 
     hub_predictions: bool = option(False, "With --push_to_hub: also upload held-out texts, of samples and predictions.")
 
-    def is_on(self) -> bool:
-        return True
-
     def of_run(self) -> "RunPublication":
         return RunPublication(self)
 
@@ -41,9 +38,6 @@ class RunPublication(Publication):
 
     def __init__(self, flags: RunHub):
         self.flags, self.local = flags, list[str]()
-
-    def is_on(self) -> bool:
-        return True
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError for a name that no repository can have."""
@@ -82,9 +76,6 @@ class ExportHub(Publication):
     language: list[str] | None = option(None, "Languages for the model card, such as en it.")
     push_to_hub: str | None = option(None, "Upload the folder to this model repository, such as me/my-t5.")
     hub_private: bool = option(False, "Make the repository private when it is created.")
-
-    def is_on(self) -> bool:
-        return True
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError for a name that no repository can have."""

@@ -78,6 +78,7 @@ class LowRank(_Frozen):
 
     _argument_group_name = "model and tokenizer"
     _usual = "lora_rank"
+    switch: ClassVar = "lora_rank"
     rules: ClassVar[Rules] = (
         *_FORM_RULES,
         *_no_form(
@@ -100,9 +101,6 @@ class LowRank(_Frozen):
     load_in_4bit: bool = _LOAD_IN_4BIT
     load_in_8bit: bool = _LOAD_IN_8BIT
     dtype: str | None = option(None, "Type of frozen weights.", choices=DTYPES, auto=True)
-
-    def is_on(self) -> bool:
-        return bool(self.lora_rank)
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """Nothing. UserError without a checkpoint, and for one that the run would delete, or that only this machine

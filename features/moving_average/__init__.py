@@ -20,14 +20,12 @@ class MovingAverage(Feature):
 
     _argument_group_name = "optimizer and schedule"
     _usual = ""
+    switch: ClassVar = "ema_decay"
     decisive: ClassVar = ("ema_decay",)
 
     ema_decay: float | None = option(
         None, "Evaluate and save a moving average of the weights with this decay, such as 0.999.", above=0, below=1
     )
-
-    def is_on(self) -> bool:
-        return self.ema_decay is not None
 
     def of_run(self) -> "AverageKept":
         return AverageKept(self)

@@ -18,7 +18,7 @@ class Prompt(Front):
     """Answers what is typed or piped, line by line, in place of answering a file."""
 
     _argument_group_name = "prediction"
-    instead: ClassVar = "interactive"
+    switch: ClassVar = "interactive"
     as_typed: ClassVar = True
     rules: ClassVar[Rules] = (
         (
@@ -34,9 +34,6 @@ class Prompt(Front):
     )
 
     interactive: bool = option(False, "Answer each line of standard input: fill <extra_id_0>, or do the task.")
-
-    def is_on(self) -> bool:
-        return self.interactive
 
     def work(self, plan: Any, engine: Any) -> None:
         from features.prompt.prompt import prompt

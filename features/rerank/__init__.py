@@ -41,6 +41,7 @@ class Rerank(Choice):
 
     _argument_group_name = "choosing among answers"
     _usual = "rerank"
+    switch: ClassVar = "rerank"
     decisive: ClassVar = ("rerank", "rerank_metric", "rerank_task", "rerank_prefix", "rerank_weight")
     rules: ClassVar[Rules] = (
         *RULES,
@@ -51,7 +52,7 @@ class Rerank(Choice):
         ),
         (
             "rerank",
-            lambda flags: flags.rerank and any(flags.get(kind.instead) for kind in fronts()),
+            lambda flags: flags.rerank and any(flags.get(kind.switch) for kind in fronts()),
             "is for the inputs of a file: leave it out, or give --input_file",
         ),
     )
@@ -67,9 +68,6 @@ class Rerank(Choice):
     rerank_weight: float = option(
         1.0, "Of --rerank score: weight of the second model's nats of a token; the first one's is 1.", at_least=0
     )
-
-    def is_on(self) -> bool:
-        return self.rerank is not None
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError for a second model that cannot be asked, before anything is read."""

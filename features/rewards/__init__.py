@@ -39,6 +39,7 @@ class Rewards(Feature):
 
     _argument_group_name = "rewards"
     _usual = ""
+    switch: ClassVar = "reward"
     rules: ClassVar[Rules] = (
         (
             f"{_HOW} supervised_share",
@@ -77,9 +78,6 @@ class Rewards(Feature):
         0.2, "grpo: largest change of a token's probability from the second update on.", above=0
     )
     supervised_share: float = option(0.0, "Share of the ordinary loss on the targets.", at_least=0, below=1)
-
-    def is_on(self) -> bool:
-        return self.reward is not None
 
     def of_run(self) -> "RewardLearning":
         return RewardLearning(self)

@@ -28,7 +28,7 @@ class Server(Front):
 
     _argument_group_name = "prediction"
     _usual = "serve"
-    instead: ClassVar = "serve"
+    switch: ClassVar = "serve"
     rules: ClassVar[Rules] = (
         (
             "do_sample temperature top_k top_p num_return_sequences",
@@ -52,9 +52,6 @@ class Server(Front):
     cut_sources: bool = option(False, "Of --serve: cut sources that are too long, which are otherwise refused.")
 
     cors_origin: list[str] | None = option(None, "Of --serve: sites whose pages may ask this server from a browser.")
-
-    def is_on(self) -> bool:
-        return self.serve
 
     def work(self, plan: Any, engine: Any) -> None:
         from features.server.app import serve

@@ -39,6 +39,7 @@ class Streams(TextSource):
 
     _argument_group_name = "text"
     _usual = "streaming"
+    switch: ClassVar = "streaming"
     rules: ClassVar[Rules] = (
         ("shuffle_buffer_size", lambda flags: not flags.streaming, "needs --streaming"),
         ("skip_broken_rows", lambda flags: not flags.streaming, "needs --streaming"),
@@ -49,9 +50,6 @@ class Streams(TextSource):
     streaming: bool = option(False, "Read and tokenise text on the fly. Needs --max_steps and a tokenizer.")
     skip_broken_rows: bool = option(False, "Streaming: leave out lines of local files that are no UTF-8 or JSON.")
     shuffle_buffer_size: int = option(10_000, "Streaming: chunks shuffled at a time, over all ranks.", at_least=1)
-
-    def is_on(self) -> bool:
-        return self.streaming
 
     def decide(self, flags: Flags) -> dict[str, Any]:
         """ignore_data_skip: when a run resumes, the stream itself begins at the right row, so Trainer must skip
@@ -106,6 +104,7 @@ class StreamedDataSet(TextSource):
     """A data set that create_tokenizer.py reads without storing it."""
 
     _argument_group_name = "tokenizer"
+    switch: ClassVar = "streaming"
     rules: ClassVar[Rules] = (
         (
             "streaming",
@@ -115,9 +114,6 @@ class StreamedDataSet(TextSource):
     )
 
     streaming: bool = option(False, "Read the data set on the fly, without storing it first.")
-
-    def is_on(self) -> bool:
-        return self.streaming
 
     def documents(self, args: Any, most: int | None) -> tuple:
         from features.streams.streamed_text import streamed_documents

@@ -17,13 +17,10 @@ class WebPage(Front):
     """Shows the answers to what is typed, in place of answering a file."""
 
     _argument_group_name = "prediction"
-    instead: ClassVar = "web"
+    switch: ClassVar = "web"
     rules: ClassVar[Rules] = (needs_packages("web", "gradio", "web"),)
 
     web: bool = option(False, "Open a page on this machine to try the model, instead of answering --input_file.")
-
-    def is_on(self) -> bool:
-        return self.web
 
     def work(self, plan: Any, engine: Any) -> None:
         from features.web_page.page import show_page

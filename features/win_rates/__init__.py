@@ -16,6 +16,7 @@ class WinRates(Comparison):
     """Compares answers with those of another checkpoint."""
 
     _argument_group_name = "evaluation"
+    switch: ClassVar = "against"
     rules: ClassVar[Rules] = (
         (
             "against",
@@ -25,9 +26,6 @@ class WinRates(Comparison):
     )
 
     against: str | None = option(None, "predictions.jsonl of another checkpoint on the same rows: adds win rates.")
-
-    def is_on(self) -> bool:
-        return bool(self.against)
 
     def compared(self, entry: dict, records: list[dict]) -> dict[str, float]:
         from features.win_rates.rates import read_others, win_rates
