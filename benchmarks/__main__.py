@@ -79,9 +79,7 @@ PARTS = {
         dict(batch=128, source_length=512, rounds=25),
     ),
     "tokenise": Part(
-        inputs.measure_tokenise,
-        "text to chunks of tokens against datasets.map and grouping",
-        dict(source_length=512),
+        inputs.measure_tokenise, "text to chunks of tokens against datasets.map and grouping", dict(source_length=512)
     ),
     "step": Part(
         step.measure_steps,

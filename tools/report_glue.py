@@ -43,14 +43,7 @@ from foundry.common.errors import UserError
 from foundry.common.flags import option, refuse
 from foundry.common.paths import check_folder, is_free, refuse_links
 from foundry.common.processes import one_line, run_command, run_script, say
-from foundry.common.reports import (
-    end_summary,
-    first_line,
-    read_json,
-    start_summary,
-    write_aside,
-    write_json,
-)
+from foundry.common.reports import end_summary, first_line, read_json, start_summary, write_aside, write_json
 from foundry.common.secrets import without_secrets
 from foundry.common.whole_folders import newest_whole_checkpoint
 from tasks.registry import eval_splits, test_splits, value_of_text

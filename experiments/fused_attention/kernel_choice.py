@@ -251,11 +251,7 @@ def _for_kernels(given: Inputs) -> Inputs:
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, bool causal, float scale, Tensor? added=None"
 
 
-@torch.library.custom_op(
-    "t5_foundry::biased_attention",
-    mutates_args=(),
-    schema=f"({_GIVEN}) -> (Tensor, Tensor)",
-)
+@torch.library.custom_op("t5_foundry::biased_attention", mutates_args=(), schema=f"({_GIVEN}) -> (Tensor, Tensor)")
 def attention(q, k, v, bias, mask, causal: bool, scale: float, added=None) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [B, Q, H, D] and logsumexp [B, H, Q] of softmax(scale Q K^T + bias + mask) V; no gradient of the mask.
 

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, send_to_device
-from transformers import (
-    PreTrainedModel,
-    Seq2SeqTrainer,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerState, TrainingArguments
 
 from constants import IGNORE_INDEX, PREFERENCE_METRICS
 from features.preferences import AnswerMeasures

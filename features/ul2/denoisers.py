@@ -22,14 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from constants import DENOISERS, OBJECTIVES
-from data_collator_t5 import (
-    content_keys,
-    example_keys,
-    find_bos_id,
-    find_eos_id,
-    find_sentinel_ids,
-    random_numbers,
-)
+from data_collator_t5 import content_keys, example_keys, find_bos_id, find_eos_id, find_sentinel_ids, random_numbers
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.common.errors import UserError
 from foundry.corpora.chunks import Examples
@@ -243,11 +236,7 @@ class DenoiserMixture(PackedObjective):
         return with_mode_tokens(tokenizer, args.objective)
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        objective: str,
-        input_seq_length: int,
-        decoder_start_token_id: int = 0,
+        self, tokenizer: PreTrainedTokenizerBase, objective: str, input_seq_length: int, decoder_start_token_id: int = 0
     ):
         mixture = denoisers_of(objective)
         self.objective, self.names = objective, list(mixture)
