@@ -47,7 +47,7 @@ from benchmarks import (
     stream,
     trainers,
 )
-from benchmarks.measure import TIME_IS_UP, full_name, table
+from benchmarks.measure import TIME_IS_UP, full_name, rows_as_table
 from constants import HARDWARE_PEAKS, OPTIMIZERS
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
@@ -226,7 +226,7 @@ FLAGS = {flag.name: flag for flag in fields(BenchmarkArguments)}
 
 
 # ---------------------------------------------------------------- command line
-def parse(argv: list[str]) -> Namespace:
+def parse_command(argv: list[str]) -> Namespace:
     """The command and its flags, which are checked; the device is set."""
     names = ["gpu", *PARTS]
     command = argv[0] if argv and not argv[0].startswith("-") else ""
@@ -275,7 +275,7 @@ def parse_suite(args: Namespace) -> Namespace:
     return args
 
 
-def part_of(args: Namespace) -> Namespace:
+def settled_part(args: Namespace) -> Namespace:
     """The flags of the part that the command is, all of them set."""
     part = PARTS[args.command]
     given = {flag: value for flag, value in vars(args).items() if value is not None}
@@ -291,7 +291,7 @@ def run_suite(args: Namespace) -> dict:
     """{"parts": {name: what became of it}} of gpu. Each part is a process of its own that writes NAME.json and NAME.log
     into the folder --output; what is there whole is not measured again."""
     told, results, folder = {}, {}, Path(args.output)
-    given = {flag: value for flag, value in scripts.flags_of(args).items() if value != FLAGS[flag].default}
+    given = {flag: value for flag, value in scripts.flags_of_part(args).items() if value != FLAGS[flag].default}
     for name, (command, flags, share) in SUITE.items():
         if args.part not in (None, name):
             continue
@@ -304,19 +304,19 @@ def run_suite(args: Namespace) -> dict:
         else:
             result = scripts.measured(args, command, given | flags, file, minutes)
         if result.get("rows"):
-            print(table(result["rows"]))
+            print(rows_as_table(result["rows"]))
         if "error" in result:
             print(f"{name}: {result['error']}", flush=True)
         told[name] = {key: result[key] for key in ("error", "whole", "strongest_peer", "ratio") if key in result}
         results[name] = result
-        draw(args, results, folder / "gpu.png")
+        draw_ratios(args, results, folder / "gpu.png")
     return {"parts": told}
 
 
-def run(args: Namespace) -> dict:
+def run_part(args: Namespace) -> dict:
     """The result of a part, after its table is printed."""
     result = PARTS[args.part].measure(args)
-    print(result.pop("text", None) or table(result["rows"]))
+    print(result.pop("text", None) or rows_as_table(result["rows"]))
     if peer := result.get("strongest_peer"):
         print(
             f"strongest peer: {peer if isinstance(peer, str) else ', '.join(f'{name} {peer[name]}' for name in peer)}"
@@ -338,7 +338,7 @@ def save(args: Namespace, result: dict, whole: bool = False) -> None:
         write_json(args.output, record | {"whole": whole, "hardware": record["hardware"] | here} | result)
 
 
-def draw(args: Namespace, results: dict[str, dict], picture: Path) -> None:
+def draw_ratios(args: Namespace, results: dict[str, dict], picture: Path) -> None:
     """The picture, where matplotlib is installed: each row's rate beside the strongest peer's."""
     rows = [(part, row) for part, result in results.items() for row in result.get("rows", ())]
     rows = [(part, row) for part, row in rows if "ratio" in row]
@@ -354,17 +354,17 @@ def draw(args: Namespace, results: dict[str, dict], picture: Path) -> None:
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
     transformers.logging.set_verbosity_error()
-    args = parse(list(sys.argv[1:] if argv is None else argv))
+    args = parse_command(list(sys.argv[1:] if argv is None else argv))
     if args.command == "gpu":
         result = run_suite(args)
     else:
-        part = part_of(args)
+        part = settled_part(args)
         # A peer that is compiled too often would go on uncompiled, in silence.
         with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
-            result = run(part)
+            result = run_part(part)
         save(part, result, whole=True)
         if args.output:
-            draw(args, {args.command: result}, Path(args.output).with_suffix(".png"))
+            draw_ratios(args, {args.command: result}, Path(args.output).with_suffix(".png"))
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.measure import interleaved, synchronize, table, timed
+from benchmarks.measure import interleaved, rows_as_table, synchronize, timed
 from benchmarks.serve import model_folder, texts_of
 from features.ctranslate2.engine import PATIENCE, CTranslate2Engine, write_ctranslate2
 from foundry.corpora.tokenizers import load_tokenizer
@@ -140,4 +140,4 @@ def measure_answers(args: Namespace) -> dict:
             rows += found.values()
             synchronize()
             args.keep({"rows": rows, "ratio": ratios})
-    return {"rows": rows, "ratio": ratios, "text": table(rows, COLUMNS)}
+    return {"rows": rows, "ratio": ratios, "text": rows_as_table(rows, COLUMNS)}

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import benchmark_config, interleaved, product_rate, setting_of, timed
-from benchmarks.scripts import run_script
+from benchmarks.scripts import run_logged
 from data_collator_t5 import compute_input_and_target_lengths
 from foundry.common.reports import read_json
 from foundry.modeling.attentions import lower_triangle, register_attention
@@ -29,7 +29,7 @@ def parity_row(device: torch.device) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "parity.json")
         words = ["--device", device.type, "--output", str(file), "--seconds", str(PARITY_SECONDS)]
-        code = run_script("experiments/fused_attention/check_attention.py", words, Path(folder, "log"), wrong=1)
+        code = run_logged("experiments/fused_attention/check_attention.py", words, Path(folder, "log"), wrong=1)
         row = {"name": "parity", "what": "attention kernels, against float64", "ours": True} | read_json(file)
     return row | ({"error": f"{row['wrong']} of {row['checked']} are wrong"} if code else {})
 

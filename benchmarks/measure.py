@@ -141,7 +141,7 @@ def largest_that_fits(
     row gets the batch, and the peak of GPU memory."""
     smallest = smallest or batch // 8
     while True:
-        free_memory()
+        free_gpu_memory()
         row["batch"] = batch
         try:
             with peak_memory(row, device):
@@ -165,7 +165,7 @@ def peak_memory(row: dict, device: torch.device) -> Iterator[None]:
     row["peak_memory_gib"] = (torch.cuda.max_memory_allocated(device) - before) / 2**30
 
 
-def free_memory() -> None:
+def free_gpu_memory() -> None:
     """Frees the memory of the last measurement."""
     gc.collect()
     if torch.cuda.is_available():
@@ -250,7 +250,7 @@ def compared(rows: dict[str, dict], work: float | None = None, key: str = "seque
     return result
 
 
-def table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> str:
+def rows_as_table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> str:
     """Rows as text under a line of column names, without columns that no row has; rows with "error" come last."""
     rows = list(rows)
     whole = [row for row in rows if "error" not in row]
@@ -331,7 +331,7 @@ def random_sources(rows: int, longest: int, vocab_size: int) -> list[list[int]]:
     return [generator.integers(3, vocab_size - 110, length).tolist() for length in lengths]
 
 
-def padded(rows: list[dict], source_length: int | None = None) -> dict[str, torch.Tensor]:
+def padded_batch(rows: list[dict], source_length: int | None = None) -> dict[str, torch.Tensor]:
     """A batch of rows, padded as DataCollatorForSeq2Seq does: to `source_length`, or to the next multiple of eight."""
     batch = {}
     for name, filler, length in (("input_ids", 0, source_length), ("labels", IGNORE_INDEX, None)):

@@ -31,11 +31,11 @@ from benchmarks.measure import (
     SMALL_VOCABULARY,
     bare_tokenizer,
     benchmark_config,
-    padded,
+    padded_batch,
     random_batches,
     recording,
+    rows_as_table,
     setting_of,
-    table,
 )
 from constants import BUILTIN_CORPUS
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
@@ -156,7 +156,7 @@ def evaluate_rank(folder: str) -> None:
         args = arguments(folder, **SILENT, **flags)
         if trainer is T5Trainer:
             check_training(args, "fine-tuning a checkpoint")
-        data = dict(train_dataset=pairs(), eval_dataset=pairs(), data_collator=padded)
+        data = dict(train_dataset=pairs(), eval_dataset=pairs(), data_collator=padded_batch)
         made = trainer(model=tiny_model(), args=args, **data)
         losses[name] = made.evaluate()["eval_loss"]
     if made.is_world_process_zero():
@@ -201,7 +201,7 @@ def measure_mistakes(args: Namespace) -> dict:
     for row in rows:
         with recording(row):
             row |= CHECKS[row["name"]](args)
-    return setting_of(args) | {"rows": rows, "text": table(rows, COLUMNS)}
+    return setting_of(args) | {"rows": rows, "text": rows_as_table(rows, COLUMNS)}
 
 
 # ---------------------------------------------------------------- a curve

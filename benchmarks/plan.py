@@ -8,7 +8,7 @@ import math
 from argparse import Namespace
 from pathlib import Path
 
-from benchmarks.measure import benchmark_config, parameter_shapes, table
+from benchmarks.measure import benchmark_config, parameter_shapes, rows_as_table
 from constants import HARDWARE_PEAKS, NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from data_collator_t5 import compute_input_and_target_lengths
 from foundry.common.reports import human_count, read_json
@@ -54,8 +54,8 @@ def make_plan(args: Namespace) -> dict:
     assumed = dict(nodes=args.nodes, gpus=args.gpus, gpu=args.gpu, bandwidth=bandwidth, mfu=args.mfu, target=target)
     weights = human_count(sum(map(math.prod, shapes)))
     head = HEAD.format(weights=weights, **vars(args) | hardware | assumed)
-    parts = [head, table(rows, MEMORY), "", table(rows, TIME), "", SCALE_HEAD.format(**vars(args))]
-    parts += [table(at_scale, SCALE), *(f"{row['gpus']} GPUs: {row['why']}" for row in at_scale)]
+    parts = [head, rows_as_table(rows, MEMORY), "", rows_as_table(rows, TIME), "", SCALE_HEAD.format(**vars(args))]
+    parts += [rows_as_table(at_scale, SCALE), *(f"{row['gpus']} GPUs: {row['why']}" for row in at_scale)]
     return assumed | {"rows": rows, "scale": at_scale, "text": "\n".join(parts)}
 
 
@@ -78,7 +78,7 @@ def rows_of(args: Namespace, shapes: list[tuple[int, ...]], target: int) -> list
             if args.optim in REFUSED.get(strategy, ()):
                 row["error"] = f"--optim {args.optim} needs whole tensors"
             else:
-                row |= row_of(strategy, checkpointing, args, shapes, target)
+                row |= strategy_row(strategy, checkpointing, args, shapes, target)
             rows.append(row)
     return rows
 
@@ -91,7 +91,7 @@ def scale_row(count: int, args: Namespace, shapes: list[tuple[int, ...]], target
     """
     gpus = min(count, args.gpus)
     here = Namespace(**vars(args) | dict(nodes=math.ceil(count / gpus), gpus=gpus))
-    chosen, why = choose(rows_of(here, shapes, target), here)
+    chosen, why = choose_sharding(rows_of(here, shapes, target), here)
     states = memory.optimizer_bytes(args.optim, shapes, benchmark_config(args.model)) / 1e9
     weights = 4 * sum(map(math.prod, shapes)) / 1e9
     row = {"gpus": here.nodes * gpus, "choice": chosen.get("name", "none"), "why": why}
@@ -101,7 +101,7 @@ def scale_row(count: int, args: Namespace, shapes: list[tuple[int, ...]], target
     return row | {"written_in_s": (weights + states) / args.disk}
 
 
-def choose(rows: list[dict], args: Namespace) -> tuple[dict, str]:
+def choose_sharding(rows: list[dict], args: Namespace) -> tuple[dict, str]:
     """(the row of the simplest strategy that fits into memory and is within SIMPLER of the fastest, why no simpler
     one); ({}, why) if none fits. rows: the simplest first, those without activation checkpointing before those with
     it."""
@@ -125,7 +125,9 @@ def choose(rows: list[dict], args: Namespace) -> tuple[dict, str]:
     return row, f"{row['name']}: " + ("; ".join(reasons) or "the simplest that fits, and as fast as any")
 
 
-def row_of(strategy: str, checkpointing: bool, args: Namespace, shapes: list[tuple[int, ...]], target: int) -> dict:
+def strategy_row(
+    strategy: str, checkpointing: bool, args: Namespace, shapes: list[tuple[int, ...]], target: int
+) -> dict:
     """The row of a strategy. shapes: those of the weights. target: target length in tokens."""
     config, hardware = benchmark_config(args.model), HARDWARE_PEAKS[args.gpu]
     processes, weights = args.nodes * args.gpus, sum(map(math.prod, shapes))

@@ -53,7 +53,7 @@ def fat5(folder: str, shape: dict, device: str) -> tuple[torch.nn.Module, torch.
     return model, optimizer(model.parameters(), lr=1e-5, foreach=True)
 
 
-def train(setting: dict) -> dict:
+def train_peer(setting: dict) -> dict:
     """{"batch", "seconds": seconds of a step in each round, ...}. setting: what benchmarks/step.py passes."""
     device, shape, batch = setting["device"], setting["shape"], setting["batch"]
     torch.manual_seed(0)
@@ -101,4 +101,4 @@ def train(setting: dict) -> dict:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(train(json.loads(sys.argv[1]))), encoding="utf-8")
+    Path(sys.argv[2]).write_text(json.dumps(train_peer(json.loads(sys.argv[1]))), encoding="utf-8")

@@ -40,7 +40,7 @@ NANOT5_LOSSES |= {25000: 2.37, 30000: 2.29, 35000: 2.21, 40000: 2.14, 45000: 2.0
 NANOT5_LOSSES |= {60000: 1.96, 65000: 1.96}
 
 
-def run_script(
+def run_logged(
     script: str, words: list[str], log: Path, wrong: int = 0, seconds: float | None = None, **environment: str
 ) -> int:
     """Runs a script, with its output in `log`, and returns its exit code, 0 or `wrong`.
@@ -68,7 +68,7 @@ def run_script(
 
 
 # ---------------------------------------------------------------- rows and parts of benchmarks/__main__.py
-def flags_of(args: Namespace) -> dict:
+def flags_of_part(args: Namespace) -> dict:
     """{flag: value} of the flags that were given or decided, for a process that measures a part of this run."""
     values = {name: getattr(args, name) for name in args.names if name not in NOT_PASSED_ON}
     return {name: plain_json(value) for name, value in values.items() if value is not None}
@@ -102,7 +102,7 @@ def measured(args: Namespace, command: str, flags: dict, file: Path, minutes: fl
     for flag, value in (flags | peak).items():
         words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
     with recording(outcome):
-        run_script("benchmarks/__main__.py", words, file.with_suffix(".log"), seconds=60 * minutes + GRACE)
+        run_logged("benchmarks/__main__.py", words, file.with_suffix(".log"), seconds=60 * minutes + GRACE)
     found = read_json(file) | outcome
     args.peak_tflops = args.peak_tflops or found.get("matrix_product_tflops")
     return found
@@ -127,7 +127,7 @@ def measure_apart(
                 row["error"] = f"not available: {TIME_IS_UP}"
                 continue
             print(f"{name}: {row['what']}", flush=True)
-            flags = flags_of(args) | dict(rows=name, apart=False, batch=batch)
+            flags = flags_of_part(args) | dict(rows=name, apart=False, batch=batch)
             found = measured(args, args.part, flags, folder / f"{name}.json", minutes)
             row |= next((there for there in found.get("rows", ()) if there["name"] == name), {})
             if "error" in found:
@@ -158,7 +158,7 @@ def measure_pre_train(args: Namespace) -> dict:
             for trained in read_json(folder.with_name("trainer.json")).get("rows", ()):
                 if trained["name"] == "ours" and "sequences_per_second" in trained:
                     left = args.deadline - time.monotonic() - trained["first_steps_seconds"]
-                    steps = steps_left(left - START, trained["sequences_per_second"] / args.batch)
+                    steps = steps_in_time(left - START, trained["sequences_per_second"] / args.batch)
             words = ["--config_name", args.model, "--input_seq_length", str(args.source_length)]
             words += ["--overwrite_output_dir", "--report_to", "none", "--disable_tqdm", *["--use_cpu"] * on_cpu]
             words += ["--train_file", *args.train_file] if args.train_file else []
@@ -174,7 +174,7 @@ def measure_pre_train(args: Namespace) -> dict:
             row["what"] = shlex.join(words)
             words += ["--output_dir", str(folder)]
             seconds = args.deadline + GRACE / 2 - time.monotonic()
-            run_script("pre_train_t5.py", words, folder.with_name("pre_train_t5.log"), seconds=seconds)
+            run_logged("pre_train_t5.py", words, folder.with_name("pre_train_t5.log"), seconds=seconds)
         lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
         for key in ("sequences_per_second", "mfu", "peak_memory_gib"):
             values = [line[key] for line in lines if key in line]
@@ -187,7 +187,7 @@ def measure_pre_train(args: Namespace) -> dict:
     return setting_of(args) | {"rows": [row]}
 
 
-def steps_left(seconds: float, steps_per_second: float) -> int:
+def steps_in_time(seconds: float, steps_per_second: float) -> int:
     """Number of steps that fit into the time. NotAvailableError for fewer than LEAST_STEPS."""
     steps = int(SHARE_OF_TRAINING * seconds * steps_per_second)
     if steps < LEAST_STEPS:

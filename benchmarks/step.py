@@ -28,7 +28,7 @@ from transformers import T5Config
 
 from benchmarks import measure
 from benchmarks.measure import NotAvailableError
-from benchmarks.scripts import ROOT, measure_apart, run_script
+from benchmarks.scripts import ROOT, measure_apart, run_logged
 from constants import ATTENTION_IMPLEMENTATIONS
 from data_collator_t5 import T5DataCollator
 from foundry.common.errors import UserError
@@ -102,10 +102,10 @@ PUBLISHED = {
 
 
 # ---------------------------------------------------------------- settings
-def settings_of(name: str, alone: bool = False) -> dict:
+def settings_of_rung(name: str, alone: bool = False) -> dict:
     """The settings of a rung, which include those of all rungs below it; alone: only its own change to the lowest."""
     rung = RUNGS[name]
-    settings = (PLAIN if alone or rung.on is None else settings_of(rung.on)) | rung.adds
+    settings = (PLAIN if alone or rung.on is None else settings_of_rung(rung.on)) | rung.adds
     return settings | {"ours": settings["ours"] or any(settings[option] != PLAIN[option] for option in STEP_OPTIONS)}
 
 
@@ -228,7 +228,7 @@ def first_steps(
 ) -> TrainingStep:
     """The step of a rung, after its first steps, which compile and reserve memory. reference: `reference_of` as a
     function of the batch alone. ArithmeticError if gradients differ from the reference by more than it allows."""
-    settings = settings_of(rung.name, args.alone)
+    settings = settings_of_rung(rung.name, args.alone)
     settings["compile"] &= args.compile
     if settings["attention"] not in ATTENTION_IMPLEMENTATIONS and args.device.type == "cpu":
         settings["attention"] = attention_on_a_cpu(args.source_length)
@@ -273,7 +273,7 @@ def measure_steps(args: Namespace) -> dict:
     collator = T5DataCollator(measure.bare_tokenizer(config.vocab_size), args.source_length)
     ceiling, expected, rows = measure.Ceiling(config, collator, args), expected_rates(args), {}
     for rung in rungs:
-        rows[rung.name] = dict(name=rung.name, what=rung.text, ours=settings_of(rung.name)["ours"])
+        rows[rung.name] = dict(name=rung.name, what=rung.text, ours=settings_of_rung(rung.name)["ours"])
         if rung.name in expected:
             rows[rung.name]["expected"] = expected[rung.name]
 
@@ -284,7 +284,9 @@ def measure_steps(args: Namespace) -> dict:
         return measure.setting_of(args) | ceiling.record() | dict(compiled=args.compile) | measure.compared(rows)
 
     if args.apart and len(rungs) > 1:
-        alike = [name for name in rows if settings_of(name)["batch_factor"] == 1] if args.rows == "headline" else ()
+        alike = []
+        if args.rows == "headline":
+            alike = [name for name in rows if settings_of_rung(name)["batch_factor"] == 1]
         measure_apart(args, rows, result, alike)
     else:
         measure_in_turn(args, config, rungs, rows, lambda: args.keep(result()))
@@ -312,7 +314,7 @@ def measure_in_turn(
         step = steps.pop(rung.name, None)  # taken out, so that its memory is freed if it fails
         if step is None:
             print(f"{rung.name}: {rung.text}", flush=True)
-            factor = settings_of(rung.name, args.alone)["batch_factor"]
+            factor = settings_of_rung(rung.name, args.alone)["batch_factor"]
             batch, row = args.batch * factor, rows[rung.name]
             build = partial(first_steps, row, rung, args, config, reference)
             step = measure.largest_that_fits(row, args.device, build, batch, batch if factor > 1 else None)
@@ -332,7 +334,7 @@ def measure_in_turn(
             row["sustained_sequences_per_second"] = row["batch"] / sustained_seconds(step, args)
             keep()
         steps.clear()
-        measure.free_memory()
+        measure.free_gpu_memory()
 
 
 def sustained_seconds(step: TrainingStep, args: Namespace) -> float:
@@ -361,5 +363,5 @@ def published_steps(
     paths = os.pathsep.join([str(PEERS), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         words = [json.dumps(setting), f"{folder}/found.json"]
-        run_script("benchmarks/published_step.py", words, Path(folder, "log"), PYTHONPATH=paths)
+        run_logged("benchmarks/published_step.py", words, Path(folder, "log"), PYTHONPATH=paths)
         return read_json(Path(folder, "found.json"))

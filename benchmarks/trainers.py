@@ -21,7 +21,7 @@ from benchmarks.measure import (
     interleaved,
     largest_that_fits,
     new_model,
-    padded,
+    padded_batch,
     random_sources,
     setting_of,
     synchronize,
@@ -252,7 +252,7 @@ def measure_classifier(args: Namespace) -> dict:
         tokens = config.pad_token_id, config.decoder_start_token_id
         flags = trainer_flags(args, folder) | way.flags | dict(per_device_train_batch_size=batch, num_train_epochs=1)
         if not way.ours:
-            collator = partial(padded, source_length=args.source_length if way.pads == "all" else None)
+            collator = partial(padded_batch, source_length=args.source_length if way.pads == "all" else None)
             arguments = Seq2SeqTrainingArguments(**flags)
             return Seq2SeqTrainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
         arguments = FineTuningArguments(**flags)
@@ -263,7 +263,7 @@ def measure_classifier(args: Namespace) -> dict:
         else:
             longest = args.source_length, round_up(max(LABEL_LENGTHS))
             collator = OneShapeCollator(*tokens, *longest, batch)
-        options = dict(data_collator=padded, train_collator=collator)
+        options = dict(data_collator=padded_batch, train_collator=collator)
         return T5Trainer(model=model, args=arguments, train_dataset=dataset, **options)
 
     def finish(trained: dict[str, dict], evaluated: dict[str, dict] | None = None) -> dict:
@@ -288,9 +288,9 @@ def evaluated_in_turn(
     plain.generation_config = copy.deepcopy(model.generation_config)
     rows = {name: dict(name=name, what=what, ours=name == "scored") for name, what in EVALUATIONS.items()}
     flags = trainer_flags(args, folder) | dict(per_device_eval_batch_size=args.batch, predict_with_generate=True)
-    ours = T5Trainer(model=model, args=FineTuningArguments(**flags), data_collator=padded)
-    ours.class_label_ids = padded([{"input_ids": [1], "labels": ids} for ids in labels])["labels"]
-    collator = partial(padded, source_length=args.source_length)
+    ours = T5Trainer(model=model, args=FineTuningArguments(**flags), data_collator=padded_batch)
+    ours.class_label_ids = padded_batch([{"input_ids": [1], "labels": ids} for ids in labels])["labels"]
+    collator = partial(padded_batch, source_length=args.source_length)
     peer = Seq2SeqTrainer(model=plain, args=Seq2SeqTrainingArguments(**flags), data_collator=collator)
 
     def answer(name: str) -> None:

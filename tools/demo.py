@@ -59,7 +59,7 @@ def start(script: str, flags: str, threads: int = 0, log: Path | None = None) ->
     return process
 
 
-def finish(*processes: Any) -> None:
+def wait_for(*processes: Any) -> None:
     """Waits for them. SystemExit with the exit code of the first that failed."""
     for process in processes:
         process.join()
@@ -67,7 +67,7 @@ def finish(*processes: Any) -> None:
         raise SystemExit(code)
 
 
-def draw(out: Path, folders: dict[str, list[Path]]) -> Any:
+def draw_demo(out: Path, folders: dict[str, list[Path]]) -> Any:
     """Draws the loss of the pre-training and the accuracy of the fine-tunings to demo.png; returns the Figure.
 
     folders: {beginning of their names: those of the fine-tunings}.
@@ -115,15 +115,15 @@ def main() -> None:
     )
     out, options = args.output, "--overwrite_output_dir --report_to none"
     args.output.mkdir(parents=True, exist_ok=True)
-    finish(start("pre_train_t5", f"{RECIPE} --output_dir {out}/pre_train {options}"))
+    wait_for(start("pre_train_t5", f"{RECIPE} --output_dir {out}/pre_train {options}"))
     for seed in args.seeds:
         command = f"recipes/fine_tune_installed_docs.yaml --seed {seed} {options}"
         scratch = f"{command} --config_name tiny --output_dir {out}/from_scratch_{seed}"
         scratch = start("fine_tune_t5", scratch, 1, out / f"from_scratch_{seed}.log")
         tuned = f"{command} --model_name_or_path {out}/pre_train --output_dir {out}/fine_tuned_{seed}"
-        finish(start("fine_tune_t5", tuned, 1), scratch)
+        wait_for(start("fine_tune_t5", tuned, 1), scratch)
     folders = {name: [out / f"{name}_{seed}" for seed in args.seeds] for name in ("fine_tuned", "from_scratch")}
-    draw(out, folders)
+    draw_demo(out, folders)
     loss = read_json(out / "pre_train" / "all_results.json")["eval_loss"]
     shares = {n: [read_json(f / "all_results.json")["eval_accuracy"] for f in folders[n]] for n in LABELS}
     tuned, scratch = (mean_and_deviation([100 * v for v in values], "{:.1f}") + " %" for values in shares.values())

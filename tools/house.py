@@ -202,7 +202,7 @@ ROWS: dict[str, Callable[[House], object]] = {
 
 
 # ---------------------------------------------------------------- one step
-def step_of(commit: str, script: str) -> str:
+def step_of_commit(commit: str, script: str) -> str:
     """ "18 files, 65 functions": those of ours that one optimizer step of a script calls, at a commit."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "checkout")
@@ -246,7 +246,7 @@ def main(words: list[str]) -> None:
         say(f"| {row} | {' | '.join(cells)} |")
     if "--step" in words:
         for script in ("pre_train_t5", "fine_tune_t5"):
-            cells = [step_of(commit, script) for commit in commits or ["HEAD"]]
+            cells = [step_of_commit(commit, script) for commit in commits or ["HEAD"]]
             say(f"| one optimizer step of {script}.py: ours | {' | '.join(cells)} |")
 
 

@@ -77,7 +77,7 @@ def group_folders(runs: list[str], labels: str | None) -> dict[str, list[Path]]:
     return dict(zip(names, folders, strict=True))
 
 
-def read_run(folder: Path, x: str) -> dict:
+def read_folder(folder: Path, x: str) -> dict:
     """{"lines": those of a run's metrics.jsonl, with "tokens" if that is `x`, "results": content of all_results.json}.
     UserError if the folder is not that of a training run."""
     if not folder.is_dir():
@@ -132,7 +132,7 @@ def last(run: dict, key: str) -> float | None:
     return values[-1] if values else None
 
 
-def table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
+def runs_table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
     """A heading and an aligned line for each label; the head of this file says what the columns mean."""
     shown = [metric.removeprefix("eval_") for metric in metrics]
     rows = [["run", "n", "steps", "train loss", "eval loss", *shown, "time"]]
@@ -155,9 +155,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         check_picture("--output", args.output)
         folders = group_folders(args.runs, args.labels)
-        groups = {label: [read_run(folder, args.x) for folder in paths] for label, paths in folders.items()}
+        groups = {label: [read_folder(folder, args.x) for folder in paths] for label, paths in folders.items()}
         metrics = choose_metrics(args.metric, [run for runs in groups.values() for run in runs])
-        say(*table(groups, metrics).split("\n"))
+        say(*runs_table(groups, metrics).split("\n"))
         curves = {label: [run["lines"] for run in runs] for label, runs in groups.items()}
         draw_curves(curves, args.output, x="step" if args.x == "steps" else args.x, metrics=metrics)
     except (UserError, OSError) as error:  # exit_on_user_error's module takes a second to import

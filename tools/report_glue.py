@@ -93,7 +93,7 @@ class ReportArguments:
 
 
 @dataclass
-class Run:
+class GlueRun:
     """One task with one seed. Next to its folder are <folder>.json, which holds its flags, and <folder>.log."""
 
     task: str
@@ -112,7 +112,7 @@ class Run:
 
 
 # ---------------------------------------------------------------- flags
-def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], TaskArguments]:
+def parse_report(argv: list[str] | None) -> tuple[ReportArguments, list[str], TaskArguments]:
     """The report's flags, those of fine_tune_t5.py unchanged, and the flags of the data among them; all checked."""
     argv = list(sys.argv[1:] if argv is None else argv)
     cut = argv.index("--") if "--" in argv else len(argv)
@@ -139,7 +139,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
             raise UserError(f"--{flag} {' '.join(map(str, values))}: one of them occurs twice")
     check_folder("--output_dir", args.output_dir)
     groups = [ModelArguments, TaskArguments, FineTuningArguments]
-    _, task_args, training_args = parse_arguments(groups, flags_of(args, more, "cola", 0, Path("x")))
+    _, task_args, training_args = parse_arguments(groups, run_flags(args, more, "cola", 0, Path("x")))
     for name in ("dry_run", "assume_gpu"):
         if getattr(training_args, name):
             hint = "; give --dry_run before the --" if name == "dry_run" else ""
@@ -149,7 +149,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ReportArguments, list[str], Tas
     return args, more, task_args
 
 
-def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folder: Path) -> list[str]:
+def run_flags(args: ReportArguments, more: list[str], task: str, seed: int, folder: Path) -> list[str]:
     """The command line of one run of fine_tune_t5.py."""
     recipe = more[:1] if more and not more[0].startswith("-") else []
     flags = ["--benchmark", "glue", "--dataset_name", task, "--seed", str(seed), "--output_dir", str(folder)]
@@ -160,7 +160,7 @@ def flags_of(args: ReportArguments, more: list[str], task: str, seed: int, folde
     return [*recipe, *flags, *more[len(recipe) :], *quiet]
 
 
-def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
+def planned_runs(args: ReportArguments, more: list[str]) -> list[GlueRun]:
     """All runs, seed after seed, so that the table is complete early. UserError if one was made with other flags, or
     if what is written leads out of --output_dir."""
     runs = []
@@ -168,7 +168,7 @@ def planned_runs(args: ReportArguments, more: list[str]) -> list[Run]:
     for seed, task in itertools.product(args.seeds, args.tasks):
         folder = Path(args.output_dir) / task / f"seed_{seed}"
         refuse_links(folder.parent, (folder.name, f"{folder.name}.log"))
-        run = Run(task, seed, folder, flags_of(args, more, task, seed, folder))
+        run = GlueRun(task, seed, folder, run_flags(args, more, task, seed, folder))
         record = folder.with_suffix(".json")
         begun = record.is_file() and (run.results() or newest_whole_checkpoint(folder, with_optimizer=True))
         if begun and read_json(record).get("flags") != run.shown_flags:
@@ -204,7 +204,7 @@ def last_line(log: Path) -> str:
     return one_line(lines[-1].strip()) if lines else "no output"
 
 
-def train(run: Run) -> None:
+def train(run: GlueRun) -> None:
     """Begins or resumes a run; SystemExit with 75 if a signal stopped it, with 1 if it failed."""
     flags, log = list(run.flags), run.folder.with_suffix(".log")
     if checkpoint := newest_whole_checkpoint(run.folder, with_optimizer=True):
@@ -242,7 +242,7 @@ def summed_up(values: dict[int, float]) -> dict:
     return {"mean": statistics.fmean(values.values()), "deviation": deviation, "seeds": values}
 
 
-def numbers_of_task(name: str, done: list[Run]) -> dict:
+def numbers_of_task(name: str, done: list[GlueRun]) -> dict:
     """Metrics, score, training rows, flags and times of a task's finished runs."""
     results = {run.seed: run.results() for run in done}
     metrics = {
@@ -268,7 +268,7 @@ def average(tasks: dict[str, dict]) -> dict | None:
     return {"tasks": list(tasks)} | summed_up(means) if means else None
 
 
-def gather(args: ReportArguments, runs: list[Run]) -> dict:
+def gather(args: ReportArguments, runs: list[GlueRun]) -> dict:
     """The content of glue.json: the numbers of each task, the averages, and their origin."""
     finished = [run for run in runs if run.results()]
     done = {name: [run for run in finished if run.task == name] for name in args.tasks}
@@ -326,7 +326,7 @@ def write_csv(report: dict, path: Path) -> None:
         csv.writer(file).writerows(rows)
 
 
-def write_report(args: ReportArguments, runs: list[Run]) -> dict:
+def write_report(args: ReportArguments, runs: list[GlueRun]) -> dict:
     """Writes glue.json, glue.md, glue.csv and glue.png of the finished runs; returns the first's content."""
     report, folder = gather(args, runs), Path(args.output_dir)
     if report["tasks"]:
@@ -411,7 +411,7 @@ def submitted(name: str, answer: str) -> str | int:
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to glue.json."""
-    args, more, task_args = parse_flags(argv)
+    args, more, task_args = parse_report(argv)
     if args.predictions:
         missing = write_submission(Path(args.predictions))
         lacks = f"no answers for {', '.join(missing)}: the server takes whole submissions only" if missing else None

@@ -55,7 +55,7 @@ def model() -> Model:
     return Model(begins / len(LABELS), following, letters)
 
 
-def drawn(of: Model, generator: np.random.Generator) -> tuple[str, str]:
+def drawn_sequence(of: Model, generator: np.random.Generator) -> tuple[str, str]:
     """(letters, labels) of one sequence."""
     length = generator.integers(LENGTHS[0], LENGTHS[1] + 1)
     states = [generator.choice(len(of.first), p=of.first)]
@@ -117,11 +117,11 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     (args,) = parse_arguments([ResiduesArguments], argv, about=__doc__)
     folder, of, generator = Path(args.output_dir), model(), np.random.default_rng([args.seed, 1])
     sizes = {"train": args.labelled, "dev": args.evaluated, "test": args.evaluated}
-    splits = {name: [drawn(of, generator) for _ in range(size)] for name, size in sizes.items()}
+    splits = {name: [drawn_sequence(of, generator) for _ in range(size)] for name, size in sizes.items()}
     for name, rows in splits.items():
         lines = (json.dumps({"sequence": sequence, "tags": tags}) for sequence, tags in rows)
         write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
-    texts = (" ".join(drawn(of, generator)[0]) for _ in range(args.unlabelled))
+    texts = (" ".join(drawn_sequence(of, generator)[0]) for _ in range(args.unlabelled))
     write_text(folder / "unlabelled.txt", "".join(f"{text}\n" for text in texts))
     found = accuracies(of, splits["test"])
     write_json(folder / "residues.json", found | {"seed": args.seed, **sizes, "unlabelled": args.unlabelled})

@@ -473,7 +473,7 @@ def report(study: "Study", sweep: Sweep) -> int:
 
 
 # ---------------------------------------------------------------- the script
-def parse_flags(argv: list[str] | None) -> tuple[SweepArguments, Sweep]:
+def parse_sweep(argv: list[str] | None) -> tuple[SweepArguments, Sweep]:
     """The flags and the sweep file."""
     argv = list(sys.argv[1:] if argv is None else argv)
     path = argv.pop(0) if argv and not argv[0].startswith("-") else None
@@ -505,7 +505,7 @@ def print_commands(sweep: Sweep, seed: int) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs the script; returns the exit code: 0; 1 if no trial has a value; 130 after Ctrl-C; 75 after another signal,
     or if the trial ended with 75, so that slurm/sweep.slurm requeues the job. SystemExit(2) for a user's mistake."""
-    args, sweep = parse_flags(argv)
+    args, sweep = parse_sweep(argv)
     import optuna  # --help and a mistake in the file need not wait for it
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -56,7 +56,7 @@ def batch_chunks(q: torch.Tensor, k: torch.Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, q.shape[0], size)]
 
 
-def part_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
+def chunk_of(tensor: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
     """The examples of a chunk; a tensor with one example that all share is returned as it is."""
     return tensor if tensor is None or tensor.dim() < 4 or tensor.shape[0] == 1 else tensor[chunk]
 
@@ -77,10 +77,10 @@ def bias_gradient_torch(grad_out: torch.Tensor, given: Inputs, out: torch.Tensor
         q_, k_, v_, out_, grad_ = (x[chunk].transpose(1, 2).to(dtype) for x in (q, k, v, out, grad_out))
         scores = (q_ @ k_.transpose(2, 3)).mul_(given.scale).add_(given.bias)
         if additive is not None:
-            scores += part_of(additive, chunk).to(q.dtype)
+            scores += chunk_of(additive, chunk).to(q.dtype)
         scores = scores.sub_(lse[chunk].unsqueeze(-1)).exp_()
         scores *= (grad_ @ v_.transpose(2, 3)).sub_((grad_ * out_).sum(-1, keepdim=True))
         if allowed is not None:  # after the product: for hidden keys a factor can be inf, and inf * 0 is NaN
-            scores = torch.where(part_of(allowed, chunk), scores, 0.0)
+            scores = torch.where(chunk_of(allowed, chunk), scores, 0.0)
         total += scores.sum(0, keepdim=True)
     return total

@@ -105,7 +105,7 @@ def kernel_rows(device: torch.device, case, dtype: torch.dtype) -> list[dict]:
                 with use_attention_kernel(name, gradient):
                     runs = [run_ours(problem, case) for _ in range(3)]
             except RuntimeError as error:  # it refuses, or its probe found wrong results
-                refused = dict(kernel=name, bias_gradient=gradient, dtype=short(dtype), case=title(case))
+                refused = dict(kernel=name, bias_gradient=gradient, dtype=short(dtype), case=title_of_case(case))
                 reason = next(iter(str(error).splitlines()), "?")
                 fault = must_serve(name, dtype, case, device) or reason.startswith("bias gradient")
                 rows.append(refused | dict(refused=reason, ok=not fault))
@@ -182,7 +182,7 @@ def row_of(name: str, gradient: str, dtype: torch.dtype, case, truth, runs) -> d
     must_repeat = TENSORS if name in DETERMINISTIC else ("dbias",)
     ok = is_near and not {*must_repeat} & {*differ}
     bits = f"{', '.join(differ)} differ" if differ else "same"
-    row = dict(kernel=name, bias_gradient=gradient, dtype=short(dtype), case=title(case), errors=errors)
+    row = dict(kernel=name, bias_gradient=gradient, dtype=short(dtype), case=title_of_case(case), errors=errors)
     return row | dict(bits=bits if len(runs) > 1 else "", ok=ok)
 
 
@@ -190,7 +190,7 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def title(case) -> str:
+def title_of_case(case) -> str:
     queries, keys, width, causal, kind = case
     return f"{queries} x {keys}, {width}{', causal' if causal else ''}{'' if kind == 'none' else ', ' + kind}"
 

@@ -28,7 +28,7 @@ from experiments.fused_attention.bias_gradient import (
     bias_gradient_torch,
     rows_dense,
 )
-from experiments.fused_attention.library import ALIGNMENT, KERNELS, aligned
+from experiments.fused_attention.library import ALIGNMENT, KERNELS, aligned_rows
 from foundry.common.processes import print_once, triton_is_installed, triton_lacks
 from foundry.common.reports import first_line
 from foundry.modeling.attentions import Case, lower_triangle
@@ -226,7 +226,7 @@ def _added_scores(q, k, bias, mask, causal: bool) -> torch.Tensor | None:
         added = torch.where(mask, added, MASKED)
     if causal:
         added = torch.where(lower_triangle(q, k), added, MASKED)
-    return aligned(added.expand(-1, -1, q.shape[1], -1))
+    return aligned_rows(added.expand(-1, -1, q.shape[1], -1))
 
 
 def _for_kernels(given: Inputs) -> Inputs:
@@ -237,7 +237,7 @@ def _for_kernels(given: Inputs) -> Inputs:
         added = _added_scores(q, k, bias, given.mask, given.causal)
     if added is not None:
         if added.stride(-1) != 1 or added.stride(-2) % ALIGNMENT:  # a compiler has changed its layout
-            added = aligned(added)
+            added = aligned_rows(added)
         if bias is not None and given.mask is None:
             bias = added[:1]  # without a mask, `added` is the bias in q's dtype, with the future hidden
         added = added.expand(q.shape[0], q.shape[2], -1, -1)

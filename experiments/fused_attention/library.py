@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from experiments.fused_attention.bias_gradient import Inputs, accumulation_dtype, batch_chunks, part_of
+from experiments.fused_attention.bias_gradient import Inputs, accumulation_dtype, batch_chunks, chunk_of
 
 aten = torch.ops.aten
 ALIGNMENT = 16  # elements: each row of a bias begins at a multiple of this
@@ -38,7 +38,7 @@ def heads_first(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
-def aligned(bias: torch.Tensor) -> torch.Tensor:
+def aligned_rows(bias: torch.Tensor) -> torch.Tensor:
     """The same values with rows that begin at multiples of ALIGNMENT elements, as CUTLASS demands."""
     keys = bias.shape[-1]
     if keys % ALIGNMENT == 0:
@@ -156,7 +156,7 @@ def _cpu_backward(grad_out, given: Inputs, out, lse):
 
 # ---------------------------------------------------------------- plain tensor algebra
 def _scores(given: Inputs, chunk: slice, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    scores, added = (q @ k.transpose(2, 3)) * given.scale, part_of(given.added, chunk)
+    scores, added = (q @ k.transpose(2, 3)) * given.scale, chunk_of(given.added, chunk)
     return scores if added is None else scores + added
 
 

@@ -52,7 +52,7 @@ class AveragedModel(ModelSource):
         """The newest of the checkpoints, beside whose weights the tokenizer and the records lie. UserError, before any
         weight is read, unless they can be averaged: two or more whole folders with the same tensors and the same
         tokenizer."""
-        from features.averages.mean import check_alike, last_checkpoints, named_checkpoints
+        from features.averages.mean import check_same_tensors, last_checkpoints, named_checkpoints
 
         if self.flags.average:
             self.folders = named_checkpoints(self.flags.average)
@@ -64,7 +64,7 @@ class AveragedModel(ModelSource):
         else:
             self.folders = last_checkpoints(Path(flags.model_name_or_path), self.flags.average_last)
         check_output_dir(flags.output_dir, flags.overwrite_output_dir, map(str, self.folders))
-        check_alike(self.folders)
+        check_same_tensors(self.folders)
         return {"model_name_or_path": str(self.folders[-1])}
 
     def loaded(self, name_or_path: str, attention: str | None) -> Any:

@@ -1,6 +1,6 @@
 """The mean of several checkpoints' weights, and whether they have one.
 
-check_alike([Path("out/run/checkpoint-20"), Path("out/run/checkpoint-40")])
+check_same_tensors([Path("out/run/checkpoint-20"), Path("out/run/checkpoint-40")])
 model = mean_model([Path("out/run/checkpoint-20"), Path("out/run/checkpoint-40")])
 """
 
@@ -40,7 +40,7 @@ def last_checkpoints(run: Path, count: int) -> list[Path]:
     return whole[-count:]
 
 
-def check_alike(folders: list[Path]) -> None:
+def check_same_tensors(folders: list[Path]) -> None:
     """UserError naming the first difference, if the checkpoints' tensors have other names, shapes or types, or if their
     tokenizers differ."""
     first, wanted = folders[0], _tensors(folders[0])

@@ -70,7 +70,7 @@ class PairArguments:
     seed: int = option(42, "Of the draw by --real_weight.", at_least=0)
 
 
-def check_flags(args: PairArguments) -> None:
+def check_pairs(args: PairArguments) -> None:
     """UserError for what cannot work, before a model is read."""
     for name in ("text_file", "model_name_or_path", "output_file"):
         if getattr(args, name) is None:
@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> dict:
     argv = sys.argv[1:] if argv is None else list(map(str, argv))
     place = argv.index("--") if "--" in argv else len(argv)
     (args,) = parse_arguments([PairArguments], argv[:place], about=__doc__)
-    check_flags(args)
+    check_pairs(args)
     # After the flags were read: --help and mistakes need no torch.
     check_columns(args)
     answers = Path(f"{args.output_file}{ANSWERS}")

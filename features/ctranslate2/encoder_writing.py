@@ -34,7 +34,7 @@ ACTIVATIONS = {"relu": Activation.RELU, "gelu_new": Activation.GELUTanh, "silu":
 TOLERANCE = 1e-3  # largest difference of any number in the output
 
 
-def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+def refuse_ctranslate2_encoder(config: PreTrainedConfig, kind: str) -> None:
     """UserError for a head, and for what CTranslate2's encoder lacks."""
     refuse_part(config, kind, head="huggingface or onnx_encoder")
     if config.model_type not in LOADERS:
@@ -49,7 +49,7 @@ def refuse_model(config: PreTrainedConfig, kind: str) -> None:
 
 
 @torch.no_grad()
-def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
+def export_ctranslate2_encoder(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     """Writes the encoder and its tokenizer into `folder`, and loads the encoder again; returns (its comparison with
     PyTorch, one line about it)."""
     model = encoder_of(original.model)
@@ -74,4 +74,6 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     return result, f"the encoder alone: {described_within(result)} of PyTorch's in {result['texts']} texts"
 
 
-FORMAT = Format(export, refuse_model, ("model.bin", "config.json", "vocabulary.json", *TOKENIZER))
+FORMAT = Format(
+    export_ctranslate2_encoder, refuse_ctranslate2_encoder, ("model.bin", "config.json", "vocabulary.json", *TOKENIZER)
+)

@@ -53,7 +53,7 @@ BEFORE_SOFTMAX = ("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens
 LIKE_TRANSFORMERS = ("num_beams", "length_penalty", "early_stopping", "min_length", "min_new_tokens")
 
 
-def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+def refuse_ctranslate2(config: PreTrainedConfig, kind: str) -> None:
     """UserError for a family that CTranslate2 lacks, and for an encoder without decoder."""
     refuse_part(config, kind, encoder="ctranslate2_encoder", head="huggingface or onnx_encoder")
     if config.model_type not in FAMILIES:
@@ -63,7 +63,7 @@ def refuse_model(config: PreTrainedConfig, kind: str) -> None:
         )
 
 
-def limits_of(config: PreTrainedConfig) -> dict[str, int | bool]:
+def limits_of_engine(config: PreTrainedConfig) -> dict[str, int | bool]:
     """What CTranslate2 lacks for a model, as the names and values that comparison.json holds: {} for a T5.
 
     "longest_source", "longest_answer": most tokens that all see each other, since it gives its attention no windows.
@@ -213,13 +213,13 @@ class CTranslate2Engine:
         return log_probs[range(len(target)), target].tolist()
 
 
-def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
+def export_ctranslate2(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     """Writes one of FORMATS into `folder` and loads it again; returns (its comparison with PyTorch, one line about it).
 
     If the checkpoint has a beam search, the comparison also holds "search", CTranslate2's arguments for that search,
     and "same_beams", the number of texts for which it finds the same answer as transformers.
     """
-    model, more, limits = original.model, "", limits_of(original.model.config)
+    model, more, limits = original.model, "", limits_of_engine(original.model.config)
     sources = [source[: limits.get("longest_source")] for source in original.sources]
     answers = original.answers if sources == original.sources else pytorch_answers(model, sources)
     most = min(NEW_TOKENS, limits.get("longest_answer", NEW_TOKENS))
@@ -319,7 +319,7 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
     options_of(config, {}, plan)  # a setting that CTranslate2 lacks is refused before the first answer
     files_of_engine(plan.args.model_name_or_path)
     folder, eos = engine_folder(plan.args.model_name_or_path), plan.tokenizer.eos_token_id
-    limits = read_json(folder / COMPARISON) or limits_of(load_config(str(plan.folder), "--model_name_or_path"))
+    limits = read_json(folder / COMPARISON) or limits_of_engine(load_config(str(plan.folder), "--model_name_or_path"))
     check_lengths(plan, limits)
     engine = load_engine(folder, "one_at_a_time" in limits, vocabulary_size(plan.tokenizer))
 
@@ -340,5 +340,5 @@ def with_ctranslate2(plan: Plan, _: object) -> Engine:
     return Engine(write, score, deciding_settings(config), as_list(config.eos_token_id or eos))
 
 
-FORMAT = Format(export, refuse_model, ("model.bin", "config.json", TOKENS))
+FORMAT = Format(export_ctranslate2, refuse_ctranslate2, ("model.bin", "config.json", TOKENS))
 BACKEND = Backend(with_ctranslate2, files_of_engine)

@@ -137,7 +137,7 @@ def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.nd
 
 
 # ---------------------------------------------------------------- corruption
-def share_out(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def share_out_in_rows(totals: np.ndarray, capacities: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """[G] each row's total [B] divided among its examples in proportion to their capacities [G], by largest remainders:
     5 over capacities 4 4 2 -> 2 2 1.
 
@@ -199,8 +199,8 @@ class DocumentSpans(PackedObjective, T5DataCollator):
         row_spans, row_noise = self.layout.spans[counts], self.layout.noise[counts]
         # Each example has a span; the other spans are divided by the room for spans. Each span has a masked token; the
         # other masked tokens are divided by the room for them.
-        spans = 1 + share_out(row_spans - counts, lengths // 2 - 1, counts)
-        noise = spans + share_out(row_noise - row_spans, lengths - 2 * spans, counts)
+        spans = 1 + share_out_in_rows(row_spans - counts, lengths // 2 - 1, counts)
+        noise = spans + share_out_in_rows(row_noise - row_spans, lengths - 2 * spans, counts)
         mask = ragged_noise_mask(random, lengths, noise, spans)
         kinds = dict(
             denoiser=np.zeros_like(lengths), marked=np.ones(len(lengths), bool), mode=np.empty((len(lengths), 0))

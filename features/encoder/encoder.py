@@ -28,7 +28,7 @@ from foundry.publishing.file_names import CONFIGURATIONS, MODEL, POOLING, TOKENI
 TOLERANCE = 1e-5
 
 
-def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
+def export_encoder(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     """Writes "encoder" or "sentence_transformers" into `folder` and loads it again; returns (its comparison with
     PyTorch, one line about it)."""
     write_encoder(original, folder, pooled=kind == "sentence_transformers")
@@ -41,7 +41,7 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     return result, line
 
 
-def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+def refuse_encoder(config: PreTrainedConfig, kind: str) -> None:
     """UserError for a head, and for T5Gemma 2 in sentence-transformers, which wants a file of its image encoder's
     processor too."""
     refuse_part(config, kind, head="huggingface or onnx_encoder")
@@ -97,4 +97,4 @@ def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     return compare_outputs(kind, wanted, found, TOLERANCE) | dict(texts=len(sources), loaded_by=loaded_by)
 
 
-FORMAT = Format(export, refuse_model, (*MODEL, *CONFIGURATIONS, *TOKENIZER, *POOLING))
+FORMAT = Format(export_encoder, refuse_encoder, (*MODEL, *CONFIGURATIONS, *TOKENIZER, *POOLING))

@@ -45,7 +45,7 @@ class AdaptationArguments:
 FLAGS = [AdaptationArguments]
 
 
-def check_flags(args: AdaptationArguments) -> None:
+def check_adaptation(args: AdaptationArguments) -> None:
     """UserError for what cannot work, before any weight is read."""
     if not args.model_name_or_path:
         raise UserError("--model_name_or_path: name the decoder-only checkpoint, such as google/gemma-2-2b")
@@ -68,7 +68,7 @@ def described_copies(copied: dict[str, str | None], names: dict[str, str]) -> di
 def main(argv: list[str] | None = None) -> dict[str, str | None]:
     """Runs the script; returns {tensor: the tensor it was copied from or None}."""
     (args,) = parse_arguments(FLAGS, argv, about=__doc__)
-    check_flags(args)
+    check_adaptation(args)
     # After the flags were read: --help and mistakes need no torch.
     from transformers import set_seed
 

@@ -17,7 +17,7 @@ import torch
 from transformers import GenerationConfig
 
 from constants import IGNORE_INDEX
-from features.gguf.writing import FILE, refuse_model, write_gguf
+from features.gguf.writing import FILE, refuse_gguf, write_gguf
 from foundry.common.errors import UserError
 from foundry.corpora.sentencepiece_models import probe_texts
 from foundry.modeling.generation_settings import deciding_settings
@@ -118,7 +118,7 @@ class LlamaEngine:
         return logits.double().log_softmax(-1).numpy()
 
 
-def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
+def export_gguf(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     """Writes one of FORMATS into `folder`; returns (its comparison with PyTorch, one line about it). Without
     llama-cpp-python nothing is compared, and the line says so."""
     left = write_gguf(original, folder, kind)
@@ -128,7 +128,7 @@ def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
         return size, f"not compared: pip install -r requirements/llama_cpp.txt brings llama.cpp{more}"
     engine = LlamaEngine(folder / FILE, LONGEST_SOURCE + 8, kind == "gguf_encoder")
     try:
-        result, line = (compare_encoder if kind == "gguf_encoder" else compare_answers)(kind, original, engine)
+        result, line = (compare_states if kind == "gguf_encoder" else compare_answers)(kind, original, engine)
         same, texts = equal_ids(original, engine)
     finally:
         engine.close()
@@ -146,7 +146,7 @@ def compare_answers(kind: str, original: Original, engine: LlamaEngine) -> tuple
     return result, described(result)
 
 
-def compare_encoder(kind: str, original: Original, engine: LlamaEngine) -> tuple[dict, str]:
+def compare_states(kind: str, original: Original, engine: LlamaEngine) -> tuple[dict, str]:
     """(the comparison of the encoder's output, in words)."""
     wanted = outputs_of(original.model, original.sources)
     found = list(map(engine.encode, original.sources))
@@ -230,5 +230,5 @@ def with_llama_cpp(plan: Plan, _: object) -> Engine:
     return Engine(write, score, {}, [eos])  # no setting decides anything: all that do were refused
 
 
-FORMAT = Format(export, refuse_model, (FILE,))
+FORMAT = Format(export_gguf, refuse_gguf, (FILE,))
 BACKEND = Backend(with_llama_cpp, lambda name: [model_file(name)])

@@ -27,7 +27,7 @@ def write_gguf(original: Original, folder: Path, kind: str) -> int:
     """Writes the model into a file in `folder`; returns how many matrices of a q8_0 stay in float32. UserError for a
     model that llama.cpp cannot hold."""
     model, config = original.model, original.model.config
-    refuse_model(config, kind)
+    refuse_gguf(config, kind)
     is_encoder, writes_bytes = kind == "gguf_encoder", kind == "gguf_q8_0"
     architecture = gguf.MODEL_ARCH.T5ENCODER if is_encoder else gguf.MODEL_ARCH.T5
     rows = model.get_input_embeddings().weight.shape[0]
@@ -105,7 +105,7 @@ def tensors(original: Original, architecture: gguf.MODEL_ARCH) -> dict[str, np.n
     return {name: tensor.detach().float().cpu().numpy() for name, tensor in found.items()}
 
 
-def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+def refuse_gguf(config: PreTrainedConfig, kind: str) -> None:
     """UserError that names what llama.cpp lacks for such a model."""
     whole = kind != "gguf_encoder"
     refuse_part(config, kind, encoder="gguf_encoder" if whole else None, head="huggingface or onnx_encoder")

@@ -42,10 +42,10 @@ class RunPublication(Publication):
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError for a name that no repository can have."""
         from features.hub.names import check_repository_name, local_flags
-        from features.hub.uploads import name_of
+        from features.hub.uploads import repository_of
 
         if flags.push_to_hub:
-            check_repository_name("--hub_model_id", name_of(flags))
+            check_repository_name("--hub_model_id", repository_of(flags))
         self.local = local_flags(flags)
         return {}
 
@@ -86,9 +86,9 @@ class ExportHub(Publication):
         return {}
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
-        from features.hub.uploads import described
+        from features.hub.uploads import described_upload
 
-        return {"upload": self.push_to_hub and described(self.push_to_hub)}
+        return {"upload": self.push_to_hub and described_upload(self.push_to_hub)}
 
     def complete(self, folder: Path, output_dir: Path, record: dict, model: Any, found: dict[str, dict]) -> None:
         from features.hub.model_cards import model_card

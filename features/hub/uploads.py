@@ -47,7 +47,9 @@ class RunUploads:
 
     def __init__(self, args: "T5TrainingArguments", texts: bool):
         self.args, self.texts, self._running = args, texts, []
-        self.repository = create_repository(name_of(args), args.hub_private_repo, args.hub_token, "--hub_model_id")
+        self.repository = create_repository(
+            repository_of(args), args.hub_private_repo, args.hub_token, "--hub_model_id"
+        )
 
     def start(self, checkpoint: Path, step: int) -> None:
         """Starts to upload a checkpoint's model, without training state; nothing under `--hub_strategy end`. Under
@@ -90,7 +92,7 @@ class RunUploads:
             raise UserError(f"{error}; later: python export_checkpoint.py {again}") from None
 
 
-def name_of(args: Any) -> str:
+def repository_of(args: Any) -> str:
     """The repository that the training flags name."""
     return args.hub_model_id or Path(args.output_dir).absolute().name
 
@@ -98,10 +100,10 @@ def name_of(args: Any) -> str:
 def described_run(args: Any, texts: bool) -> str:
     """What `--push_to_hub` of a training will publish, and where."""
     whole = {"checkpoint": "; the newest checkpoint too", "all_checkpoints": "; all checkpoints too"}
-    return described(name_of(args), texts) + whole.get(args.hub_strategy.value, "")
+    return described_upload(repository_of(args), texts) + whole.get(args.hub_strategy.value, "")
 
 
-def described(name: str, texts: bool = False) -> str:
+def described_upload(name: str, texts: bool = False) -> str:
     """ "me/my-t5 of the Hub: weights, tokenizer, ...", for the plan."""
     held_out = f", held-out texts ({', '.join(HELD_OUT_TEXTS)})" if texts else "; no texts of the data"
     return f"to {name} of the Hub: {', '.join(PUBLISHED)}{held_out}"

@@ -158,7 +158,7 @@ def root_of(name_or_path: str) -> str:
     return place
 
 
-def merged(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> PreTrainedModel:
+def with_matrices(model: PreTrainedModel, folder: str | Path, merge: bool = True) -> PreTrainedModel:
     """The model with a folder's LoRA matrices added to its own; without `merge` they stay beside its own, all frozen.
 
     The merged model can be trained as before. UserError if a matrix is also another layer's, such as T5 v1.0's head,
@@ -221,7 +221,7 @@ def load_merged(folder: str, read: Callable[[str], PreTrainedModel], merge: bool
     its own as in `merged`; and the folder's settings of `generate`."""
     base = base_of(folder)
     try:
-        model = merged(read(base), folder, merge)
+        model = with_matrices(read(base), folder, merge)
     except ImportError:
         raise UserError(
             f"{flag} {folder}: holds LoRA matrices, which need peft: pip install -r requirements/lora.txt"

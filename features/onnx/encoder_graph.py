@@ -55,7 +55,7 @@ class Graph(torch.nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
 
 
-def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+def refuse_onnx_encoder(config: PreTrainedConfig, kind: str) -> None:
     """UserError for a LongT5: how many blocks of tokens and global tokens there are would stay as in the traced
     batch."""
     if isinstance(config, LongT5Config):
@@ -65,7 +65,7 @@ def refuse_model(config: PreTrainedConfig, kind: str) -> None:
         )
 
 
-def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
+def export_onnx_encoder(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     """Writes the encoder into `folder`, with its configuration and tokenizer; returns (its comparison with PyTorch, one
     line about it)."""
     model = encoder_of(original.model)
@@ -117,7 +117,7 @@ def write_graph(model: PreTrainedModel, file: Path) -> None:
 def exported(model: PreTrainedModel, graph: torch.nn.Module, inputs: tuple, file: Path, **names: Any) -> None:
     """Writes `graph`, a function of `inputs` that runs the model, with its attention written out. names: further
     arguments of torch.onnx.export."""
-    with eager(model), quiet():
+    with with_eager_attention(model), quiet():
         program = torch.onnx.export(graph.eval(), inputs, **names, dynamo=True, verbose=False)
     program.save(str(file))
 
@@ -130,11 +130,11 @@ def compare_graph(kind: str, model: PreTrainedModel, sources: list[list[int]], f
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     joined = [token for source in sources for token in source][:LONGEST_SOURCE]
     wanted = outputs_of(model, [*sources, joined, *sources])
-    found = [run(session, [source])[0] for source in [*sources, joined]] + run(session, sources)
+    found = [run_encoder(session, [source])[0] for source in [*sources, joined]] + run_encoder(session, sources)
     return compare_outputs(kind, wanted, found, TOLERANCE) | dict(texts=len(sources))
 
 
-def run(session, sources: list[list[int]]) -> list[np.ndarray]:
+def run_encoder(session, sources: list[list[int]]) -> list[np.ndarray]:
     """The output [S, D] of each row of a batch, which is padded on the right."""
     ids, mask = padded(sources)
     (output,) = session.run(None, dict(zip(INPUTS, (ids, mask), strict=True)))
@@ -152,7 +152,7 @@ def padded(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def eager(model: PreTrainedModel) -> Iterator[None]:
+def with_eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """The model with its attention written out, of which torch.onnx makes a graph for any length."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
@@ -176,4 +176,4 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-FORMAT = Format(export, refuse_model, (FILE, f"{FILE}.data", *CONFIGURATIONS, *TOKENIZER, *POOLING))
+FORMAT = Format(export_onnx_encoder, refuse_onnx_encoder, (FILE, f"{FILE}.data", *CONFIGURATIONS, *TOKENIZER, *POOLING))

@@ -43,7 +43,7 @@ FAMILIES = (T5Config, MT5Config, UMT5Config)
 TOLERANCE = 1e-3  # nats
 
 
-def refuse_model(config: PreTrainedConfig, kind: str) -> None:
+def refuse_onnx(config: PreTrainedConfig, kind: str) -> None:
     """UserError for a model without a decoder, and for families whose cache has another form."""
     refuse_part(config, kind, encoder="onnx_encoder", head="huggingface or onnx_encoder")
     if type(config) not in FAMILIES:
@@ -202,7 +202,7 @@ class OnnxModel:
         return [of_row[: len(answer)] for of_row, answer in zip(found, answers, strict=True)]
 
 
-def export(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
+def export_onnx(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     """Writes the whole model into `folder`, with configuration, settings of `generate` and tokenizer; returns (its
     comparison with PyTorch, one line about it)."""
     model = original.model
@@ -240,4 +240,4 @@ def compare_whole(kind: str, original: Original, folder: Path) -> dict:
 
 
 GRAPHS = (ENCODER, f"{ENCODER}.data", DECODER, f"{DECODER}.data")
-FORMAT = Format(export, refuse_model, (*GRAPHS, *CONFIGURATIONS, *TOKENIZER))
+FORMAT = Format(export_onnx, refuse_onnx, (*GRAPHS, *CONFIGURATIONS, *TOKENIZER))

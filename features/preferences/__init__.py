@@ -110,11 +110,11 @@ class AnswerMeasures(Measures):
 
     @staticmethod
     def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
-        from features.preferences.losses import log_probabilities
+        from features.preferences.losses import both_log_probabilities
 
         if "rejected" not in task:
             return {}
-        return dict(log_probabilities(statistics))
+        return dict(both_log_probabilities(statistics))
 
 
 @dataclass(kw_only=True)

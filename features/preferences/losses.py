@@ -115,7 +115,7 @@ def preference_metrics(sums: torch.Tensor) -> dict[str, float]:
     return {name: float(value) for name, value in means.items()}
 
 
-def log_probabilities(statistics: np.ndarray) -> dict[str, list[float]]:
+def both_log_probabilities(statistics: np.ndarray) -> dict[str, list[float]]:
     """Log-probabilities of both answers of each row, from the statistics [N, 5 + 5] of an evaluation: STATISTICS, then
     OF_PREFERENCE."""
     columns = {"chosen_log_probability": 0, "rejected_log_probability": -len(OF_PREFERENCE)}

@@ -72,18 +72,18 @@ class Rerank(Choice):
     def decide(self, flags: Flags) -> dict[str, Any]:
         """UserError for a second model that cannot be asked, before anything is read."""
         if self.rerank == "score":
-            from features.rerank.channel import task_of
+            from features.rerank.channel import task_of_channel
 
-            task_of(self.rerank_model, self.rerank_task, self.rerank_prefix)
+            task_of_channel(self.rerank_model, self.rerank_task, self.rerank_prefix)
         return {}
 
     def record(self) -> dict[str, Any]:
         if self.rerank != "score":
             return {}
-        from features.rerank.channel import files_of
+        from features.rerank.channel import files_of_model
         from foundry.common.digests import contents_digest
 
-        return {"rerank_weights": contents_digest(files_of(self.rerank_model))}
+        return {"rerank_weights": contents_digest(files_of_model(self.rerank_model))}
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         if self.rerank == "mbr":

@@ -21,7 +21,7 @@ from tasks.predictions import recorded_task
 from tasks.registry import source_text
 
 
-def task_of(model: str, task: str | None, prefix: str | None) -> dict:
+def task_of_channel(model: str, task: str | None, prefix: str | None) -> dict:
     """The entry of the task that the second model does. UserError if it reads or writes anything but one text."""
     named_config(model, "--rerank_model")
     try:
@@ -36,7 +36,7 @@ def task_of(model: str, task: str | None, prefix: str | None) -> dict:
     return entry if prefix is None else entry | {"prefix": prefix_of(prefix)}
 
 
-def files_of(model: str) -> list[Path]:
+def files_of_model(model: str) -> list[Path]:
     """The files that decide what the second model says."""
     patterns = ("*model*.safetensors", "*model*.bin", "task.json")
     return [file for pattern in patterns for file in sorted(Path(model).glob(pattern))]
@@ -48,7 +48,7 @@ class Channel:
     def __init__(
         self, model: str, task: str | None, prefix: str | None, device: torch.device, batch_size: int, bf16: bool
     ):
-        self.entry, self.device, self.size = task_of(model, task, prefix), device, batch_size
+        self.entry, self.device, self.size = task_of_channel(model, task, prefix), device, batch_size
         self.tokenizer = load_tokenizer(model, "--rerank_model")
         self.model = load_model(model, flag="--rerank_model")
         fit_vocabulary(self.model, self.tokenizer)

@@ -48,7 +48,7 @@ class AnswersArguments:
 FLAGS = [AnswersArguments, Rerank]
 
 
-def answers_of(row: dict, place: str, source_column: str | None) -> list[dict]:
+def n_best_of(row: dict, place: str, source_column: str | None) -> list[dict]:
     """The n_best of a line. UserError unless its answers have texts and log-probabilities, and the line its source."""
     found = row.get("n_best")
     types = {"prediction": str, "log_probability": int | float}
@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> dict[str, int]:
     column = args.source_column if rerank.rerank == "score" else None
     lines = 0
     for lines, row in enumerate(read_rows(Path(args.answers_file)), start=1):
-        answers_of(row, f"--answers_file {args.answers_file}, line {lines}", column)
+        n_best_of(row, f"--answers_file {args.answers_file}, line {lines}", column)
     settings = {field.name: getattr(rerank, field.name) for field in fields(rerank)} | rerank.record()
     settings |= {"source_column": column, "answers": contents_digest([Path(args.answers_file)])}
     with told_if_full(f"--output_file {args.output_file}", "Free some space: then the same command resumes."):

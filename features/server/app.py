@@ -28,9 +28,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from features.server import KEY, Server
-from features.server.completions import Completion, Growing, Prompt, Reader, bad, envelope, numbered
+from features.server.completions import (
+    Asked,
+    Completion,
+    CompletionReader,
+    Growing,
+    bad,
+    envelope,
+    numbered_choices,
+)
 from features.server.counters import Counters
-from features.server.waiting_texts import ENDS, Batches, Row
+from features.server.waiting_texts import ENDS, Row, TextBatches
 from foundry.common.errors import UserError
 from foundry.common.processes import say
 from foundry.common.reports import end_summary, start_summary
@@ -54,7 +62,7 @@ class Service:
 
     posts: dict[str, Callable]
 
-    def __init__(self, model: str, feature: Server, batches: Batches, about: dict):
+    def __init__(self, model: str, feature: Server, batches: TextBatches, about: dict):
         self.feature, self.key, self.ends = feature, os.environ.get(KEY) or None, False
         path = Path(model)
         self.name = path.resolve().name if path.exists() else model
@@ -123,11 +131,11 @@ class Completions(Service):
         config, device = load_config(str(plan.folder), "--model_name_or_path"), torch.device(PartialState().device)
         rows = min(plan.args.batch_size, rows_to_score(config, plan.entry["max_source_length"], 1))
         tokens = rows_to_generate(config, 1, 0, 1, device, plan.args.bf16)  # that the memory has room for
-        batches = Batches(engine, Counters(), rows, tokens, feature.max_queue, seconds=feature.max_wait_ms / 1000)
+        batches = TextBatches(engine, Counters(), rows, tokens, feature.max_queue, seconds=feature.max_wait_ms / 1000)
         about = dict(inputs=plan.reader.inputs, labels=plan.entry.get("labels"))
         about |= dict(max_source_tokens=plan.entry["max_source_length"], max_tokens=plan.limit)
         super().__init__(plan.args.model_name_or_path, feature, batches, about)
-        self.reader = Reader(plan, engine, feature, self.check_count)
+        self.reader = CompletionReader(plan, engine, feature, self.check_count)
         self.posts = {"/v1/completions": self.complete}
 
     async def complete(self, request: Request, body: Completion) -> Response:
@@ -146,20 +154,20 @@ class Completions(Service):
             parts = self.stream(body, prompts, changed)
             return StreamingResponse(parts, media_type="text/event-stream")
         await self.finished(rows, changed)
-        choices = [await self.call(self.reader.choice, *one, body.stop) for one in numbered(prompts, body.n)]
+        choices = [await self.call(self.reader.choice, *one, body.stop) for one in numbered_choices(prompts, body.n)]
         head = envelope(self.name, self.reader.warning(body))
         return JSONResponse(head | {"choices": choices, "usage": self.counted(prompts)})
 
-    async def stream(self, body: Completion, prompts: list[Prompt], changed: asyncio.Event) -> AsyncIterator[str]:
+    async def stream(self, body: Completion, prompts: list[Asked], changed: asyncio.Event) -> AsyncIterator[str]:
         """Server-sent events: what each answer has grown by. An answer that is found by beams, is made of pieces, or
         names a class comes whole."""
         head, reader, over = envelope(self.name, self.reader.warning(body)), self.reader, set()
-        growing = [Growing(reader.own.tokenizer) for _ in numbered(prompts, body.n)]
+        growing = [Growing(reader.own.tokenizer) for _ in numbered_choices(prompts, body.n)]
         sent = [""] * len(growing)
         grows = reader.writes_text and not reader.in_pieces
         while len(over) < len(growing):
             changed.clear()
-            for index, prompt, answers in numbered(prompts, body.n):
+            for index, prompt, answers in numbered_choices(prompts, body.n):
                 grows_here = grows and len(answers) == 1 and prompt.rows[0].beams == 1
                 is_over = all(row.done for row in prompt.rows) or grows_here and answers[0].reason is not None
                 if index in over or not (is_over or grows_here):
@@ -184,13 +192,13 @@ class Completions(Service):
             yield event(head | {"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 
-    def counted(self, prompts: list[Prompt]) -> dict:
+    def counted(self, prompts: list[Asked]) -> dict:
         usage = self.reader.usage(prompts)
         self.counters.tokens.update(read=usage["prompt_tokens"], written=usage["completion_tokens"])
         return usage
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware: refuses requests that are large, lack the key or come from elsewhere, and counts those that are
     posted.
 
@@ -318,7 +326,7 @@ def event(content: dict) -> str:
 def make_app(service: Service) -> FastAPI:
     """The application, for uvicorn or any other ASGI server. `service.batches` must have been started."""
     app = FastAPI(title="T5 Foundry", openapi_url=None)  # its page of documentation would ask other machines
-    app.add_middleware(Guard, service=service)
+    app.add_middleware(RequestGuard, service=service)
     if origins := service.feature.cors_origin:  # outside the guard: refusals are read by the page too
         app.add_middleware(
             CORSMiddleware,

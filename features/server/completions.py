@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
 from features.server import Server
-from features.server.waiting_texts import Answer, Row
+from features.server.waiting_texts import Row, Written
 from foundry.corpora.preview import UNCUT
 from foundry.corpora.tokenizers import decoded
 from foundry.training.drawn_answers import uniform_numbers
@@ -161,20 +161,20 @@ class Completion(Fields):
     logit_bias: dict[str, Literal[0]] | None = None
 
 
-class Prompt:
+class Asked:
     """One prompt: its Input, the token ids of its texts, how many tokens they had where they were cut, its rows."""
 
     def __init__(self, item: Input, sources: list[list[int]], uncut: int | None):
         self.item, self.sources, self.uncut = item, sources, uncut
         self.rows: list[Row] = []
 
-    def choices(self, n: int) -> list[list[Answer]]:
+    def choices(self, n: int) -> list[list[Written]]:
         """The answers to each of its texts, n times."""
         answers = [answer for row in self.rows for answer in row.answers]
         return [[answer] for answer in answers] if len(self.sources) == 1 else [answers] * n
 
 
-class Reader:
+class CompletionReader:
     """Makes prompts of texts and texts of answers, in the thread of texts, as a tokenizer serves one thread.
 
     check_count: raises HTTPException if a field of a request makes more texts than may wait.
@@ -239,7 +239,7 @@ class Reader:
             return f"max_tokens {body.max_tokens:,}: an answer has at most {self.plan.limit:,}"
         return None
 
-    def prompt(self, body: Completion, given: object, place: int, seed: int, told: Callable[[], object]) -> Prompt:
+    def prompt(self, body: Completion, given: object, place: int, seed: int, told: Callable[[], object]) -> Asked:
         """A prompt of a request, the one at this place, with its rows. seed: of what is drawn. HTTPException if it
         cannot be answered."""
         item = self.plan.reader.made({}, values_of(given, self.plan.reader.inputs, "prompt", self.longest))
@@ -249,14 +249,14 @@ class Reader:
             prompt.rows += self._rows(body, source, (seed % 2**64, place), len(prompt.rows), told)
         return prompt
 
-    def _tokenised(self, item: Input) -> Prompt:
+    def _tokenised(self, item: Input) -> Asked:
         sources, most = tokenised(item.texts, self.own, UNCUT), self.plan.entry["max_source_length"]
         longest = max(map(len, sources), default=0)
         if longest <= most:
-            return Prompt(item, sources, None)
+            return Asked(item, sources, None)
         if not self.cuts:
             raise bad(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
-        return Prompt(item, tokenised(item.texts, self.own), longest)
+        return Asked(item, tokenised(item.texts, self.own), longest)
 
     def _rows(
         self, body: Completion, source: list[int], drawn_by: tuple[int, int], first: int, told: Callable[[], object]
@@ -288,13 +288,13 @@ class Reader:
 
         return ends_text
 
-    def so_far(self, growing: Growing, answer: Answer, stops: list[str]) -> str:
+    def so_far(self, growing: Growing, answer: Written, stops: list[str]) -> str:
         """What no further token changes of the text of an answer that is being written."""
         growing.text([*answer.tokens])
         held = max(map(len, stops), default=1) - 1  # what may be the beginning of a stop
         return before_any(stops, growing.settled)[: max(0, len(growing.settled) - held)].rstrip()
 
-    def choice(self, index: int, prompt: Prompt, answers: list[Answer], stops: list[str]) -> dict:
+    def choice(self, index: int, prompt: Asked, answers: list[Written], stops: list[str]) -> dict:
         """A choice of the response."""
         written = [answer.tokens for answer in answers]
         whole = prompt.item.answer(decode_texts(self.plan.entry, self.own.tokenizer, written) if written else [])
@@ -310,13 +310,13 @@ class Reader:
             choice["probabilities"] = dict(zip(self.plan.entry["labels"], prompt.rows[0].probabilities, strict=True))
         return choice
 
-    def _log_probs(self, answer: Answer) -> dict:
+    def _log_probs(self, answer: Written) -> dict:
         growing = Growing(self.own.tokenizer)
         places = [len(growing.text(answer.tokens[:end]).rstrip()) for end in range(len(answer.tokens))]
         names = self.own.tokenizer.convert_ids_to_tokens(answer.tokens)
         return dict(tokens=names, token_logprobs=answer.log_probs, top_logprobs=None, text_offset=places)
 
-    def usage(self, prompts: list[Prompt]) -> dict:
+    def usage(self, prompts: list[Asked]) -> dict:
         """Tokens read, each prompt once, and written, the end's included."""
         read = sum(len(source) for prompt in prompts for source in prompt.sources)
         written = sum(len(answer.tokens) for prompt in prompts for row in prompt.rows for answer in row.answers)
@@ -328,7 +328,7 @@ def before_any(stops: list[str], text: str) -> str:
     return text[: min((text.index(stop) for stop in stops if stop in text), default=None)]
 
 
-def numbered(prompts: list[Prompt], n: int) -> Iterator[tuple[int, Prompt, list[Answer]]]:
+def numbered_choices(prompts: list[Asked], n: int) -> Iterator[tuple[int, Asked, list[Written]]]:
     """(index of the choice, its prompt, the answers to its texts), as the response has them."""
     found = ((prompt, answers) for prompt in prompts for answers in prompt.choices(n))
     yield from ((index, *one) for index, one in enumerate(found))

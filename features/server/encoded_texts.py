@@ -19,7 +19,7 @@ from features.server import Server
 from features.server.app import Service, run
 from features.server.completions import Fields, bad, longest_of, values_of
 from features.server.counters import Counters
-from features.server.waiting_texts import Batches, Row
+from features.server.waiting_texts import Row, TextBatches
 from foundry.common.errors import UserError
 from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_score
@@ -52,7 +52,7 @@ class EncodedRow(Row):
     found: dict = field(default_factory=dict)
 
 
-class EncoderBatches(Batches):
+class EncoderBatches(TextBatches):
     """The queue of an encoder's inputs."""
 
     engine: Any  # Encoder
@@ -86,7 +86,7 @@ class EncoderService(Service):
         if body.dimensions not in (None, width):
             raise bad(f"dimensions {body.dimensions:,}: an embedding has {width:,} numbers: leave it out")
         rows = await self.answered(request, body, self.text)
-        return await self.call(self.response, rows, lambda row: {"object": "embedding"} | shown(row, body))
+        return await self.call(self.response, rows, lambda row: {"object": "embedding"} | shown_embedding(row, body))
 
     async def classify(self, request: Request, body: Classify) -> Response:
         """The response to a request to a head."""
@@ -151,7 +151,7 @@ class EncoderService(Service):
         return JSONResponse((head or {}) | {"object": "list", "data": data, "model": self.name, "usage": usage})
 
 
-def shown(row: EncodedRow, body: Embeddings) -> dict:
+def shown_embedding(row: EncodedRow, body: Embeddings) -> dict:
     """An embedding as the request asks for it; base64: of its numbers in float32, the lowest byte first."""
     numbers = row.found["embedding"]
     if body.encoding_format == "base64":

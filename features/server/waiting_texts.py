@@ -1,4 +1,4 @@
-"""Answers texts that wait together: `Batches`, a thread that asks the Engine.
+"""Answers texts that wait together: `TextBatches`, a thread that asks the Engine.
 
 A text has the same answer alone and in any batch. A drawn answer repeats with its seed in any batch too: each row has
 random numbers of its own, as in predict_t5.py.
@@ -24,7 +24,7 @@ ENDS = "the server ends: ask another one, or this one later"
 
 
 @dataclass
-class Answer:
+class Written:
     """What is written of an answer. reason: why it ended: "stop", "length", "gone" for a client that left or "failed";
     None while it is being written. log_probs: of its tokens, where they were asked for."""
 
@@ -62,7 +62,7 @@ class Row:
     arrived: float = field(default_factory=time.monotonic)
 
     def __post_init__(self):
-        self.answers = [Answer() for _ in range(self.count)]
+        self.answers = [Written() for _ in range(self.count)]
 
     @property
     def search(self) -> tuple:
@@ -92,7 +92,7 @@ class Row:
         self.told()
 
 
-class Batches(threading.Thread):
+class TextBatches(threading.Thread):
     """The queue, and the thread that answers it.
 
     most_rows, most_tokens: of a batch. most_waiting: texts that may wait. seconds: how long a text waits for others.
@@ -148,7 +148,7 @@ class Batches(threading.Thread):
             left = [row for row in batch if not row.done]
             self.takes_more = False
             for row in left:
-                row.answers = [Answer() for _ in row.answers]
+                row.answers = [Written() for _ in row.answers]
                 if len(batch) > 1:
                     self._answer_each([row])
                 else:
@@ -249,7 +249,7 @@ class Batches(threading.Thread):
 
         return watch
 
-    def _written(self, answer: Answer, ids: list[int]) -> None:
+    def _written(self, answer: Written, ids: list[int]) -> None:
         """An answer found by beams: padded behind its end."""
         end = next((place for place, token in enumerate(ids) if token in self.engine.ends), None)
         answer.tokens = [token for token in ids[: None if end is None else end + 1] if token != IGNORE_INDEX]

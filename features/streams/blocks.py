@@ -205,7 +205,7 @@ class TooShort(UserError):
     """Nothing of a corpus would be left behind what is held out of it."""
 
 
-def halves(corpus: Corpus) -> list[range]:
+def halves_of_blocks(corpus: Corpus) -> list[range]:
     """The numbers of the blocks in the first and the second half; of a single block one range."""
     middle = len(corpus) // 2
     return [half for half in (range(middle), range(middle, len(corpus))) if half]

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from features.streams import TaskStreams
-from features.streams.blocks import Corpus, FileCorpus, Piece, halves, hub_corpora
+from features.streams.blocks import Corpus, FileCorpus, Piece, halves_of_blocks, hub_corpora
 from features.streams.lanes import StreamDataset, one_by_one
 from foundry.arguments.own_pairs import OWN, has_validation_files
 from foundry.arguments.task import TaskArguments
@@ -44,14 +44,14 @@ class StreamedTask(Task):
 
     def open_stream(self) -> Corpus:
         """The corpus of the training rows; no row is read yet."""
-        corpus = open_corpus(self.name, self.entry, self.args, self.stream.skip_broken_rows)
+        corpus = open_rows(self.name, self.entry, self.args, self.stream.skip_broken_rows)
         self.corpus = corpus
         return corpus
 
     def training_rows(self) -> list[dict]:
         """A sample of them."""
         args = self.name, self.entry, self.args
-        return first_rows(row_splitter(*args, corpus=(corpus := open_corpus(*args))), corpus)
+        return first_rows(row_splitter(*args, corpus=(corpus := open_rows(*args))), corpus)
 
     def rows_of(self, split: str, left_out: Counter) -> list[dict]:
         if self.is_held_out(split):
@@ -146,7 +146,7 @@ class StreamedTaskData(TaskData):
         return f"{self.tried:,} streamed" if split == "train" else super()._name(task, split)
 
     def training_data(self) -> StreamDataset:
-        return training_stream(self.tasks[0], self.corpus, self.training_args, self.stream.shuffle_buffer_size)
+        return stream_of_rows(self.tasks[0], self.corpus, self.training_args, self.stream.shuffle_buffer_size)
 
     def resume(self, checkpoint: str | None) -> None:
         if checkpoint:
@@ -170,7 +170,7 @@ class StreamedTaskData(TaskData):
         return {"stream": f"{self.corpus.description}{passes}; {self.train.described()}"} | super().plan(steps)
 
 
-def training_stream(task: LoadedTask, corpus: Corpus, args: T5TrainingArguments, buffer: int) -> StreamDataset:
+def stream_of_rows(task: LoadedTask, corpus: Corpus, args: T5TrainingArguments, buffer: int) -> StreamDataset:
     """The streamed training rows {"input_ids", "attention_mask", "labels"}, cut and with EOS."""
     lengths = examples.max_lengths(task.entry, "train")
     tokenize = examples.build_tokenize_function(task.name, task.entry, task.tokenizer, *lengths)
@@ -193,7 +193,7 @@ def sampled_rows(task: LoadedTask, corpus: Corpus) -> list[dict]:
 
 def first_rows(split: Callable[[dict], list[dict]], corpus: Corpus) -> list[dict]:
     """`sampled_rows` as they are read. split: of `row_splitter`."""
-    rows, parts = [], halves(corpus)
+    rows, parts = [], halves_of_blocks(corpus)
     for half in parts:
         made = (row for number in half for _, record in corpus.rows(Piece(number)) for row in split(record))
         try:
@@ -214,7 +214,7 @@ def tokenised_rows(task: LoadedTask, rows: list[dict]) -> Any:
     return datasets.Dataset.from_dict(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
 
-def open_corpus(name: str, task: dict, args: TaskArguments, skip_broken: bool = False) -> Corpus:
+def open_rows(name: str, task: dict, args: TaskArguments, skip_broken: bool = False) -> Corpus:
     """The corpus of the training rows, of which none is read yet. UserError if there are no training files, or files
     whose lines belong together."""
     files = files_of_split(name, task, args, "train")

@@ -17,7 +17,7 @@ from transformers import TrainingArguments
 from constants import BUILTIN_CORPUS
 from data_collator_t5 import example_keys
 from features.streams import CHUNKS, HELD_OUT, Streams
-from features.streams.blocks import Corpus, FileCorpus, Piece, TooShort, halves, hub_corpora, streamed_splits
+from features.streams.blocks import Corpus, FileCorpus, Piece, TooShort, halves_of_blocks, hub_corpora, streamed_splits
 from features.streams.lanes import StreamDataset, packed
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
@@ -242,7 +242,7 @@ def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Sample]]:
     the preview). A broken row ends the sample of its half: training says what is wrong with it."""
     corpus, file, firsts = found.sources[name]["train"], io.BytesIO(), {}
     writer = TokenWriter(file, found.tokenizer, document_encoder(found.tokenizer, found.ids), eos_between(found))
-    document_of, parts = document_reader(found, corpus), halves(corpus)
+    document_of, parts = document_reader(found, corpus), halves_of_blocks(corpus)
     for half in parts:
         length, begin, block = 0, writer.size, half[0]
         rows = (row for number in half for _, row in corpus.rows(Piece(number)))

@@ -134,7 +134,7 @@ def parts_of(text: str, marks: Iterable[tuple[int, int, str]]) -> Iterator[tuple
 
 
 # ---------------------------------------------------------------- the page
-class Guard:
+class PageGuard:
     """ASGI middleware: no files are uploaded, no request is large, and unless the page `is_open` to other machines,
     only this machine's addresses are answered, and no page of another origin asks. So a page that a browser opens
     elsewhere, also under a name that leads here, cannot use this one."""
@@ -224,7 +224,7 @@ def open_page(
         gradio.on(started, answered, boxes, [*results, *about], api_name="answer")
     options = dict(share=False, show_error=True, ssr_mode=False, run_history=False, footer_links=["api"])
     name = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-    options["app_kwargs"] = {"middleware": [Middleware(Guard, is_open=name not in HERE)]}
+    options["app_kwargs"] = {"middleware": [Middleware(PageGuard, is_open=name not in HERE)]}
     page.queue(max_size=MOST_WAITING)
     page.launch(**options, quiet=True, prevent_thread_lock=True)
     say(f"the page is at {page.local_url} until Ctrl-C")

@@ -104,7 +104,7 @@ class BenchmarkTest(parameterized.TestCase):
 
 def arguments(*argv: str, **changes) -> Namespace:
     """What a command's function is handed; no time is up, however busy the machine."""
-    args = benchmark_t5.part_of(benchmark_t5.parse([*argv, "--device", "cpu"]))
+    args = benchmark_t5.settled_part(benchmark_t5.parse_command([*argv, "--device", "cpu"]))
     return Namespace(**vars(args) | {"deadline": float("inf")} | changes)
 
 
@@ -218,7 +218,7 @@ class CommandsTest(BenchmarkTest):
 
     def test_the_peer_pads_every_row_to_the_limit(self):
         rows = [{"input_ids": [5] * n, "labels": [6, 1]} for n in (3, 9)]
-        ours, peer = measure.padded(rows), measure.padded(rows, source_length=32)
+        ours, peer = measure.padded_batch(rows), measure.padded_batch(rows, source_length=32)
         self.assertEqual([tuple(b["input_ids"].shape) for b in (ours, peer)], [(2, 16), (2, 32)])
         self.assertEqual(peer["attention_mask"].sum(1).tolist(), [3, 9])
         self.assertEqual(ours["labels"].tolist(), [[6, 1] + [-100] * 6] * 2)
@@ -291,7 +291,7 @@ class CommandsTest(BenchmarkTest):
     )
     def test_the_sharding_to_choose(self, rows, gpus, name, why):
         rows = [dict(name=name, fits=fits, sequences_per_second=speed, total=7.0) for name, fits, speed in rows]
-        chosen, reason = plan.choose(rows, Namespace(nodes=1, gpus=gpus))
+        chosen, reason = plan.choose_sharding(rows, Namespace(nodes=1, gpus=gpus))
         self.assertEqual(chosen.get("name"), name)
         self.assertIn(why, reason)
 
@@ -315,7 +315,7 @@ class CommandsTest(BenchmarkTest):
         flags = ["--batch", "2", "--source_length", "20", "--compile", "true", "--train_file", "my text.txt"]
         for broken in (False, True):
             left = dict(deadline=time.monotonic() + 1000)
-            with mock.patch.object(scripts, "run_script", made_up):
+            with mock.patch.object(scripts, "run_logged", made_up):
                 found = scripts.measure_pre_train(arguments("pre_train", *flags, "--output", str(output), **left))
             (row,) = found["rows"]
             self.assertEqual(row["sequences_per_second"], 200.0)
@@ -332,14 +332,14 @@ class CommandsTest(BenchmarkTest):
         parse_arguments([ModelArguments, PreTrainingDataArguments, PreTrainingArguments], words)
 
     def test_time_that_is_left_and_packages_that_are_not(self):
-        self.assertEqual(scripts.steps_left(100.0, 4.0), 360)  # nine tenths of the time
+        self.assertEqual(scripts.steps_in_time(100.0, 4.0), 360)  # nine tenths of the time
         with self.assertRaisesRegex(measure.NotAvailableError, "3 s are left, too few for 20 steps"):
-            scripts.steps_left(3.0, 4.0)
+            scripts.steps_in_time(3.0, 4.0)
         log = self.folder / "log"
         script = self.folder / "script.py"
         script.write_text("import a_package_of_tomorrow.part")
         with self.assertRaisesRegex(measure.NotAvailableError, "the package a_package_of_tomorrow is not installed"):
-            scripts.run_script(str(script), [], log)
+            scripts.run_logged(str(script), [], log)
 
     def test_a_machine_without_matplotlib(self):
         output = self.folder / "collator.json"
@@ -475,27 +475,27 @@ class LadderTest(BenchmarkTest):
 
     def test_each_rung_is_on_top_of_the_others_or_alone(self):
         for rung in step.LADDER:
-            settings = step.settings_of(rung.name)
-            below = step.PLAIN if rung.on is None else step.settings_of(rung.on)
+            settings = step.settings_of_rung(rung.name)
+            below = step.PLAIN if rung.on is None else step.settings_of_rung(rung.on)
             self.assertEqual(settings, below | rung.adds | {"ours": settings["ours"]})
-            alone = step.settings_of(rung.name, alone=True)
+            alone = step.settings_of_rung(rung.name, alone=True)
             changed = {name for name, value in alone.items() if value != step.PLAIN[name]}
             self.assertContainsSubset(changed, rung.adds.keys() | {"ours"})
-        self.assertTrue(step.settings_of("bf16_residual", alone=True)["ours"], "or it would not be switched on")
+        self.assertTrue(step.settings_of_rung("bf16_residual", alone=True)["ours"], "or it would not be switched on")
 
     def test_choices(self):
         names = {rows: [rung.name for rung in step.chosen_rungs(rows)] for rows in ("all", "headline", "muon")}
         once, twice = ["ours", "eager", "compile"], ["batch_2x", "peer_batch_2x", "peer_sdpa_batch_2x"]
         self.assertEqual(names["headline"], once + twice)
         for name, double in zip(once, twice, strict=True):
-            self.assertEqual(step.settings_of(double), step.settings_of(name) | {"batch_factor": 2})
+            self.assertEqual(step.settings_of_rung(double), step.settings_of_rung(name) | {"batch_factor": 2})
         self.assertEqual(names["muon"], ["muon"])
         self.assertContainsSubset([*names["headline"], "peer_cuda_graphs", "peer_autotune"], names["all"])
         self.assertNotIn("z_loss", names["all"])
 
     def test_peers_get_what_ours_get(self):
         """Twice the batch, all modes of compilation, fused AdamW, no cache; TF32 for all."""
-        settings = [step.settings_of(name) for name in step.RUNGS]
+        settings = [step.settings_of_rung(name) for name in step.RUNGS]
         tops = [peer for peer in settings if not peer["ours"] and (peer["batch_factor"] > 1 or peer["compile_mode"])]
         for name in ("batch_factor", "compile_mode"):
             of_ours = {found[name] for found in settings if found["ours"]}
@@ -567,7 +567,7 @@ class LadderTest(BenchmarkTest):
         args, config = arguments("step", "--batch", "4", "--source_length", "20", bf16=True), benchmark_config("tiny")
         right, tolerance = step.reference_of(config, args, 4)
         (first,) = random_batches(config, 4, 20, 1, args.device)
-        settings = step.settings_of("eager") | {"compile": False}
+        settings = step.settings_of_rung("eager") | {"compile": False}
         eager = step.TrainingStep(settings, config, [first], args.device, bf16=True).gradients()
         worst = max(((eager[name] - right[name]).norm() / right[name].norm()).item() for name in right)
         self.assertAlmostEqual(tolerance / (2 * worst), 1, delta=0.3)  # the reference takes fewer rows at a time
@@ -581,7 +581,7 @@ class LadderTest(BenchmarkTest):
         args, config = arguments("step", "--batch", "2", "--source_length", "20"), benchmark_config("tiny")
         batches = random_batches(config, 2, 20, 1, args.device)
         with mock.patch.object(torch, "compile", lambda model, **options: seen.append(options) or model):
-            step.TrainingStep(step.settings_of("peer_cuda_graphs"), config, batches, args.device, bf16=False)
+            step.TrainingStep(step.settings_of_rung("peer_cuda_graphs"), config, batches, args.device, bf16=False)
         self.assertEqual(seen, [dict(mode="reduce-overhead", dynamic=False)])
 
     @parameterized.parameters(
@@ -623,7 +623,7 @@ class LadderTest(BenchmarkTest):
         batches = random_batches(config, 4, 20, 1, torch.device("cpu"))
         losses = {}
         for name in ("sdpa", "eager"):
-            settings = step.settings_of("dropout_0") | {"attention": name}
+            settings = step.settings_of_rung("dropout_0") | {"attention": name}
             trained = step.TrainingStep(settings, config, batches, torch.device("cpu"), bf16=False)
             for group in trained.optimizer.param_groups:
                 group["lr"] = 1e-3
@@ -711,9 +711,9 @@ class PartsTest(BenchmarkTest):
     def test_table(self):
         rows = [{"name": "one", "ratio": 1.25, "mfu": 0.5}, {"name": "second", "error": "it broke"}]
         rows.append({"name": "x", "ratio": 10})
-        text = measure.table(rows)
+        text = measure.rows_as_table(rows)
         self.assertEqual(text, "name  ratio  mfu\none   1.25   50.0%\nx     10.00\nsecond: it broke")
-        self.assertEqual(measure.table(rows[1:2]), "second: it broke")
+        self.assertEqual(measure.rows_as_table(rows[1:2]), "second: it broke")
 
     def test_plan_is_consistent(self):
         hardware = HARDWARE_PEAKS["H200"]

@@ -143,7 +143,7 @@ class DriverTest(parameterized.TestCase):
 
     def test_a_row_that_is_stopped_keeps_what_was_measured(self):
         rows = {name: dict(name=name, what="", ours=True) for name in ("fast", "slow")}
-        args = benchmark_t5.part_of(benchmark_t5.parse(["step", "--device", "cpu", "--minutes", "5"]))
+        args = benchmark_t5.settled_part(benchmark_t5.parse_command(["step", "--device", "cpu", "--minutes", "5"]))
         args.output = str(self.folder / "step.json")
         with (
             mock.patch.dict(os.environ, FAKE=json.dumps({"slow": "fail"})),
@@ -162,7 +162,7 @@ class DriverTest(parameterized.TestCase):
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             words = ["step", "--output", str(self.folder / number.name), "--rows", "x"]
             args = ("benchmarks/__main__.py", words, self.folder / f"{number.name}.log")
-            drivers[number] = multiprocessing.get_context("fork").Process(target=scripts.run_script, args=args)
+            drivers[number] = multiprocessing.get_context("fork").Process(target=scripts.run_logged, args=args)
             drivers[number].start()
             self.addCleanup(drivers[number].kill)
         for number, driver in drivers.items():

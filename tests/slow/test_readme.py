@@ -107,13 +107,13 @@ class ReadmeTest(parameterized.TestCase):
             self.assertLen(parse_arguments(DATACLASSES[script], argv), len(DATACLASSES[script]))
         elif script == "benchmarks/__main__.py":
             with mock.patch.object(benchmark_t5, "CHECKOUTS", {}):  # the reader's own
-                self.assertNotEmpty(vars(benchmark_t5.part_of(benchmark_t5.parse(argv))))
+                self.assertNotEmpty(vars(benchmark_t5.settled_part(benchmark_t5.parse_command(argv))))
         elif script == "tools/sweep_t5.py":
             sweep = sweep_t5.read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep.parameters)
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
         elif script == "tools/report_glue.py":
-            self.assertNotEmpty(report_glue.parse_flags(argv)[0].tasks)
+            self.assertNotEmpty(report_glue.parse_report(argv)[0].tasks)
         elif script == "tools/plot_runs.py":
             self.assertTrue(plot_runs.parse(argv).runs)
         elif script == "create_tokenizer.py":

@@ -30,7 +30,7 @@ import evaluate_t5
 import fine_tune_t5
 from foundry.common.errors import UserError
 from tools import report_glue
-from tools.report_glue import Run, average, gather, metric_keys, table, title
+from tools.report_glue import GlueRun, average, gather, metric_keys, table, title
 
 SCRIPTS = {"fine_tune_t5.py": fine_tune_t5.main, "evaluate_t5.py": evaluate_t5.main}
 MORE = "--num_train_epochs 2 --max_train_samples 32 --disable_tqdm true --use_cpu true --learning_rate 0.02".split()
@@ -300,7 +300,7 @@ class NumbersTest(parameterized.TestCase):
         runs = []
         for task, results in made.items():
             for seed, numbers in enumerate(results, start=1):
-                run = Run(task, seed, folder / task / f"seed_{seed}", ["--seed", str(seed)])
+                run = GlueRun(task, seed, folder / task / f"seed_{seed}", ["--seed", str(seed)])
                 run.folder.mkdir(parents=True)
                 (run.folder / "run.json").write_text(json.dumps(record))
                 (run.folder / "all_results.json").write_text(json.dumps(numbers | {"train_runtime": 1.0}))
@@ -321,7 +321,7 @@ class NumbersTest(parameterized.TestCase):
         self.assertIn("| **average** of 2 of 8 tasks without WNLI | | | **60.0 ± 3.5** |", text)
 
     def test_rows_of_a_stream_are_not_counted(self):
-        run = Run("wnli", 1, Path(self.enterContext(tempfile.TemporaryDirectory())), [])
+        run = GlueRun("wnli", 1, Path(self.enterContext(tempfile.TemporaryDirectory())), [])
         record = {"examples": {"validation": 71}, "arguments": {"max_train_samples": None}}
         (run.folder / "run.json").write_text(json.dumps(record))
         (run.folder / "all_results.json").write_text(json.dumps({"eval_accuracy": 0.55, "train_runtime": 1.0}))
@@ -335,7 +335,7 @@ class NumbersTest(parameterized.TestCase):
         ({"eval_accuracy": 0.5, "train_runtime": 1.0}, {"examples": {"train": "x"}, "arguments": {}}),
     )
     def test_files_that_no_run_has_written(self, results, record):
-        run = Run("wnli", 1, Path(self.enterContext(tempfile.TemporaryDirectory())), [])
+        run = GlueRun("wnli", 1, Path(self.enterContext(tempfile.TemporaryDirectory())), [])
         (run.folder / "run.json").write_text(json.dumps(record))
         (run.folder / "all_results.json").write_text(json.dumps(results))
         with self.assertRaisesRegex(UserError, "an all_results.json or run.json there is no run's of this report"):

@@ -483,7 +483,7 @@ class OtherBatchTest(parameterized.TestCase):
             resume["resume_from_checkpoint"] = "newest"
             _, printed = run(main, **self.flags(script, **resume))
             self.assertRegex(printed, f"resumed +nothing is left: checkpoint-{steps} has made {steps} steps of {steps}")
-            lines = plot_runs.read_run(self.out, "tokens")["lines"] if script == "pre_train" else []
+            lines = plot_runs.read_folder(self.out, "tokens")["lines"] if script == "pre_train" else []
             tokens = {line["step"]: line["tokens"] for line in lines}
             if lines:
                 self.assertEqual(tokens[steps], found["train_tokens"])

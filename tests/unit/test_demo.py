@@ -40,13 +40,13 @@ class DemoTest(absltest.TestCase):
 
         with (
             mock.patch.object(demo, "start", start),
-            mock.patch.object(demo, "finish"),
-            mock.patch.object(demo, "draw", wraps=demo.draw) as drawn,
+            mock.patch.object(demo, "wait_for"),
+            mock.patch.object(demo, "draw_demo", wraps=demo.draw_demo) as drawn,
             mock.patch("sys.argv", ["demo", "--output", str(self.folder), *argv]),
             contextlib.redirect_stdout(io.StringIO()) as printed,
         ):
             demo.main()
-        return started, printed.getvalue(), demo.draw(*drawn.call_args.args)
+        return started, printed.getvalue(), demo.draw_demo(*drawn.call_args.args)
 
     def test_commands_are_those_of_the_scripts(self):
         started, printed, _ = self.run_demo()

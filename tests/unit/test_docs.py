@@ -55,7 +55,7 @@ class DocsTest(parameterized.TestCase):
         cells += ["`--streaming`", "none"] if gigabytes == 500 else ["cached", f"{2 * tokens:g} GB"]
         for gpu, count in (("RTX 4090", 1), ("H100", 1), ("H100", 8)):
             flags = ["plan", "--device", "cpu", "--model", "base", "--gpu", gpu, "--gpus", str(count)]
-            rows = make_plan(benchmark_t5.part_of(benchmark_t5.parse(flags)))["rows"]
+            rows = make_plan(benchmark_t5.settled_part(benchmark_t5.parse_command(flags)))["rows"]
             rate = next(row["sequences_per_second"] for row in rows if row["name"] == "DDP")
             hours = tokens * 1e9 / compute_input_and_target_lengths(512, 0.15, 3.0)[0] / rate / 3600
             cells.append(f"{float(f'{hours:.2g}'):g} h")

@@ -26,7 +26,7 @@ import pyarrow.parquet
 from absl.testing import parameterized
 
 from features.streams.blocks import hub_corpora
-from features.streams.streamed_tasks import open_corpus, row_splitter
+from features.streams.streamed_tasks import open_rows, row_splitter
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments
@@ -219,7 +219,7 @@ class SameTextsTest(parameterized.TestCase):
         folder = str(self.folder / "set")
         task = self.task(f"--hub_dataset {folder}")
         read = [load_rows(task.name, task.entry, task.args, "train")]
-        corpus = open_corpus(task.name, task.entry, task.args)
+        corpus = open_rows(task.name, task.entry, task.args)
         split = row_splitter(task.name, task.entry, task.args, corpus=corpus)
         read.append([row for _, record in corpus.all_rows() for row in split(record)])
         for rows in read:

@@ -36,7 +36,7 @@ class ResiduesTest(parameterized.TestCase):
 
     def test_the_ceiling_is_what_the_posterior_expects_of_itself(self):
         of, generator = residues.model(), np.random.default_rng(5)
-        rows = [residues.drawn(of, generator) for _ in range(300)]
+        rows = [residues.drawn_sequence(of, generator) for _ in range(300)]
         expected = [residues.posterior(of, sequence).max(1) for sequence, _ in rows]
         hits = [np.array([residues.LABELS[n] for n in residues.posterior(of, s).argmax(1)]) == list(t) for s, t in rows]
         found = residues.accuracies(of, rows)

@@ -18,7 +18,7 @@ from foundry.model_t5 import build_config, create_model
 
 
 def arguments(*argv: str, **changes) -> Namespace:
-    args = benchmark_t5.part_of(benchmark_t5.parse([*argv, "--device", "cpu"]))
+    args = benchmark_t5.settled_part(benchmark_t5.parse_command([*argv, "--device", "cpu"]))
     return Namespace(**vars(args) | {"deadline": float("inf")} | changes)
 
 

@@ -249,7 +249,7 @@ class ChoiceTest(parameterized.TestCase):
     def test_rows_of_an_aligned_bias(self):
         for keys in (1, 16, 114, 512):
             bias = torch.randn(1, 2, 3, keys)
-            rows = library.aligned(bias)
+            rows = library.aligned_rows(bias)
             self.assertTrue(torch.equal(rows, bias))
             self.assertEqual((rows.stride(-1), rows.stride(-2) % library.ALIGNMENT), (1, 0))
 

@@ -93,7 +93,7 @@ def compare_with_eager() -> dict[str, float]:
         out, lse = attention(q, k, v, bias, mask, causal, 0.3)
         tile = tile_of(FLOAT32, queries, keys, width)
         tile |= dict(zip(("BLOCK_Q", "BLOCK_K"), block, strict=True)) if block else {}
-        given = Inputs(q, k, v, library.aligned(bias), mask, causal, 0.3)
+        given = Inputs(q, k, v, library.aligned_rows(bias), mask, causal, 0.3)
         found = bias_gradient_triton(grad.float(), given, out, lse, parts, tile)
         error = (found - expected).abs().max() / expected.abs().max().clamp(min=1.0)
         errors[f"{queries} x {keys}, {width}, {kind}, {block}"] = float(error)

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 import export_checkpoint
 import predict_t5
-from features.ctranslate2.engine import CTranslate2Engine, limits_of
+from features.ctranslate2.engine import CTranslate2Engine, limits_of_engine
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import create_model, load_model
 from foundry.publishing.exports import pytorch_answers, pytorch_tokens
@@ -116,7 +116,7 @@ class GemmaTest(parameterized.TestCase):
     def test_the_limit_is_that_of_the_attention(self, family):
         """Up to the limit transformers' answer does not change without windows; a token more changes it."""
         folder = self.checkpoint(family, sliding_window=8)
-        model, limits = load_model(str(folder)).eval(), limits_of(AutoConfig.from_pretrained(folder))
+        model, limits = load_model(str(folder)).eval(), limits_of_engine(AutoConfig.from_pretrained(folder))
         config = AutoConfig.from_pretrained(folder)
         for half in (getattr(config.encoder, "text_config", config.encoder), config.decoder):
             half.sliding_window = 4096

@@ -23,7 +23,7 @@ from transformers import set_seed
 
 import pre_train_t5
 from data_collator_t5 import T5DataCollator
-from features.documents.document_spans import DocumentRows, DocumentSpans, RowLayout, share_out
+from features.documents.document_spans import DocumentRows, DocumentSpans, RowLayout, share_out_in_rows
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.chunks import EpochSampler, WeightedExamples
 from foundry.corpora.own_ids import ids_tokenizer
@@ -118,7 +118,7 @@ class LayoutTest(parameterized.TestCase):
         self.assertEqual((len(layout.texts) - 1, layout.shortest), (38, 13))
 
     def test_share_out(self):
-        self.assertEqual(share_out(np.array([5]), np.array([4, 4, 2]), np.array([3])).tolist(), [2, 2, 1])
+        self.assertEqual(share_out_in_rows(np.array([5]), np.array([4, 4, 2]), np.array([3])).tolist(), [2, 2, 1])
         rng = np.random.default_rng(0)
         for _ in range(200):
             counts = rng.integers(1, 9, 5)
@@ -126,7 +126,7 @@ class LayoutTest(parameterized.TestCase):
             row = np.repeat(np.arange(5), counts)
             sums = np.bincount(row, capacities).astype(int)
             totals = rng.integers(0, sums + 1)
-            parts = share_out(totals, capacities, counts)
+            parts = share_out_in_rows(totals, capacities, counts)
             self.assertEqual(np.bincount(row, parts).tolist(), totals.tolist())
             self.assertTrue(((parts >= 0) & (parts <= capacities)).all())
             exact = totals[row] * capacities / np.maximum(sums, 1)[row]

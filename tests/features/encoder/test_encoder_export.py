@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForTextEncoding, LongT5EncoderModel
 
 import export_checkpoint
 import predict_t5
-from features.encoder.encoder import compare_encoder, export
+from features.encoder.encoder import compare_encoder, export_encoder
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import create_model, load_model
 from foundry.publishing.exports import Original, encode
@@ -33,7 +33,7 @@ class EncoderTest(parameterized.TestCase):
     def test_transformers_loads_it(self, config, name):
         model, tokenizer = self.model_and_tokenizer(config)
         original = Original(model, tokenizer, encode(tokenizer, TEXTS))
-        found, _ = export("encoder", original, self.folder / "encoder")
+        found, _ = export_encoder("encoder", original, self.folder / "encoder")
         self.assertEqual(found["texts"], 4)
         self.assertLess(found["largest_difference"], 1e-5)
         encoder = AutoModelForTextEncoding.from_pretrained(self.folder / "encoder").eval()
@@ -48,7 +48,9 @@ class EncoderTest(parameterized.TestCase):
     def test_sentence_transformers_loads_it(self):
         model, tokenizer = self.model_and_tokenizer()
         folder = self.folder / "sentence_transformers"
-        found, line = export("sentence_transformers", Original(model, tokenizer, encode(tokenizer, TEXTS)), folder)
+        found, line = export_encoder(
+            "sentence_transformers", Original(model, tokenizer, encode(tokenizer, TEXTS)), folder
+        )
         cut = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
         self.assertEndsWith(line, f"; it cuts texts at {cut} tokens (max_seq_length of sentence_bert_config.json)")
         kinds = [module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())]
@@ -88,7 +90,7 @@ class EncoderTest(parameterized.TestCase):
     def test_another_encoder_is_not_kept(self):
         model, tokenizer = self.model_and_tokenizer()
         original = Original(model, tokenizer, encode(tokenizer, TEXTS))
-        export("encoder", original, self.folder / "encoder")
+        export_encoder("encoder", original, self.folder / "encoder")
         with torch.no_grad():
             model.encoder.final_layer_norm.weight.add_(0.5)
         with self.assertRaisesRegex(ValueError, "encoder: the encoder's output is up to .* off, 1e-05 are allowed"):

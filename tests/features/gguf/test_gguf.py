@@ -181,7 +181,7 @@ class WritingTest(parameterized.TestCase):
         config = build_config("tiny", 330, SHAPES["untied"])
         config.update(changes)
         with self.assertRaisesRegex(Exception, message):
-            writing.refuse_model(config, "gguf")
+            writing.refuse_gguf(config, "gguf")
 
 
 @NEEDS_LLAMA_CPP

@@ -89,11 +89,13 @@ class OnnxTest(parameterized.TestCase):
             np.testing.assert_allclose(states[is_text], wanted.numpy()[is_text], atol=1e-4, err_msg=str(ids.shape))
 
     def test_its_folder_has_what_reads_it(self):
-        from features.onnx.encoder_graph import export
+        from features.onnx.encoder_graph import export_onnx_encoder
 
         model, tokenizer = load_model(str(checkpoint("t5_v1_1"))).eval(), load_tokenizer(str(checkpoint("t5_v1_1")))
         before = model.config._attn_implementation
-        export("onnx_encoder", Original(model, tokenizer, encode(tokenizer, ["Bada.", "Bada keme."])), self.folder)
+        export_onnx_encoder(
+            "onnx_encoder", Original(model, tokenizer, encode(tokenizer, ["Bada.", "Bada keme."])), self.folder
+        )
         self.assertEqual(AutoConfig.from_pretrained(self.folder).architectures, ["T5EncoderModel"])
         self.assertEqual(load_tokenizer(str(self.folder))("Bada.").input_ids, tokenizer("Bada.").input_ids)
         self.assertEqual((model.config._attn_implementation, model.encoder.config._attn_implementation), (before,) * 2)
@@ -119,7 +121,7 @@ class OnnxTest(parameterized.TestCase):
 
     @parameterized.parameters("t5", "t5gemma")
     def test_a_head_gives_its_logits(self, family):
-        from features.onnx.encoder_graph import export
+        from features.onnx.encoder_graph import export_onnx_encoder
 
         folder = checkpoint({"t5": "t5_v1_1"}.get(family, family))
         config = AutoConfig.from_pretrained(folder, num_labels=3)
@@ -127,7 +129,7 @@ class OnnxTest(parameterized.TestCase):
         torch.manual_seed(0)
         model, tokenizer = AutoModelForTokenClassification.from_config(config).eval(), load_tokenizer(str(folder))
         original = Original(model, tokenizer, encode(tokenizer, zoo.lines()[:3]))
-        found, line = export("onnx_encoder", original, self.folder / "out")
+        found, line = export_onnx_encoder("onnx_encoder", original, self.folder / "out")
         self.assertStartsWith(line, "the encoder with its head: within")
         self.assertLess(found["largest_difference"], 1e-3)
         self.assertEqual(AutoConfig.from_pretrained(self.folder / "out").num_labels, 3)
@@ -189,7 +191,7 @@ class WholeModelTest(parameterized.TestCase):
                 np.testing.assert_allclose(logits[row], wanted[0].numpy(), atol=1e-4, err_msg=f"{lengths} {steps}")
 
     def test_another_decoder_is_not_kept(self):
-        from features.onnx.whole_graph import export
+        from features.onnx.whole_graph import export_onnx
 
         model, tokenizer = load_model(str(checkpoint("t5_v1_1"))).eval(), load_tokenizer(str(checkpoint("t5_v1_1")))
         original = Original(model, tokenizer, encode(tokenizer, list(TEXTS)))
@@ -197,7 +199,7 @@ class WholeModelTest(parameterized.TestCase):
         with torch.no_grad():
             model.decoder.block[0].layer[1].EncDecAttention.k.weight.mul_(2.0)
         with self.assertRaisesRegex(ValueError, "onnx: .*not written"):
-            export("onnx", original, self.folder / "out")
+            export_onnx("onnx", original, self.folder / "out")
 
     @parameterized.parameters((None, 1, False), (None, 4, True), (2, 1, True))
     def test_beams_that_transformers_js_leaves_out_are_told(self, of_task, of_model, told):

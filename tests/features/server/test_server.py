@@ -35,7 +35,7 @@ import predict_t5
 from features.server import app as server
 from features.server import completions
 from features.server.counters import Counters
-from features.server.waiting_texts import Batches, Row
+from features.server.waiting_texts import Row, TextBatches
 from foundry.corpora.tokenizers import decoded, load_tokenizer
 from foundry.modeling.decoding import drawn
 
@@ -546,7 +546,7 @@ class ServerTest(TestCase):
 
     def test_a_batch_holds_texts_of_like_length(self):
         rows = [Row([0] * size, 2, told=mock.Mock()) for size in (10, 50, 11, 90, 12)]
-        batches = Batches(mock.Mock(), Counters(), most_rows=3, most_tokens=30, most_waiting=9, seconds=0)
+        batches = TextBatches(mock.Mock(), Counters(), most_rows=3, most_tokens=30, most_waiting=9, seconds=0)
         batches.put(rows)
         sizes = [[len(row.source) for row in batches._next()] for _ in range(4)]
         self.assertEqual(sizes, [[11, 10], [50], [90], [12]])

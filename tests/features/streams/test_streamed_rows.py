@@ -27,7 +27,7 @@ from constants import DATASET_VALS
 from features import of_fine_tuning
 from features.streams import Streams, TaskStreams, blocks, streamed_tasks
 from features.streams.blocks import FileCorpus, HubCorpus, Piece, hub_corpora, streamed_splits
-from features.streams.streamed_tasks import open_corpus, row_splitter
+from features.streams.streamed_tasks import open_rows, row_splitter
 from features.streams.streamed_text import open_corpus as open_text
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
@@ -47,7 +47,7 @@ setUpModule = test_data_t5.setUpModule
 
 def streamed_rows(task: Task) -> list[dict]:
     """The training rows of a task."""
-    corpus = open_corpus(task.name, task.entry, task.args)
+    corpus = open_rows(task.name, task.entry, task.args)
     split = row_splitter(task.name, task.entry, task.args, corpus=corpus)
     return [row for _, record in corpus.all_rows() for row in split(record)]
 
@@ -213,7 +213,7 @@ class GlueTest(test_examples.TestCase):
             (self.folder / f"{name}.txt").write_text("x\n")
         args = self.arguments("stars", data_dir=str(self.folder))
         with self.assertRaisesRegex(ValueError, "task stars reads files whose lines belong together .body, rating."):
-            open_corpus("stars", entry, args)
+            open_rows("stars", entry, args)
 
 
 class RegistryTest(test_registry.TestCase):

@@ -30,7 +30,7 @@ from features.streams import TaskStreams, blocks
 from features.streams import lanes as streams
 from features.streams.blocks import FileCorpus, Piece, hub_corpora
 from features.streams.lanes import Lane, StreamDataset, StreamLoader, one_by_one, packed
-from features.streams.streamed_tasks import StreamedTask, training_stream
+from features.streams.streamed_tasks import StreamedTask, stream_of_rows
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common import digests
@@ -817,7 +817,7 @@ class ScriptTest(parameterized.TestCase):
         )
         streamed = StreamedTask(TaskStreams(streaming=True), "restore_diacritics", task, args)
         loaded = LoadedTask(streamed, {}, tokenizer)
-        stream = training_stream(loaded, streamed.open_stream(), training_args, 10_000)
+        stream = stream_of_rows(loaded, streamed.open_stream(), training_args, 10_000)
         collator = padding_collator(tokenizer)
         encode, seen = plain_encoder(tokenizer), set()
         texts = {

@@ -315,7 +315,7 @@ class WebPageTest(parameterized.TestCase):
         headers = [(b"host", b"me.hf.space"), (b"origin", b"https://huggingface.co")]
         for is_open in (True, False):
             scope = {"type": "http", "method": "GET", "headers": headers}
-            asyncio.run(web_page.Guard(app, is_open)(scope, None, send))
+            asyncio.run(web_page.PageGuard(app, is_open)(scope, None, send))
         self.assertEqual(outcomes[:2], ["answered", 403])
 
     def test_in_a_browser(self):
