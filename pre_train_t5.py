@@ -40,7 +40,6 @@ from foundry.runs.trackers import show_table
 from foundry.text_source import found_text
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import check_resumed
-from tasks.front import prompt_command
 
 FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments, *of_pre_training()]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
@@ -119,7 +118,7 @@ def main(argv: list[str] | None = None) -> dict:
         trainer.add_callback(SamplesCallback(*samples, show=partial(show_table, trainer)))
     rows = {"vocabulary": vocabulary}
     # A model of ready-made ids cannot read the text of the built-in task.
-    script = prompt_command() if ids_offset(tokenizer) else "fine_tune_t5.py"
+    script = "predict_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"
     return TrainingRun(run, trainer, text, rows).execute(script)
 
 

@@ -47,9 +47,3 @@ def check_front(flags: Flags) -> None:
     refuse(flags, of_files, f"is for the inputs of a file, which --{front} replaces: leave one of them out")
     if world_size() > 1:
         raise UserError(f"--{front}: one process answers: start it with python, without a launcher")
-
-
-def prompt_command() -> str:
-    """The words that start a prompt for any model, also one that was only pre-trained; without such a feature those
-    that answer a file."""
-    return " ".join(["predict_t5.py", *(f"--{kind.switch}" for kind in fronts() if kind.as_typed)])

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from foundry.common.processes import say
-from tasks.front import prompt_command
 
 ROOT = Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")
@@ -133,7 +132,7 @@ def main() -> None:
 took {human_time(time.monotonic() - began)}; the picture: {out}/demo.png
 held-out loss of the pre-training {loss:.2f}; accuracy after it {tuned}, from scratch {scratch}, by chance 10 %
 next:
-  {python} {prompt_command()} {model}
+  {python} predict_t5.py --interactive {model}
   {python} fine_tune_t5.py {CSV} {model} --output_dir out/messages
   {python} predict_t5.py --model_name_or_path out/messages --input_file examples/new_messages.txt""".split("\n")
     )

@@ -59,7 +59,7 @@ class ConnectionTest(parameterized.TestCase):
             ["fine_tune_t5", [*tuned, "--output_dir", out]],
             ["evaluate_t5", [*cpu, "--max_eval_samples", 2]],
             ["predict_t5", [*cpu, "--input_file", rows, "--output_file", self.folder / "out.jsonl"]],
-            *[["predict_t5", [*cpu, "--web"]]] * (ROOT / "features" / "web_page").is_dir(),
+            ["predict_t5", [*cpu, "--web"]],
             ["export_checkpoint", ["--model_name_or_path", out, "--output_dir", self.folder / "export"]],
             ["tools.plot_runs", [out, "--output", self.folder / "runs.png"]],
         ]

@@ -12,7 +12,6 @@ from fake_hub import FakeHub
 from helpers import run_main, sentences, write_tiny_model
 from transformers.trainer_utils import HubStrategy
 
-import constants
 import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
@@ -20,7 +19,6 @@ from features.hub.uploads import RunUploads
 from foundry.common.whole_folders import checkpoints_of
 from foundry.corpora.tokenizers import load_tokenizer
 
-FEATURES = Path(constants.__file__).parent / "features"
 # Each name of a folder or file has the mark "secret".
 COMMON = "--model_name_or_path secret/client/model --data_cache_dir out/run/secretcache --disable_tqdm true "
 COMMON += "--max_steps 4 --warmup_steps 1 --logging_steps 1 --eval_strategy steps --eval_steps 2 --save_strategy steps "
@@ -40,8 +38,6 @@ RUNS = {
     "preferences": ("fine_tune", f"{PAIRS} --rejected_column bad --preference dpo"),
     "distillation": ("fine_tune", f"{PAIRS} --teacher secret/client/model --teacher_top_k 4"),
 }
-# The features that a run needs beside uploads, which may have been deleted.
-NEEDS = {"streamed_pairs": "streams", "two_corpora": "hub", "plain": "hub", "pairs": "hub"}
 
 
 class LeakTest(parameterized.TestCase):
@@ -76,8 +72,6 @@ class LeakTest(parameterized.TestCase):
 
     @parameterized.parameters(*RUNS)
     def test_no_upload_has(self, name):
-        if not (FEATURES / NEEDS.get(name, name)).is_dir():
-            self.skipTest(f"without {name}")
         script, flags = RUNS[name]
         self.enter_context(contextlib.chdir(self.enter_context(tempfile.TemporaryDirectory(dir=self.folder))))
         Path("secret").symlink_to(self.material)

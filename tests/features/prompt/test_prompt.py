@@ -129,8 +129,6 @@ class PromptTest(TestCase):
         (["--web"], "--interactive.*: excludes --web"),
     )
     def test_refused(self, flags, message):
-        if flags == ["--web"] and not (ROOT / "features" / "web_page").is_dir():
-            self.skipTest("no features/web_page here")
         self.assertRegex(self.run_script("", *flags, code=2)[-1], message)
 
     def test_a_folder_without_a_model_is_refused(self):
