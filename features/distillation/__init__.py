@@ -32,6 +32,9 @@ class Distillation(Feature):
         ),
     )
     decisive: ClassVar = ("distillation_weight", "distillation_temperature", "distillation_beta")
+    # Flags of fine-tuning.
+    teacher_top_k: ClassVar[int] = 0
+    on_policy_share: ClassVar[float] = 0.0
 
     teacher: str | None = option(None, "Checkpoint or Hub name of a model to distil from, with the same tokenizer.")
     distillation_weight: float = option(
@@ -44,11 +47,6 @@ class Distillation(Feature):
         0.0, "0: KL(teacher || student), 1: KL(student || teacher), else Jensen-Shannon.", at_least=0, at_most=1
     )
 
-    @property
-    def top_k(self) -> int:
-        """How many tokens are cached of the teacher; 0: it runs at every step."""
-        return getattr(self, "teacher_top_k", 0)
-
     def divergence(self, teacher: Any) -> Any:
         """What the flags ask for. teacher: the model, None if it ran before and is cached."""
         from features.distillation.divergence import Divergence
@@ -56,10 +54,10 @@ class Distillation(Feature):
 
         cap = teacher and family_of(teacher.config).logit_cap(teacher.config)
         flags = self.distillation_weight, self.distillation_temperature, self.distillation_beta
-        return Divergence(*flags, self.top_k, cap)
+        return Divergence(*flags, self.teacher_top_k, cap)
 
-    def of_run(self) -> "TeacherBeside":
-        return TeacherBeside(self)
+    def of_run(self) -> "Teacher":
+        return Teacher(self)
 
 
 @dataclass
@@ -113,18 +111,18 @@ class TaskDistillation(Distillation):
         at_most=1,
     )
 
-    def of_run(self) -> "TeacherOfTasks":
-        return TeacherOfTasks(self)
 
-
-class TeacherBeside(Learning):
-    """Learns from a teacher that runs beside the student. model: the teacher with its weights, from `loss` on."""
+class Teacher(Learning):
+    """Learns from a teacher. From `loss` on: model, the teacher with its weights, None if it is cached, and own_loss,
+    the weight of the loss on labels, which changes with --on_policy_share. In fine-tuning, from `rows` on: longest, the
+    tokens of an answer, and what the plan says of the teacher's own task."""
 
     # Log-probabilities and probabilities of student, teacher and mixture, and the gradient.
     logit_copies: ClassVar = 7
 
     def __init__(self, flags: Distillation):
-        self.flags, self.model = flags, None
+        self.flags = flags
+        self.model = self.own_loss = self.longest = self.other_task = None
 
     def is_on(self) -> bool:
         return self.flags.is_on()
@@ -139,26 +137,72 @@ class TeacherBeside(Learning):
             return {}
         return {"loss_chunk_size": CHUNK}
 
+    def of_tasks(self, tasks: Any, args: Any) -> int | None:
+        from foundry.arguments.sharding import wants_fsdp, zero_stage
+
+        if not (self.is_on() and self.flags.on_policy_share):
+            return None
+        if zero_stage(args) == 3 or wants_fsdp(args):
+            flag = f"--deepspeed {args.deepspeed}" if args.deepspeed else "--fsdp"
+            name = f"--on_policy_share {self.flags.on_policy_share:g}"
+            raise UserError(f"{flag}: {name} draws answers, which needs whole weights on each GPU: leave one out")
+        return 1
+
     def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
         from features.distillation.teacher import check_teacher
 
         check_teacher(self.flags, config, tokenizer, packed)
 
+    def rows(self, data: Any, model: Any) -> None:
+        from features.distillation.cached_teacher import teach
+        from foundry.training.drawn_answers import numbered
+        from tasks.examples import answer_length, class_label_ids
+        from tasks.predictions import other_task
+
+        entries = [task.entry for task in data.tasks]
+        self.longest = max(answer_length(entry, class_label_ids(entry, data.tokenizer)) for entry in entries)
+        self.other_task = other_task(self.flags.teacher, entries)
+        if self.flags.teacher_top_k:
+            with data.training_args.main_process_first():
+                teach(data, self.flags)
+        for task in data.tasks if self.flags.on_policy_share else ():
+            task.data["train"] = numbered(task.data["train"])
+
+    def collator(self, collator: Callable) -> Callable:
+        from features.distillation.cached_teacher import TaughtCollator
+
+        top_k = self.flags.teacher_top_k
+        return TaughtCollator(collator, top_k) if top_k else collator
+
     def loss(self, model: Any, args: Any) -> Any:
+        import torch
+
         from features.distillation.teacher import load_teacher, loss_term
 
-        self.model = None if self.flags.top_k else load_teacher(self.flags.teacher, args)
-        return loss_term(self.flags.divergence(self.model), self.model)
+        self.model = None if self.flags.teacher_top_k else load_teacher(self.flags.teacher, args)
+        term = loss_term(self.flags.divergence(self.model), self.model)
+        if self.flags.on_policy_share:
+            self.own_loss = torch.tensor(term.kept, device=args.device)
+            term = term._replace(kept=self.own_loss)
+        return term
+
+    def callbacks(self, trainer: Any) -> list:
+        from features.distillation.on_policy import OnPolicyCallback
+
+        return [OnPolicyCallback(trainer, self, self.own_loss)] if self.flags.on_policy_share else []
 
     def memory(self, args: Any) -> dict[str, int]:
         from features.distillation.teacher import teacher_bytes
 
-        return {} if self.flags.top_k else {"teacher": teacher_bytes(self.flags, args)}
+        return {} if self.flags.teacher_top_k else {"teacher": teacher_bytes(self.flags, args)}
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
         from features.distillation.teacher import described_teacher
 
-        return {"teacher": described_teacher(self.flags, args)}
+        text, share = described_teacher(self.flags, args), self.flags.on_policy_share
+        if share:
+            text += f"; {share:g} of the steps on answers of the student, of at most {self.longest} tokens"
+        return {"teacher": text, "teacher's task": self.other_task}
 
     def record(self) -> dict[str, Any]:
         return {"teacher": {"name": self.flags.teacher, "weights": self.model.contents}} if self.model else {}
@@ -171,66 +215,3 @@ class TeacherBeside(Learning):
                 "name the teacher of its run, or take only the weights with --model_name_or_path "
                 f"{checkpoint}"
             )
-
-
-class TeacherOfTasks(TeacherBeside):
-    """In fine-tuning. From `rows` on: longest, the tokens of an answer, and what the plan says of the teacher's own
-    task. own_loss: the weight of the loss on labels in each step, from `loss` on."""
-
-    flags: TaskDistillation
-
-    def __init__(self, flags: TaskDistillation):
-        super().__init__(flags)
-        self.longest = self.other_task = self.own_loss = None
-
-    def of_tasks(self, tasks: Any, args: Any) -> int | None:
-        from foundry.arguments.sharding import wants_fsdp, zero_stage
-
-        if not (self.is_on() and self.flags.on_policy_share):
-            return None
-        if zero_stage(args) == 3 or wants_fsdp(args):
-            flag = f"--deepspeed {args.deepspeed}" if args.deepspeed else "--fsdp"
-            name = f"--on_policy_share {self.flags.on_policy_share:g}"
-            raise UserError(f"{flag}: {name} draws answers, which needs whole weights on each GPU: leave one out")
-        return 1
-
-    def rows(self, data: Any, model: Any) -> None:
-        from features.distillation.cached_teacher import teach
-        from foundry.training.drawn_answers import numbered
-        from tasks.examples import answer_length, class_label_ids
-        from tasks.predictions import other_task
-
-        entries = [task.entry for task in data.tasks]
-        self.longest = max(answer_length(entry, class_label_ids(entry, data.tokenizer)) for entry in entries)
-        self.other_task = other_task(self.flags.teacher, entries)
-        if self.flags.top_k:
-            with data.training_args.main_process_first():
-                teach(data, self.flags)
-        for task in data.tasks if self.flags.on_policy_share else ():
-            task.data["train"] = numbered(task.data["train"])
-
-    def loss(self, model: Any, args: Any) -> Any:
-        import torch
-
-        term = super().loss(model, args)
-        if self.flags.on_policy_share:
-            self.own_loss = torch.tensor(term.kept, device=args.device)
-            term = term._replace(kept=self.own_loss)
-        return term
-
-    def callbacks(self, trainer: Any) -> list:
-        from features.distillation.on_policy import OnPolicyCallback
-
-        return [OnPolicyCallback(trainer, self, self.own_loss)] if self.flags.on_policy_share else []
-
-    def plan(self, args: Any, model: Any) -> dict[str, str | None]:
-        of_student = (
-            f"; {self.flags.on_policy_share:g} of the steps on answers of the student, of at most {self.longest} tokens"
-        )
-        described = super().plan(args, model)["teacher"] + (of_student if self.flags.on_policy_share else "")
-        return {"teacher": described, "teacher's task": self.other_task}
-
-    def collator(self, collator: Callable) -> Callable:
-        from features.distillation.cached_teacher import TaughtCollator
-
-        return TaughtCollator(collator, self.flags.top_k) if self.flags.top_k else collator

@@ -14,7 +14,7 @@ from constants import IGNORE_INDEX
 from foundry.training.drawn_answers import ROW, draw_answers
 
 if TYPE_CHECKING:
-    from features.distillation import TeacherOfTasks
+    from features.distillation import Teacher
 
 _STEPS = 1  # tells the random numbers of steps from those of answers
 
@@ -30,7 +30,7 @@ class OnPolicyCallback(TrainerCallback):
     own_loss: a tensor that the loss reads, the weight of the loss on the labels.
     """
 
-    def __init__(self, trainer: Any, how: "TeacherOfTasks", own_loss: torch.Tensor):
+    def __init__(self, trainer: Any, how: "Teacher", own_loss: torch.Tensor):
         self.trainer, self.how, self.own_loss = trainer, how, own_loss
 
     def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:

@@ -46,8 +46,8 @@ def check_teacher(
         raise UserError(f"{shown}: has {rows:,} rows of embeddings, and the student {student:,}: name another teacher")
     if packed:
         refuse_lacking(theirs, "packing", shown)
-    if how.top_k >= rows:
-        raise UserError(f"--teacher_top_k {how.top_k}: the teacher has {rows:,} tokens. Give fewer, or 0 for all")
+    if (top_k := how.teacher_top_k) >= rows:
+        raise UserError(f"--teacher_top_k {top_k}: the teacher has {rows:,} tokens. Give fewer, or 0 for all")
     check_room(theirs, shown)
 
 
@@ -98,7 +98,9 @@ def described_teacher(how: "Distillation", args: Any) -> str:
     config, beta = teacher_config(how.teacher), how.distillation_beta
     kinds = {0: "KL(teacher || student)", 1: "KL(student || teacher)"}
     kind = kinds.get(beta, f"the Jensen-Shannon divergence of beta {beta:g}")
-    runs = f"run once for each row, its {how.top_k} likeliest tokens cached" if how.top_k else "run at every step"
+    runs = "run at every step"
+    if how.teacher_top_k:
+        runs = f"run once for each row, its {how.teacher_top_k} likeliest tokens cached"
     return (
         f"{how.teacher} ({config.model_type}, {shape_of(config).described}), {runs}; {how.distillation_weight:g} of "
         f"the loss is {kind} at temperature {how.distillation_temperature:g}, {args.loss_chunk_size or CHUNK:,} "
