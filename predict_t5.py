@@ -153,7 +153,7 @@ def parse_flags(argv: list[str] | None) -> Plan:
     check_front(flags)
     features.decide(flags)
     if not features.of(Front):
-        check_files(args, "".join(f", or give --{kind.instead}" for kind in fronts()))
+        check_files(args, "".join(f", or give --{kind.switch}" for kind in fronts()))
     folder = export_of(Path(args.model_name_or_path))
     entry, record = PLAIN, {}
     if not any(front.as_typed for front in features.of(Front)):

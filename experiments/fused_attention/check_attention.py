@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         say(f"model: {row['what']:<28} off by {row['error']:.1e}, eager {row['eager']:.1e}{verdict}")
 
     on_gpu, wrong = device.type == "cuda", sum(not row["ok"] for row in rows + models)
-    report = dict(ok=not wrong, checked=len(rows) + len(models), wrong=wrong, left_out=len(left))
+    report: dict = dict(ok=not wrong, checked=len(rows) + len(models), wrong=wrong, left_out=len(left))
     report |= dict(device=torch.cuda.get_device_name(device) if on_gpu else platform.machine())
     report |= dict(torch=torch.__version__, cudnn=torch.backends.cudnn.version() if on_gpu else None)
     report |= dict(triton=getattr(sys.modules.get("triton"), "__version__", None), kernels=rows, models=models)
