@@ -34,10 +34,10 @@ from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
-from foundry.modeling.weights import frozen_form
+from foundry.modeling.weights import weights_of
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
-from foundry.runs.tracker import finish_trackers, start_trackers
+from foundry.runs.trackers import finish_trackers, start_trackers
 from tasks.front import Front, check_front
 from tasks.model_folders import Encoder
 from tasks.predictions import check_files
@@ -280,7 +280,7 @@ def check_prediction(args: Any, search: Any, features: Features, suffix: str) ->
     flags = Flags(args, search, *features.groups)
     check_front(flags)
     features.decide(flags)
-    if frozen_form(features) is not None:
+    if weights_of(features).form() is not None:
         raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another form")
     fronts = features.of(Front)
     if not fronts:

@@ -193,7 +193,7 @@ class SameTextsTest(parameterized.TestCase):
 
         flags = f"--hub_dataset {folder} --source_column text --target_column text --skip_rows_where text=two"
         (task,) = Tasks.of_flags(parse_arguments([TaskArguments, FineTuningArguments], flags.split())[0])
-        corpus = open_corpus(task.name, task.entry, task.args)
+        corpus = open_rows(task.name, task.entry, task.args)
         split = row_splitter(task.name, task.entry, task.args, corpus=corpus)
         texts = [row["text"] for _, record in corpus.all_rows() for row in split(record)]
         self.assertEqual(texts, ["one", "three", "four"])
