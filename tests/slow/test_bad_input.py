@@ -6,7 +6,6 @@ weights are made here; nothing needs a network or a GPU.
 
 import contextlib
 import functools
-import gzip
 import io
 import json
 import os
@@ -16,7 +15,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -94,13 +92,6 @@ def jsonl(*rows) -> bytes:
     return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
 
 
-def zipped() -> bytes:
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w") as archive:
-        archive.writestr("a.txt", "text")
-    return target.getvalue()
-
-
 ROW = {"text": "Bake da.", "label": "red"}
 BINARY = random.Random(0).randbytes(5_000)
 LONG = "\n".join(sentences(1_500)).encode()  # more than what is looked at first
@@ -109,54 +100,32 @@ BAD_FILES = {
     "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
     "blank.txt": b"\n \n\n\t\n",
     "latin.txt": b"fine\nalso fine\nna\xefve\n",
-    "late_latin.txt": LONG + b"\nna\xefve\nfine\n",
     "utf16.txt": "some text\n".encode("utf-16"),
     "utf16_without_mark.txt": "some text\n".encode("utf-16-le"),
     "binary.txt": BINARY,
     "zeros.txt": bytes(3_000),
     "model.bin": BINARY,
     "nul.raw": b"text\0text\n",
-    "paper.pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
-    "archive.zip": zipped(),
-    "unnamed_archive": gzip.compress(LONG),
-    "cut.txt.gz": gzip.compress(LONG)[:5_000],
-    "plain.txt.gz": b"no archive\n",
-    "broken.parquet": b"PAR1 and nothing more",
     "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'),
-    "broken_array.json": b'[{"text": "x"},\n {"text": }]',
-    "list.jsonl": jsonl(ROW, ["x"]),
     "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
     "deep.jsonl": jsonl(ROW, "[" * 100_000),
-    "body.jsonl": jsonl({"body": "x", "id": 1}),
-    "numbers.jsonl": jsonl(ROW, {"text": 3}),
-    "ragged.tsv": b"text\tlabel\nx\tred\ny\n",
-    "ragged.csv": b"text,label\nx,red\ny,red,more\n",
     "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
     "twice.csv": b"text,label,text\nx,red,y\n",
     "header_only.csv": b"text,label\n",
     "empty_label.jsonl": jsonl(ROW, {"text": "x", "label": None}),
     "no_label.jsonl": jsonl(ROW, {"text": "x", "lable": "red"}),
     "other_label.jsonl": jsonl(ROW, ROW, {"text": "x", "label": "yellow"}),
-    "index_label.jsonl": jsonl(ROW, {"text": "x", "label": 3}),
     "unknown_key.yaml": b"max_step: 3\n",
-    "key_twice.yaml": b"seed: 1\nseed: 2\n",
     "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
-    "list.yaml": b"- max_steps\n",
-    "latin.yaml": b"run_name: caf\xe9\n",
     "file": b"text\n",
-    "zero.json": b'{"zero_optimization": ',
 }
 # {bad}: folder of the files above; {good}: workspace(). A value of None leaves the flag out, True gives it alone.
 BAD_TEXT = (
     ("missing", dict(train_file="{bad}/nowhere.txt"), "--train_file .*nowhere.txt: no such file, and no folder or"),
-    ("below_a_file", dict(train_file="{bad}/file/a.txt"), "--train_file .*file/a.txt: no such file"),
-    ("no_match", dict(train_file="{bad}/*.text"), r"--train_file .*\*.text: no such file, and no folder or pattern"),
     ("missing_validation", dict(validation_file="{bad}/nowhere.txt"), "--validation_file .*nowhere.txt: no such file"),
-    ("empty", dict(train_file="{bad}/empty.txt"), "--train_file .*empty.txt: the file is empty"),
     ("blank", dict(train_file="{bad}/blank.txt"), "the training text gives 0 chunks of .* tokens, one step needs 4"),
     ("blank_for_a_tokenizer", dict(train_file="{bad}/blank.txt", tokenizer_name=None), "no text to train a tokenizer"),
     ("latin", dict(train_file="{bad}/latin.txt"), r"latin.txt: line 3 is not UTF-8 text \(byte 0xef\); convert it"),
-    ("late_latin", dict(train_file="{bad}/late_latin.txt"), r"late_latin.txt: not UTF-8 text \(byte 0xef at"),
     ("utf16", dict(train_file="{bad}/utf16.txt"), "utf16.txt: looks like UTF-16 text: convert it to UTF-8 first"),
     (
         "utf16_without_mark",
@@ -167,26 +136,14 @@ BAD_TEXT = (
     ("zeros", dict(train_file="{bad}/zeros.txt"), r"zeros.txt: looks like binary data \(NUL bytes\)"),
     ("other_ending", dict(train_file="{bad}/model.bin"), r"model.bin: binary data. Token ids"),
     ("raw_with_nul", dict(train_file="{bad}/nul.raw"), r"nul.raw: looks like binary data \(NUL bytes\)"),
-    ("pdf", dict(train_file="{bad}/paper.pdf"), "paper.pdf: looks like a PDF"),
-    ("zip", dict(train_file="{bad}/archive.zip"), "archive.zip: looks like a zip archive"),
-    ("unnamed_archive", dict(train_file="{bad}/unnamed_archive"), "looks like gzip data: name it .gz"),
-    ("cut_archive", dict(train_file="{bad}/cut.txt.gz"), "cut.txt.gz: cannot be read .*end-of-stream"),
-    ("no_archive", dict(train_file="{bad}/plain.txt.gz"), "plain.txt.gz: cannot be read .*Not a gzipped file"),
-    ("parquet", dict(train_file="{bad}/broken.parquet"), "broken.parquet: cannot be read"),
     ("json", dict(train_file="{bad}/broken.jsonl"), r"broken.jsonl, line 4: broken JSON \(Expecting"),
-    ("json_array", dict(train_file="{bad}/broken_array.json"), "broken_array.json, line 2: broken JSON"),
-    ("json_list", dict(train_file="{bad}/list.jsonl"), "list.jsonl, row 2: must be a JSON object, got list"),
     (
         "json_surrogate",
         dict(train_file="{bad}/surrogate.jsonl"),
         r"line 2: broken JSON \(half a surrogate pair, .ud83d",
     ),
     ("json_depth", dict(train_file="{bad}/deep.jsonl"), "deep.jsonl, line 2: broken JSON .*recursion"),
-    ("column", dict(train_file="{bad}/body.jsonl"), "body.jsonl, row 1: no column text; available: body, id"),
     ("text_column", dict(train_file="{good}/train.jsonl", text_column="txt"), "no column txt; available: text, label"),
-    ("number", dict(train_file="{bad}/numbers.jsonl"), "numbers.jsonl, row 2: the column text holds no text, .* int"),
-    ("tsv", dict(train_file="{bad}/ragged.tsv"), "ragged.tsv, line 3: 1 fields, the header has 2"),
-    ("csv", dict(train_file="{bad}/ragged.csv"), "ragged.csv, line 3: 3 fields, the header has 2"),
     ("csv_quote", dict(train_file="{bad}/open_quote.csv"), r"open_quote.csv, line 3: broken CSV"),
     ("csv_names", dict(train_file="{bad}/twice.csv"), "twice.csv, line 1: two columns are called 'text'"),
     ("csv_header_only", dict(train_file="{bad}/header_only.csv"), "the training text gives 0 chunks"),
@@ -194,25 +151,15 @@ BAD_TEXT = (
 )
 BAD_FLAGS = (
     ("flag", dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
-    ("flag_far", dict(qqqq=3), "--qqqq: no such flag; .*--help_all"),
-    ("value", dict(max_steps="many"), "argument --max_steps/--max-steps: invalid int value: 'many'"),
     ("recipe", dict(recipe="{bad}/nowhere.yaml"), "recipe .*nowhere.yaml: No such file or directory"),
     ("recipe_key", dict(recipe="{bad}/unknown_key.yaml"), "key max_step: no such flag; did you mean --max_steps"),
-    ("recipe_twice", dict(recipe="{bad}/key_twice.yaml"), "key_twice.yaml: not valid YAML: key seed is set twice"),
     (
         "recipe_rivals",
         dict(recipe="{bad}/rivals.yaml", max_steps=None),
         "--max_steps 3 and --num_train_epochs 2.0 exclude each other: give one of them in the recipe",
     ),
-    ("recipe_list", dict(recipe="{bad}/list.yaml"), "list.yaml: must be a mapping"),
-    ("recipe_latin", dict(recipe="{bad}/latin.yaml"), "latin.yaml: not valid YAML"),
-    ("recipe_binary", dict(recipe="{bad}/binary.txt"), "binary.txt: not valid YAML"),
-    ("density_0", dict(noise_density=0), "--noise_density 0.0: must be above 0 and below 1"),
-    ("density_1", dict(noise_density=1), "--noise_density 1.0: must be above 0 and below 1"),
     ("density_percent", dict(noise_density=15), "--noise_density 15.0: must be above 0 and below 1"),
-    ("density_nan", dict(noise_density="nan"), "--noise_density nan: must be above 0 and below 1"),
     ("span", dict(mean_noise_span_length=0.5), "--mean_noise_span_length 0.5: must be at least 1 token"),
-    ("span_nan", dict(mean_noise_span_length="nan"), "--mean_noise_span_length nan: must be at least 1 token"),
     ("length", dict(input_seq_length=2), "--input_seq_length 2: must be at least 3"),
     ("spans", dict(input_seq_length=2000), "--input_seq_length 2000 .* the tokenizer has 100 sentinels: use longer"),
     (
@@ -235,28 +182,12 @@ BAD_FLAGS = (
         dict(train_file="{bad}/letters.txt", tokenizer_name=None, vocab_size=300),
         "--vocab_size 300: .* on this text: its letters alone take",
     ),
-    ("samples", dict(max_train_samples=0), "--max_train_samples 0: must be at least 1"),
-    ("vocabulary", dict(tokenizer_name=None, vocab_size=100), "--vocab_size 100: must be at least 300"),
-    (
-        "vocabulary_large",
-        dict(tokenizer_name=None, vocab_size=90_000),
-        "--vocab_size 90000: .* it is enough for .* tokens",
-    ),
-    ("batch", dict(per_device_train_batch_size=0), "--per_device_train_batch_size 0: must be at least 1"),
-    ("accumulation", dict(gradient_accumulation_steps=0), "--gradient_accumulation_steps 0: must be at least 1"),
     ("steps", dict(max_steps=0), "--max_steps 0: must be at least 1, or -1 to count epochs"),
     ("epochs", dict(max_steps=-1, num_train_epochs=0), "--num_train_epochs 0.0: must be above 0"),
-    ("seed", dict(seed=-1), "--seed -1: must be at least 0"),
-    ("rate", dict(learning_rate=-1), "--learning_rate -1.0: must be at least 0"),
-    ("rate_nan", dict(learning_rate="nan"), "--learning_rate nan: must be at least 0"),
-    ("dropout", dict(dropout_rate=1), "--dropout_rate 1.0: must be at least 0 and below 1"),
-    ("optimizer", dict(optim="adam"), "--optim adam: must be one of adamw_rms_scaled"),
-    ("schedule", dict(lr_scheduler_type="cosin"), "--lr_scheduler_type cosin: must be one of .*cosine"),
     ("tracker", dict(report_to="wandbb"), r"--report_to wandbb: .*did you mean wandb"),
     ("attention", dict(attn_implementation="flash"), "--attn_implementation flash: must be one of .*t5_fused"),
     ("deepspeed_alone", dict(deepspeed=f"{ROOT}/zero_stage2_config.json"), "--deepspeed .*: needs a launcher"),
     ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: No such file"),
-    ("half_precision", dict(fp16=True), "--fp16: T5's activations overflow in float16"),
     ("best_metric_of_ids", dict(metric_for_best_model="nats_per_id"), "--metric_for_best_model nats_per_id: no metric"),
     ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
 )
@@ -268,11 +199,6 @@ CONTRADICTIONS = (
         "--config_overrides d_model=16.*: is for a new",
     ),
     ("steps_and_epochs", dict(num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude each other"),
-    (
-        "default_steps_and_epochs",
-        dict(num_train_epochs=2, max_steps=None),
-        "--max_steps 65536 decides .* --max_steps -1",
-    ),
     (
         "overwrite_and_resume",
         dict(overwrite_output_dir=True, resume_from_checkpoint=True),
@@ -302,14 +228,7 @@ MODEL = dict(config_name=None, config_overrides=None)  # and --model_name_or_pat
 BAD_MODELS = (
     ("shape_name", dict(config_name="t5-v1_1-bse"), r"--config_name t5-v1_1-bse: neither a built-in shape \(tiny, "),
     (
-        "override",
-        dict(config_overrides="d_modl=8"),
-        "--config_overrides d_modl=8: the T5 configuration has no such key",
-    ),
-    ("override_type", dict(config_overrides="d_model=wide"), "--config_overrides d_model=wide: .*int"),
-    ("override_words", dict(config_overrides="d_model:8"), "--config_overrides d_model:8: write key=value"),
-    (
-        "missing",
+        "missing_model",
         MODEL | dict(model_name_or_path="{bad}/nowhere"),
         "--model_name_or_path .*nowhere: not a folder or Hub",
     ),
@@ -319,7 +238,6 @@ BAD_MODELS = (
         MODEL | dict(model_name_or_path="{good}/bert"),
         "--model_name_or_path .*bert is a bert model: .* train T5 v1.0 and v1.1",
     ),
-    ("bert_shape", dict(config_name="{good}/bert", config_overrides=None), "--config_name .*bert is a bert model"),
     (
         "config",
         MODEL | dict(model_name_or_path="{good}/bad_json"),
@@ -357,14 +275,7 @@ BAD_FOLDERS = (
         dict(output_dir="{bad}/file/out"),
         "--output_dir .*file/out: .*file is a file, not a folder",
     ),
-    (
-        "output_not_empty",
-        dict(output_dir="{good}/model"),
-        "--output_dir .*model is not empty: resume with --resume_from",
-    ),
     ("cache_is_a_file", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file, not a folder"),
-    ("cache_below_a_file", dict(data_cache_dir="{bad}/file/a"), "--data_cache_dir .*file/a: .*file is a file"),
-    ("resume_nothing", dict(resume_from_checkpoint=True), "--resume_from_checkpoint: there is no whole checkpoint-"),
     (
         "resume_missing",
         dict(resume_from_checkpoint="{bad}/nowhere"),
@@ -377,14 +288,7 @@ BAD_FOLDERS = (
     ),
 )
 BAD_TASKS = (
-    (
-        "benchmark",
-        dict(benchmark="glu"),
-        r"--benchmark glu: not in DATASET_VALS \(did you mean glue\?\); available: glue",
-    ),
-    ("task", dict(dataset_name="color"), r"--dataset_name color: not in DATASET_VALS \(did you mean colour\?\)"),
     ("metric", dict(dataset_name="metric"), "accuracyy.*accuracy"),
-    ("flag", dict(max_source_lenght=3), "--max_source_lenght: no such flag; did you mean --max_source_length"),
     ("folder", dict(data_dir="{bad}/nowhere"), "--data_dir .*nowhere: no such folder"),
     (
         "file_of_the_folder",
@@ -396,17 +300,7 @@ BAD_TASKS = (
     ("empty", dict(train_file="{bad}/empty.txt"), "--train_file .*empty.txt: the file is empty"),
     ("no_rows", dict(train_file="{bad}/header_only.csv"), "task colour, split train: no rows"),
     ("ending", dict(train_file="{bad}/file"), "--train_file .*file: a file of rows must end in one of .json"),
-    ("binary", dict(train_file="{bad}/model.bin"), "--train_file .*model.bin: binary data"),
-    ("latin", dict(validation_file="{bad}/latin.txt"), "--validation_file .*latin.txt: line 3 is not UTF-8 text"),
     ("json", dict(train_file="{bad}/broken.jsonl"), "broken.jsonl, line 4: broken JSON"),
-    ("tsv", dict(train_file="{bad}/ragged.tsv"), "ragged.tsv, line 3: 1 fields, the header has 2"),
-    ("csv", dict(train_file="{bad}/ragged.csv"), "ragged.csv, line 3: 3 fields, the header has 2"),
-    ("parquet", dict(train_file="{bad}/broken.parquet"), "broken.parquet: cannot be read"),
-    (
-        "column",
-        dict(train_file="{bad}/body.jsonl"),
-        "row 1: no column text.*, which task colour needs; available: body, id",
-    ),
     ("near_column", dict(train_file="{bad}/no_label.jsonl"), r"row 2: no column label \(did you mean lable\?\), which"),
     ("empty_label", dict(train_file="{bad}/empty_label.jsonl"), "empty_label.jsonl, row 2: the column label is empty"),
     (
@@ -414,28 +308,13 @@ BAD_TASKS = (
         dict(train_file="{bad}/other_label.jsonl"),
         "other_label.jsonl, row 3: .*label is 'yellow', which is none of the labels red, green, blue",
     ),
-    (
-        "label_index",
-        dict(validation_file="{bad}/index_label.jsonl"),
-        "row 2: .*label is 3, which is none .* index below 3",
-    ),
-    ("length", dict(max_source_length=1), "--max_source_length 1: must be at least 2 tokens"),
     ("best_metric", dict(metric_for_best_model="eval_f2"), "--metric_for_best_model eval_f2: no metric of this run"),
-    ("steps_and_epochs", dict(max_steps=2, num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude"),
-    (
-        "stopping",
-        dict(early_stopping_patience=2, no_load_best_model_at_end=True),
-        "--early_stopping_patience 2: needs --load",
-    ),
     (
         "no_evaluation",
         dict(eval_strategy="no"),
         "--eval_strategy no, --save_strategy epoch: .*, or --load_best_model_at_end false",
     ),
-    ("bert", dict(model_name_or_path="{good}/bert"), "--model_name_or_path .*bert is a bert model"),
     ("cut_weights", dict(model_name_or_path="{good}/cut"), "--model_name_or_path .*cut: its weights cannot be read"),
-    ("output", dict(output_dir="{bad}/file/out"), "--output_dir .*file/out: .*file is a file"),
-    ("cache", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file"),
 )
 
 
@@ -550,28 +429,12 @@ class RefusedTest(TestCase):
         super().setUp()
         self.write_bad_files()
 
-    @parameterized.named_parameters(*BAD_TEXT)
-    def test_text(self, changes, message):
-        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
-
-    @parameterized.named_parameters(*BAD_FLAGS)
-    def test_flags(self, changes, message):
-        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
-
-    @parameterized.named_parameters(*CONTRADICTIONS)
-    def test_contradictions(self, changes, message):
-        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
-
-    @parameterized.named_parameters(*BAD_MODELS)
-    def test_models(self, changes, message):
-        self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
-
-    @parameterized.named_parameters(*BAD_FOLDERS)
-    def test_folders(self, changes, message):
+    @parameterized.named_parameters(*BAD_TEXT, *BAD_FLAGS, *CONTRADICTIONS, *BAD_MODELS, *BAD_FOLDERS)
+    def test_pre_training(self, changes, message):
         self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
 
     @parameterized.named_parameters(*BAD_TASKS)
-    def test_tasks(self, changes, message):
+    def test_fine_tuning(self, changes, message):
         self.assert_refused(fine_tune_t5, self.fine_tuning(**changes), message)
 
     def test_unreadable(self):
@@ -605,7 +468,6 @@ class RefusedTest(TestCase):
 
     @parameterized.named_parameters(
         ("text", "pre_train_t5", dict(train_file="{bad}/latin.txt"), "latin.txt: line 3 is not UTF-8 text"),
-        ("late_text", "pre_train_t5", dict(train_file="{bad}/broken.jsonl"), "broken.jsonl, line 4: broken JSON"),
         (
             "model",
             "fine_tune_t5",
@@ -634,20 +496,18 @@ def finished(process: subprocess.Popen, timeout: int = 240) -> subprocess.Comple
 
 # ---------------------------------------------------------------- taken, although it looks odd
 class OddTextTest(TestCase):
-    @parameterized.named_parameters(
-        ("byte_order_mark", "a.txt", lambda text: b"\xef\xbb\xbf" + text),
-        ("windows_line_ends", "a.txt", lambda text: text.replace(b"\n", b"\r\n")),
-        ("both", "a.txt", lambda text: b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")),
-        ("no_ending", "wiki_00", lambda text: text),
-        ("other_ending", "wiki.train.raw", lambda text: text),
-        ("no_ending_compressed", "wiki_00.gz", gzip.compress),
-        ("stray_nul", "a.txt", lambda text: text.replace(b".\n", b".\0\n", 3)),
-        ("no_last_line_end", "a.txt", lambda text: text.rstrip(b"\n")),
-        ("tsv", "a.tsv", lambda text: b"text\tn\r\n" + b"".join(line + b"\t1\r\n" for line in text.splitlines())),
-    )
-    def test_the_same_as_the_plain_text(self, name, change):
-        text = (workspace() / "good.txt").read_bytes()
-        self.assert_same_chunks(self.chunks(train_file=str(self.write(name, change(text)))), self.chunks())
+    def test_the_same_as_the_plain_text(self):
+        plain, text = self.chunks(), (workspace() / "good.txt").read_bytes()
+        tsv = b"text\tn\r\n" + b"".join(line + b"\t1\r\n" for line in text.splitlines())
+        for name, odd in (
+            ("a.txt", b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")),
+            ("wiki_00", text),
+            ("wiki.train.raw", text),
+            ("nul.txt", text.replace(b".\n", b".\0\n", 3)),
+            ("a.tsv", tsv),
+        ):
+            with self.subTest(name):
+                self.assert_same_chunks(self.chunks(train_file=str(self.write(name, odd))), plain)
 
     def test_a_letter_on_the_edge_of_what_is_looked_at(self):
         text = ("äö bä ka ü " * 6_000 + "\n").encode()
@@ -675,12 +535,7 @@ class CacheTest(TestCase):
         return [path for path in (self.folder / "cache").iterdir() if path.name.startswith("tokens-")]
 
     @parameterized.named_parameters(
-        ("cut", lambda folder: (folder / "train.bin").write_bytes(b"abc")),
         ("one_bit", lambda folder: flip_one_bit(folder / "train.bin")),
-        ("missing_file", lambda folder: (folder / "validation.json").unlink()),
-        ("no_manifest", lambda folder: (folder / "manifest.json").unlink()),
-        ("broken_manifest", lambda folder: (folder / "manifest.json").write_text('{"fi')),
-        ("empty_folder", lambda folder: [path.unlink() for path in folder.iterdir()]),
         ("a_file_in_its_place", lambda folder: (shutil.rmtree(folder), folder.write_text("what is this?"))),
     )
     def test_what_is_damaged_is_made_again(self, harm):

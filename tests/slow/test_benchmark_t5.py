@@ -4,7 +4,6 @@ No figure of speed is tested here: those of this project that are guaranteed hav
 """
 
 import contextlib
-import dataclasses
 import io
 import itertools
 import json
@@ -23,8 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from warm_python import warm_python
 
 from benchmarks import __main__ as benchmark_t5
-from benchmarks import inputs, measure, mistakes, plan, scripts, step, trainers
-from benchmarks.measure import bare_tokenizer, benchmark_config, full_name, random_batches
+from benchmarks import inputs, measure, mistakes, plan, scripts, step
+from benchmarks.measure import bare_tokenizer, benchmark_config, random_batches
 from constants import HARDWARE_PEAKS, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from foundry.arguments.model import ModelArguments
@@ -130,14 +129,6 @@ class CommandsTest(BenchmarkTest):
         self.assertContainsSubset(["threads", "load_average", "cpus"], written["hardware"])
         self.assertEqual(written["arguments"]["model"], "tiny")
 
-    @absltest.skipUnless(torch.cuda.is_available(), "needs a GPU")
-    def test_step_on_a_gpu(self):
-        found, _ = self.run_main("step", "--model", "mini", "--rows", "best", "--batch", "8", "--rounds", "2")
-        for row in found["rows"]:
-            self.assertNotIn("error", row)
-            self.assertBetween(row["peak_memory_gib"], 0.1, 8)
-            self.assertBetween(row["mfu"], 0, 1)
-
     def test_collator(self):
         flags = ["--batch", "4", "--source_length", "32", "--rounds", "2"]
         found, printed = self.run_main("collator", *flags)
@@ -198,12 +189,6 @@ class CommandsTest(BenchmarkTest):
         self.assertBetween(ours["chunks"] - peer["chunks"], 0, 3)
         self.assertAlmostEqual(found["ratio"], ours["megabytes_per_second"] / peer["megabytes_per_second"])
 
-    def test_tokenise_without_the_peer(self):
-        with mock.patch.dict(sys.modules, datasets=None):
-            found, printed = self.run_main("tokenise", "--megabytes", "0.02", "--source_length", "64", "--rounds", "2")
-        self.assertIsNone(found["ratio"])
-        self.assertIn("not available: import of datasets halted", printed)
-
     def test_tokenise_text_of_one_s_own(self):
         (self.folder / "text.txt").write_text("a line of words\n" * 2000)
         flags = ["--megabytes", "1", "--source_length", "64", "--rounds", "1"]
@@ -238,17 +223,6 @@ class CommandsTest(BenchmarkTest):
         for name in trained:  # dropout and the rows' order in an epoch leave nothing but noise between them
             self.assertAlmostEqual(rows[name]["training_loss"], rows["run_glue_like"]["training_loss"], delta=0.3)
         self.assertRegex(printed, r"strongest peer: training \w+, evaluation \w+")
-
-    def test_a_way_to_fine_tune_that_fails_leaves_the_others(self):
-        broken = dataclasses.replace(trainers.FINE_TUNING["by_length"], attention="none")
-        with mock.patch.dict(trainers.FINE_TUNING, by_length=broken):
-            flags = ["--examples", "8", "--batch", "4", "--source_length", "16", "--rounds", "1"]
-            found = trainers.measure_classifier(arguments("classifier", *flags))
-        rows = {row["name"]: row for row in found["rows"]}
-        self.assertIn("none", rows["by_length"]["error"])
-        self.assertGreater(rows["t5_fused"]["sequences_per_second"], 0)
-        strongest = rows[found["strongest_peer"]["training"]]["sequences_per_second"]
-        self.assertAlmostEqual(rows["packing"]["ratio"], rows["packing"]["sequences_per_second"] / strongest)
 
     def test_plan(self):
         found, printed = self.run_main("plan", "--model", "xl", "--nodes", "8", "--gpus", "8")
@@ -341,22 +315,19 @@ class CommandsTest(BenchmarkTest):
         with self.assertRaisesRegex(measure.NotAvailableError, "the package a_package_of_tomorrow is not installed"):
             scripts.run_logged(str(script), [], log)
 
-    def test_a_machine_without_matplotlib(self):
-        output = self.folder / "collator.json"
-        with mock.patch.dict(sys.modules, {"matplotlib": None, "matplotlib.backends.backend_agg": None}):
-            self.run_main("collator", "--batch", "4", "--rounds", "2", "--output", str(output))
-        self.assertTrue(output.is_file())
-        self.assertFalse(output.with_suffix(".png").exists())
-
     def test_needs_neither_data_nor_tracking_packages(self):
         """As on a GPU machine that has torch and transformers: the real command, with the others hidden."""
         hiding = f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED!r}))"
         (self.folder / "sitecustomize.py").write_text(hiding)
-        command = [sys.executable, "-m", "benchmarks", *"collator --batch 4 --rounds 2".split()]
+        flags = "tokenise --megabytes 0.02 --source_length 64 --rounds 2 --output found.json".split()
+        command = [sys.executable, "-m", "benchmarks", *flags]
         environment = os.environ | {"PYTHONPATH": f"{self.folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-        self.assertIn("ratio", json.loads(done.stdout.splitlines()[-1]))
+        self.assertIsNone(json.loads(done.stdout.splitlines()[-1])["ratio"])
+        self.assertRegex(done.stdout, "not available: .*datasets")
+        self.assertTrue((self.folder / "found.json").is_file())
+        self.assertFalse((self.folder / "found.png").exists())  # without matplotlib
 
 
 class MistakesTest(BenchmarkTest):
@@ -397,22 +368,17 @@ class FlagsTest(BenchmarkTest):
         ([], "a command: must be one of gpu, collator"),
         (["step", "--rows", "plain,fusion"], "--rows fusion: no such row; there are plain, dropout_0, compile"),
         (["step", "--model", "huge"], r"--model huge: neither a shape \(tiny, mini, small, base, large, xl, xxl\)"),
-        (["step", "--batch", "0"], "--batch 0: must be at least 1"),
         (["step", "--bath", "4"], "--bath: .*did you mean --batch"),
-        (["gpu", "--minutes", "-1"], "--minutes -1.0: must be above 0"),
         (["gpu", "--part", "steps"], "--part steps: must be one of kernels, headline"),
         (["gpu", "--device", "cpu"], "--device cpu: gpu measures a GPU"),
         (["step", "--part", "step"], "--part step: of the command gpu alone"),
         (["trainer", "--rows", "our"], "--rows our: no such row; there are ours, compiled_eager"),
         (["collator", "--source_length", "2"], "--source_length 2: must be at least 3"),
         (["collator", "--nanot5", "."], r"--nanot5 \.: has no nanoT5/utils/copied_utils.py; name a checkout"),
-        (["profile", "--model", "vast"], r"--model vast: neither a shape"),
         (["collator", "--output", "."], r"--output \.: is a folder; name a file"),
         (["plan", "--gpu", "H900"], "--gpu H900: must be one of H200"),
         (["plan", "--optim", "sgd"], "--optim sgd: must be one of adamw_rms_scaled"),
-        (["plan", "--nodes", "0"], "--nodes 0: must be at least 1"),
         (["plan", "--mfu", "1.5"], r"--mfu 1\.5: must be above 0 and at most 1"),
-        (["plan", "--model", "t6"], "--model t6: neither a shape"),
     )
     def test_refused_with_one_line(self, argv, message):
         with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as stopped:
@@ -450,11 +416,6 @@ class FlagsTest(BenchmarkTest):
             with mock.patch.object(reports, "_git", lambda *_: None), mock.patch.dict(os.environ, environment):
                 self.assertEqual(environment_record()["git"], {"commit": commit, "dirty": None})
 
-    def test_names_of_shapes(self):
-        self.assertEqual(full_name("xl"), "t5-v1_1-xl")
-        self.assertEqual(full_name("t5-v1_1-base"), "t5-v1_1-base")
-        self.assertEqual(full_name("mini"), "mini")
-
 
 class LadderTest(BenchmarkTest):
     def measured(self, *names: str, batch: int = 2, **changes) -> dict[str, dict]:
@@ -472,26 +433,6 @@ class LadderTest(BenchmarkTest):
                 continue
             self.assertNotIn("error", row, name)
             self.assertGreater(row["sequences_per_second"], 0)
-
-    def test_each_rung_is_on_top_of_the_others_or_alone(self):
-        for rung in step.LADDER:
-            settings = step.settings_of_rung(rung.name)
-            below = step.PLAIN if rung.on is None else step.settings_of_rung(rung.on)
-            self.assertEqual(settings, below | rung.adds | {"ours": settings["ours"]})
-            alone = step.settings_of_rung(rung.name, alone=True)
-            changed = {name for name, value in alone.items() if value != step.PLAIN[name]}
-            self.assertContainsSubset(changed, rung.adds.keys() | {"ours"})
-        self.assertTrue(step.settings_of_rung("bf16_residual", alone=True)["ours"], "or it would not be switched on")
-
-    def test_choices(self):
-        names = {rows: [rung.name for rung in step.chosen_rungs(rows)] for rows in ("all", "headline", "muon")}
-        once, twice = ["ours", "eager", "compile"], ["batch_2x", "peer_batch_2x", "peer_sdpa_batch_2x"]
-        self.assertEqual(names["headline"], once + twice)
-        for name, double in zip(once, twice, strict=True):
-            self.assertEqual(step.settings_of_rung(double), step.settings_of_rung(name) | {"batch_factor": 2})
-        self.assertEqual(names["muon"], ["muon"])
-        self.assertContainsSubset([*names["headline"], "peer_cuda_graphs", "peer_autotune"], names["all"])
-        self.assertNotIn("z_loss", names["all"])
 
     def test_peers_get_what_ours_get(self):
         """Twice the batch, all modes of compilation, fused AdamW, no cache; TF32 for all."""
@@ -576,14 +517,6 @@ class LadderTest(BenchmarkTest):
             with self.assertRaises(ArithmeticError) if refused else contextlib.nullcontext():
                 step.check_gradients({}, found, right, tolerance)
 
-    def test_peers_are_compiled_for_one_shape(self):
-        seen = []
-        args, config = arguments("step", "--batch", "2", "--source_length", "20"), benchmark_config("tiny")
-        batches = random_batches(config, 2, 20, 1, args.device)
-        with mock.patch.object(torch, "compile", lambda model, **options: seen.append(options) or model):
-            step.TrainingStep(step.settings_of_rung("peer_cuda_graphs"), config, batches, args.device, bf16=False)
-        self.assertEqual(seen, [dict(mode="reduce-overhead", dynamic=False)])
-
     @parameterized.parameters(
         # GPU, shape, source length, batch, device -> what is expected of our step
         ("NVIDIA H100 80GB HBM3", "t5-v1_1-base", 512, 128, "cuda", "865-985"),
@@ -616,20 +549,6 @@ class LadderTest(BenchmarkTest):
             "plain", "dropout_0", keep=lambda found: kept.append([len(r.get("seconds", ())) for r in found["rows"]])
         )
         self.assertEqual(kept, [[1, 0], [1, 1], [2, 1], [2, 2]])
-
-    def test_the_weights_are_those_of_the_same_training(self):
-        """A rung trains: after three steps the loss on the same batch is lower, and the same with either kernel."""
-        config = benchmark_config("tiny")
-        batches = random_batches(config, 4, 20, 1, torch.device("cpu"))
-        losses = {}
-        for name in ("sdpa", "eager"):
-            settings = step.settings_of_rung("dropout_0") | {"attention": name}
-            trained = step.TrainingStep(settings, config, batches, torch.device("cpu"), bf16=False)
-            for group in trained.optimizer.param_groups:
-                group["lr"] = 1e-3
-            losses[name] = [trained.run(1) for _ in range(4)]
-        np.testing.assert_allclose(losses["eager"], losses["sdpa"], rtol=1e-4)
-        self.assertLess(losses["sdpa"][-1], losses["sdpa"][0] - 0.05)
 
 
 class PartsTest(BenchmarkTest):
@@ -698,12 +617,6 @@ class PartsTest(BenchmarkTest):
         self.assertEqual(rows["b"]["error"], "ArithmeticError: the loss became nan")
         self.assertLen(calls, 4, "what has failed is not tried again")
 
-    def test_one_peak_for_all_parts(self):
-        with mock.patch.object(measure, "peak_flops", lambda *_: 7e14):
-            self.assertEqual(measure.product_rate(Namespace(peak_tflops=500.0)), 5e14)
-            args = Namespace(peak_tflops=None, device=torch.device("cpu"), bf16=True)
-            self.assertEqual((measure.product_rate(args), args.peak_tflops), (7e14, 700.0))
-
     def test_matrix_product(self):
         self.assertBetween(measure.memory_rate(torch.device("cpu")), 1e8, 1e13)
         self.assertBetween(measure.peak_flops(torch.device("cpu"), torch.float32, rounds=2), 1e6, 1e14)
@@ -725,8 +638,3 @@ class PartsTest(BenchmarkTest):
         self.assertAlmostEqual(slow["step"], slow["communication"], places=6)
         after = plan.step_seconds(1e15, 0, communication_bytes("zero2", 10**9, 8), hardware, 1e15, 0.5)
         self.assertGreater(after["step"], fast["step"])
-
-    def test_gpus_have_all_figures(self):
-        for name, figures in HARDWARE_PEAKS.items():
-            self.assertEqual(figures.keys(), HARDWARE_PEAKS["H200"].keys(), name)
-            self.assertTrue(all(value > 0 for value in figures.values()), name)

@@ -1,7 +1,7 @@
 """How many shapes and models --torch_compile takes. Hermetic; about 10 s."""
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_step import batch, tiny
 
 from foundry.modeling.loss import compute_loss_in_forward
@@ -35,7 +35,3 @@ class ShapesTest(parameterized.TestCase):
         with torch.no_grad(), self.assertRaises(torch._dynamo.exc.FailOnRecompileLimitHit):
             for source in range(4, 8):
                 model(**batch(source=source))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,9 +7,7 @@ that are no label. Whatever it is asked, the expected answer is therefore known,
 import contextlib
 import io
 import json
-import os
 import shutil
-import subprocess
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -19,11 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from absl.testing import absltest, parameterized
-from helpers import run_main, sentences
+from helpers import on_two_ranks, run_main, sentences
 from test_export_checkpoint import SHAPE, workspace
 from test_export_checkpoint import TestCase as TextFolders
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from warm_python import warm_python
 
 import evaluate_t5
 import pre_train_t5
@@ -426,17 +423,7 @@ class EvaluateTest(parameterized.TestCase):
     def test_two_ranks_count_every_row_once(self):
         alone, alone_folder, _ = self.run_script(where="alone")  # 7 rows: the last batch of two ranks is filled up
         folder = self.folder / "together"
-        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        command += [str(ROOT / "evaluate_t5.py"), *self.flags(task="cola", model=None, folder=folder)]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | {"PYTHON_EXEC": warm_python()},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        on_two_ranks(ROOT / "evaluate_t5.py", *self.flags(task="cola", model=None, folder=folder))
         together = without_timings(json.loads((folder / "all_results.json").read_text()))
         self.assertEqual(together.keys(), without_timings(alone).keys())
         for name, value in together.items():

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import datasets
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 from safetensors.torch import load_file
 from warm_python import warm_python
@@ -144,7 +144,3 @@ class HubTest(parameterized.TestCase):
         record = json.loads((self.folder / "tuned" / "run.json").read_text())
         self.assertEqual(record["examples"], {"train": 16, "validation": 16})
         self.assertIn("eval_matthews_correlation", json.loads((self.folder / "tuned" / "all_results.json").read_text()))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import has_ended
 
 from benchmarks import __main__ as benchmark_t5
@@ -184,7 +184,3 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < until, "it never came"
         time.sleep(0.02)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 from torch.utils.data import DataLoader
 from warm_python import warm_python
@@ -379,7 +379,3 @@ class FullDiskTest(TestCase):
         self.assertEqual(state["global_step"], 6)
         for name in ("samples.md", "run.json", "all_results.json"):
             self.assertIn(f"{out / name} was not written: No space left on device", error)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -14,10 +14,9 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from absl.testing import absltest, parameterized
-from helpers import run_main, write_tiny_model
+from absl.testing import parameterized
+from helpers import on_two_ranks, run_main, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from warm_python import warm_python
 
 import constants
 import evaluate_t5
@@ -60,7 +59,6 @@ def reported(results: dict) -> dict:
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(contextlib.chdir(workspace()))  # from where the files are relative paths
         self.cache = ["--data_cache_dir", str(self.folder / "cache"), "--use_cpu", "true", "--disable_tqdm", "true"]
 
@@ -265,15 +263,7 @@ class ScriptsTest(TestCase):
             [answer["prediction"] for answer in answers], [json.loads(line)["prediction"] for line in predictions]
         )
         argv[-1] = self.folder / "two.jsonl"  # without --use_cpu: there is no accelerator
-        launch = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        run = subprocess.run(
-            [*launch, ROOT / "predict_t5.py", *map(str, argv)],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            timeout=300,
-        )
-        self.assertEqual(run.returncode, 0, run.stderr)
+        on_two_ranks(ROOT / "predict_t5.py", *argv)
         self.assertEqual((self.folder / "two.jsonl").read_text(), (self.folder / "one.jsonl").read_text())
 
 
@@ -298,7 +288,3 @@ class NotebooksPageTest(TestCase):
         self.assertIn("eval_loss", names["results"])
         self.assertTrue(names["loss"].isfinite())
         self.assertIn("eval_token_accuracy", names["trainer"].state.log_history[-1])
-
-
-if __name__ == "__main__":
-    absltest.main()

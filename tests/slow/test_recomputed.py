@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import zoo
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from torch.nn.functional import dropout, linear
 from transformers import AutoConfig
 from transformers.models.t5.modeling_t5 import T5LayerNorm, eager_attention_forward
@@ -261,7 +261,3 @@ class ModelsTest(parameterized.TestCase):
         self.assertAlmostEqual(loss, expected[0], places=5)
         for name, gradient in expected[1].items():
             torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)
-
-
-if __name__ == "__main__":
-    absltest.main()

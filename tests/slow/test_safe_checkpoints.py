@@ -11,7 +11,6 @@ import shutil
 import signal
 import stat
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from unittest import mock
 import datasets
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main, sentences
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from transformers.trainer_callback import TrainerState
@@ -65,7 +64,6 @@ class Bomb:
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.crater = self.folder / "crater"
 
     def training(self, **flags) -> FineTuningArguments:
@@ -672,7 +670,3 @@ class MetricTest(TestCase):
         flags = ["--benchmark", "glue", "--dataset_name", "sst2", "--report_to", "none", "--config_name", "tiny"]
         *_, args, _ = fine_tune_t5.parse_flags([*flags, "--output_dir", str(self.folder / "out"), *words])
         self.assertEqual((args.metric_for_best_model, args.greater_is_better), (metric, greater))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,12 +6,11 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from unittest import mock
 
 import torture
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from foundry.arguments.training import PreTrainingArguments
 from foundry.common.command_line import parse_arguments
@@ -77,10 +76,6 @@ class ConnectionTest(parameterized.TestCase):
 
 
 class SecretTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def test_the_arguments_keep_it_and_their_pickle_does_not(self):
         args = PreTrainingArguments(output_dir=str(self.folder), report_to=["none"], hub_token=SECRET)
         self.assertEqual(args.hub_token, SECRET)
@@ -96,7 +91,3 @@ class SecretTest(parameterized.TestCase):
             self.assertNotIn(SECRET, " ".join(sys.argv))
             self.assertEqual(sys.argv[-2:], ["--report_to", "none"])
         self.assertEqual(args.hub_token, SECRET)
-
-
-if __name__ == "__main__":
-    absltest.main()

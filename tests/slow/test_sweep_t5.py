@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import yaml
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 
 from foundry.common.reports import read_metrics
@@ -239,7 +239,3 @@ class SweepTest(parameterized.TestCase):
         sweep = sweep_t5.read_sweep(f"sweeps/{name}")
         self.assertTrue(sweep.names_folder)
         self.assertStartsWith(str(sweep.folder), "out/sweeps/")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import types
@@ -24,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
 from accelerate import skip_first_batches
+from helpers import on_two_ranks
 from safetensors.torch import load_file, save_file
 from torch.utils.data import IterableDataset
 from transformers import (
@@ -34,7 +34,6 @@ from transformers import (
     TrainerState,
     set_seed,
 )
-from warm_python import warm_python
 
 from benchmarks.kept import kept_bytes
 from constants import PREEMPTED_EXIT_CODE
@@ -213,13 +212,7 @@ def two_ranks(folder: Path) -> None:
 @functools.cache
 def two_ranks_results() -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(
-            [*command, __file__, folder], env=environment, capture_output=True, text=True, timeout=300
-        )
-        if done.returncode != 0:
-            raise AssertionError(f"two ranks failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        on_two_ranks(__file__, folder, PYTHONPATH=os.pathsep.join(sys.path))
         return torch.load(Path(folder) / "results.pt", weights_only=False)
 
 

@@ -106,7 +106,3 @@ class AgentTest(absltest.TestCase):
         self.assertEqual(server.summary["trial-1"]["eval/loss"], results["eval_loss"])
         self.assertEqual(server.exit_codes["trial-1"], 0)
         self.assertIsNone(damage(checkpoints_of(out / "trial-2")[-1]))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import SkipTest
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.torch import load_file
 from slurm_cluster import cluster, free_ports, missing_packages
 
@@ -432,7 +432,3 @@ class SweepTest(SlurmTest):
         self.assert_ended(job, "COMPLETED", 0, 0)
         self.assertIn("told -u -m wandb agent --count 3 my_team/t5_foundry/abc123 ", job.text())
         self.assertEqual(job.text().count("told"), 1)  # one agent, however many GPUs it has
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,12 +5,14 @@ import io
 import os
 import random
 import resource
+import subprocess
 import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from transformers import TrainingArguments
+from warm_python import warm_python
 
 from constants import IGNORE_INDEX
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -60,6 +62,16 @@ def run_main(main: Callable, *argv: object, code: int | None = None) -> tuple[ob
     text = ended if isinstance(ended, str) else ""
     assert (1 if text else ended) == code, (ended, out[-500:], err)
     return result, out, err + text
+
+
+def on_two_ranks(*words: object, **environment: str) -> str:
+    """Starts a script on two ranks of this machine; what it prints. AssertionError unless it ends well."""
+    launcher = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python()} | environment
+    command = [*launcher, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

@@ -453,6 +453,9 @@ class LimitsTest(TestCase):
         for flags, message in (
             (dict(seed=-1), "--seed -1: must be at least 0"),
             (dict(per_device_eval_batch_size=0), "--per_device_eval_batch_size 0: must be at least 1"),
+            (dict(per_device_train_batch_size=0), "--per_device_train_batch_size 0: must be at least 1"),
+            (dict(gradient_accumulation_steps=0), "--gradient_accumulation_steps 0: must be at least 1"),
+            (dict(learning_rate=math.nan), "--learning_rate nan: must be at least 0"),
             (dict(train_sampling_strategy="by_length"), "--train_sampling_strategy by_length: must be one of random, "),
             (dict(train_sampling_strategy="batch_rebalance"), "batch_rebalance: must be one of random, "),
         ):

@@ -116,7 +116,3 @@ class PathTest(parameterized.TestCase):
             self.assertRegex(lonely_task(), "RANK.*slurm/train.slurm")
             os.environ["RANK"] = "0"
             self.assertEqual(lonely_task(), "")
-
-
-if __name__ == "__main__":
-    absltest.main()

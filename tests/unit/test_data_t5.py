@@ -1125,6 +1125,19 @@ class CachedTest(TestCase):
         (self.folder / digests.DIGESTS).write_text('{"cut')
         self.assertEqual((read(), file.read_text()), (1, "done"))
 
+    @parameterized.named_parameters(
+        ("cut", lambda folder: (folder / "x").write_text("don")),
+        ("missing_file", lambda folder: (folder / "x").unlink()),
+        ("no_manifest", lambda folder: (folder / "manifest.json").unlink()),
+        ("broken_manifest", lambda folder: (folder / "manifest.json").write_text('{"fi')),
+        ("empty_folder", lambda folder: [path.unlink() for path in folder.iterdir()]),
+    )
+    def test_what_is_damaged_is_made_again(self, harm):
+        harm(cached(self.folder, "thing", "k", write_done))
+        self.assertEqual((cached(self.folder, "thing", "k", write_done) / "x").read_text(), "done")
+        rebuild = mock.Mock(side_effect=AssertionError("made once more"))
+        cached(self.folder, "thing", "k", rebuild)
+
     def test_a_whole_folder_is_used_where_nothing_can_be_written(self):
         folder = cached(self.folder, "thing", "k", write_done)
         (self.folder / digests.DIGESTS).unlink()

@@ -68,7 +68,3 @@ class DemoTest(absltest.TestCase):
         left, right = ([line.get_ydata()[-1] for line in panel.lines] for panel in figure.axes)
         self.assertEqual(left, [4.0, 3.0])  # of the pre-training, in training and held out
         np.testing.assert_allclose(right, [0.1, 0.2, 0.05, 0.15, 0.1])  # two seeds of each, and chance
-
-
-if __name__ == "__main__":
-    absltest.main()

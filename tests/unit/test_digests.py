@@ -50,7 +50,6 @@ def keep_own_files(folder: Path, name: str, rounds: int) -> None:
 class DigestsTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.cache, self.file, self.old = self.folder / "cache", self.folder / "a.txt", time.time_ns() - HOUR
 
     def test_an_unchanged_file_is_not_read_again(self):

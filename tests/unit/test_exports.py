@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from foundry.common.errors import UserError
 from foundry.publishing.exports import Answers, compare, within
@@ -37,7 +37,3 @@ class CompareTest(parameterized.TestCase):
         if not math.isnan(off):
             with self.assertRaisesRegex(UserError, "nats off PyTorch's, 0.15 are allowed"):
                 self.compared([0, 2], off)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.torch import load_file
 from test_optimizers import random_parameters, set_gradients
 from test_trainer_t5 import make_trainer, weights
@@ -241,7 +241,3 @@ class LoadingTest(parameterized.TestCase):
         with mock.patch.object(training_arguments, "has_accelerator", lambda: accelerator):
             args = PreTrainingArguments(output_dir="never_written", report_to=["none"], **flags)
         self.assertEqual(args.accelerator_config.non_blocking, non_blocking)
-
-
-if __name__ == "__main__":
-    absltest.main()

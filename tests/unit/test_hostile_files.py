@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from foundry.arguments.sharding import read_deepspeed
@@ -35,7 +35,6 @@ SECONDS = 60  # for each file, most of which take milliseconds; on a busy machin
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
         def late(*_):
             raise TimeoutError(f"more than {SECONDS} s")
@@ -235,7 +234,3 @@ class PlotTest(TestCase):
             plot_runs.main([str(self.folder), "--output", str(self.folder / "x.png"), *flags])
         self.assertRegex(out.getvalue(), "^(run  .*\n.*\n)?(wrote .*|plot_runs.py: error: .*)\n$")
         self.assertNotIn("\x1b", out.getvalue())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import torture
@@ -29,10 +28,6 @@ SAYS = "stdout cannot be written any further ({}): the output goes on in {}"
 
 
 class OutputTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def run_shell(self, command: str, python: str = sys.executable, **more: str) -> tuple[int, str, str]:
         """(exit code of $PYTHON, its stderr, what went on in the files)."""
         environment = (

@@ -58,7 +58,3 @@ class DeepSpeedBuildTest(absltest.TestCase):
         (built / "lock").unlink()
         (built / "deepspeed_shm_comm.so").touch()
         self.assertEqual(printed(processes.announce_deepspeed_build), "")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import os
-import tempfile
 import unicodedata
 from pathlib import Path
 from unittest import mock
@@ -15,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
 import constants
@@ -116,7 +115,6 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         say_once.cache_clear()  # files of all tests have the same names
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.enterContext(contextlib.chdir(self.folder))
         Path("a").mkdir()
         for name, text in FILES.items():
@@ -977,7 +975,3 @@ class FolderTest(TestCase):
             self.assertEqual(self.rows(f"{flags} {folder}"), wanted)
         with self.assertRaisesRegex(ValueError, "--data_dir glue/WNLI: no file RTE/train.tsv, which task rte reads"):
             self.rows("--benchmark glue --dataset_name rte --data_dir glue/WNLI")
-
-
-if __name__ == "__main__":
-    absltest.main()

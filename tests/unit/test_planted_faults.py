@@ -21,7 +21,3 @@ class PlantedFaultsTest(absltest.TestCase):
         names = [fault.name for fault in FAULTS]
         self.assertCountEqual(names, set(names))
         self.assertGreaterEqual(len(names), 42)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main, small_disk, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
@@ -76,7 +76,6 @@ def plain_answers(texts: list[str], **search) -> list[str]:
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.model = workspace() / "model"
 
     def write(self, name: str, text: str) -> Path:
@@ -800,7 +799,3 @@ class TaskTest(TestCase):
             error = run_main(predict_t5.main, *flags, code=2)[2]
             self.assertRegex(error, "--output_file .*: answers are JSON lines, not [.][a-z]+: name it answers.jsonl")
         self.assertEqual(path.read_text(), '{"text": "x"}\n')
-
-
-if __name__ == "__main__":
-    absltest.main()

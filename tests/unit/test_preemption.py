@@ -50,7 +50,3 @@ class CommandTest(parameterized.TestCase):
             self.assertEqual(saved.exists(), number == signal.SIGINT)
             self.assertEmpty(process.stdout.read())  # the end of the other one
         self.assertTrue(saved.exists())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from foundry.training import progress
 
@@ -52,7 +52,3 @@ class WatchTest(parameterized.TestCase):
         for file in reversed(files):
             frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=file, co_name="f"), f_lineno=1, f_back=frame)
         self.assertEqual(progress.place_of(frame), expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

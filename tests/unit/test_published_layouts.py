@@ -59,10 +59,6 @@ def bytes_rules() -> Tokenizer:
 
 
 class RulesTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def write(self, name: str, **content) -> None:
         (self.folder / name).write_text(json.dumps(content))
 

@@ -4,7 +4,7 @@ import itertools
 import json
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 
 from tools import residues
@@ -65,7 +65,3 @@ class ResiduesTest(parameterized.TestCase):
         lines = (self.folder / "a" / "unlabelled.txt").read_text().splitlines()
         self.assertLen(lines, 4)
         self.assertContainsSubset(lines[0].split(" "), residues.LETTERS)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ import os
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import OVERRIDES, SHAPE, argv_of, run_main, sentences
 from transformers import LongT5Config
 
@@ -440,7 +440,3 @@ class AppliedTest(parameterized.TestCase):
             os.kill(seen[0][0], 0)
         arguments = read_json(self.folder / "out" / "run.json")["arguments"]
         self.assertEqual((arguments["speed"], arguments["attn_implementation"]), ("auto", "eager"))
-
-
-if __name__ == "__main__":
-    absltest.main()

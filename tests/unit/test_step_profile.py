@@ -8,7 +8,7 @@ from argparse import Namespace
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as benchmark_t5
@@ -155,7 +155,3 @@ class MeasuredTest(parameterized.TestCase):
         ):
             found = kernels.measure_kernels(arguments("kernels", "--batch", "2", "--source_length", "20"))
         self.assertEqual(found["flex_ratio"], {"encoder": 1.5, "decoder": 1.5})
-
-
-if __name__ == "__main__":
-    absltest.main()

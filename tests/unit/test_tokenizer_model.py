@@ -1,11 +1,9 @@
 """A SentencePiece .model as --tokenizer_name: the ids of sentencepiece itself, with EOS and sentinels behind them."""
 
 import json
-import tempfile
-from pathlib import Path
 
 import sentencepiece
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer, tokenizer_fingerprint, train_tokenizer
 
@@ -16,10 +14,6 @@ OF_WORDS = ("the red fox", "red  fox", "a redfox", "red\tfox, 77 lazy dogs red f
 
 
 class ModelTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     @parameterized.named_parameters(
         ("of_t5", SPECIAL),
         ("of_sentencepiece", {}),  # <unk> 0, <s> 1, </s> 2, and no <pad>
@@ -83,7 +77,3 @@ class ModelTest(parameterized.TestCase):
         path.write_bytes(b"hello")
         with self.assertRaisesRegex(ValueError, "--tokenizer_name .*weights.model: no SentencePiece model"):
             load_tokenizer(str(path))
-
-
-if __name__ == "__main__":
-    absltest.main()

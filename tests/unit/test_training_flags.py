@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_optimizers import arguments
 
 import foundry.arguments.training as training_arguments
@@ -356,7 +356,3 @@ class DeepSpeedTest(parameterized.TestCase):
         name = "stage3_gather_16bit_weights_on_model_save"
         self.assertTrue(args.hf_deepspeed_config.config["zero_optimization"][name])
         self.assertIn(f"{name} is set to true", self.printed.getvalue())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ import sys
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from test_host_waits import Calls
 from transformers.masking_utils import bidirectional_mask_function
 
@@ -130,7 +130,3 @@ class CheckTest(parameterized.TestCase):
         with mock.patch.object(torch.Tensor, "is_cuda", True), Calls() as calls:
             self.assertEqual(t5_fused_mask(2, 3, 3, **options).shape, (2, 1, 1, 3))
         self.assertEqual(calls.reads, 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ Hermetic; seconds.
 """
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from experiments.fused_attention.kernel_choice import attention, use_attention_kernel
 
@@ -55,7 +55,3 @@ def triton_error() -> dict[str, float]:
     truth = attention(*wide, bias.double(), None, True, 1.0)
     exact = bias_gradient_torch(grad.double(), Inputs(*wide, bias.double(), causal=True), *truth)
     return {"copies": (found - same).abs().max().item(), "float64": (found - exact).abs().max().item()}
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ Hermetic; about 20 s.
 from unittest import mock
 
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from functorch.compile import make_boxed_func
 from test_attention_t5 import batch, gradients, tiny
 from torch._dynamo.backends.common import aot_autograd
@@ -76,7 +76,3 @@ class OnceTest(parameterized.TestCase):
             counts.append(len(casts))
         self.assertEqual(counts[0], counts[1])
         self.assertGreater(counts[0], 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main, sentences, write_tiny_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, TrainerState
@@ -155,7 +155,3 @@ class RefusedTest(TestCase):
         weights.write_bytes(weights.read_bytes()[:500])
         _, _, error = self.export("--average", self.run_folder / "checkpoint-20", other, code=2)
         self.assertRegex(error, "--average .*checkpoint-200: is damaged: model.safetensors cannot be read")
-
-
-if __name__ == "__main__":
-    absltest.main()

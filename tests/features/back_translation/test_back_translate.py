@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 from test_predict_t5 import LINES, TestCase, plain_answers, workspace
 
@@ -203,7 +203,3 @@ class BackTranslateTest(TestCase):
         with mock.patch.dict(os.environ, WORLD_SIZE="2"):
             error = self.run_command(code=2, predicts=False)[2]
         self.assertIn("one process makes pairs", error)
-
-
-if __name__ == "__main__":
-    absltest.main()

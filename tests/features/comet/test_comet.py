@@ -7,7 +7,7 @@ reads and writes what the command of unbabel-comet 2.2.7 does.
 import json
 import sys
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main, sentences, write_tiny_model
 
 import evaluate_t5
@@ -117,7 +117,3 @@ class CometTest(parameterized.TestCase):
         self.write_program("#!/bin/sh\necho Loading >&2\necho 'RuntimeError: no memory' >&2\nexit 3\n")
         with self.assertRaisesRegex(UserError, "failed with 3: RuntimeError: no memory"):
             comet_score(str(self.command), self.model, [("a", "b", "c")])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -18,7 +18,7 @@ import pyarrow
 import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
-from helpers import argv_of, run_main, sentences, write_tiny_model
+from helpers import argv_of, on_two_ranks, run_main, sentences, write_tiny_model
 from pyarrow import parquet
 from safetensors.torch import load_file
 from scipy.stats import pearsonr, spearmanr
@@ -362,10 +362,7 @@ class ScriptsTest(parameterized.TestCase):
         output = {name: f"{name}_{with_zero2}" for name in ("one", "two")}
         self.fine_tune(output["one"], gradient_accumulation_steps=2, **changes)
         changes |= dict(deepspeed=ROOT / "zero_stage2_config.json") if with_zero2 else {}
-        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        words = [*command, ROOT / "fine_tune_t5.py", *self.argv(output["two"], **changes)]
-        done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        on_two_ranks(ROOT / "fine_tune_t5.py", *self.argv(output["two"], **changes))
         one, two = (load_file(self.folder / name / "model.safetensors") for name in output.values())
         for name, tensor in one.items():
             torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6, msg=name)

@@ -6,11 +6,9 @@ accumulation or interruption.
 
 import importlib.util
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
 import tempfile
 import unittest
 from pathlib import Path
@@ -19,11 +17,10 @@ import datasets
 import numpy as np
 import torch
 from absl.testing import parameterized
-from helpers import argv_of, run_main, sentences, write_tiny_model
+from helpers import argv_of, on_two_ranks, run_main, sentences, write_tiny_model
 from safetensors.torch import load_file
 from sklearn.metrics import f1_score
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
-from warm_python import warm_python
 
 import evaluate_t5
 import export_checkpoint
@@ -312,11 +309,8 @@ class HeadsTest(parameterized.TestCase):
         self.train("tokens", self.folder / "one", **how)
         words = self.flags("tokens", self.folder / "two", **how | dict(per_device_train_batch_size=4))
         words += ["--deepspeed", ROOT / "zero_stage2_config.json"] if sharding == "ZeRO-2" else []
-        launcher = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        command = [*map(str, [*launcher, ROOT / "fine_tune_t5.py", *words])]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-        self.assertRegex(done.stdout, f"sharding +{sharding}")
+        printed = on_two_ranks(ROOT / "fine_tune_t5.py", *words)
+        self.assertRegex(printed, f"sharding +{sharding}")
         weights, logged = [], []
         for folder in (self.folder / "one", self.folder / "two"):
             weights.append(load_file(folder / "model.safetensors"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torture
 from absl.testing import parameterized
-from helpers import run_main
+from helpers import on_two_ranks, run_main
 from safetensors.torch import load_file
 from test_zoo import SMALL, animal, place
 from warm_python import warm_python
@@ -50,10 +50,7 @@ class TwoProcessesTest(parameterized.TestCase):
         run_main(pre_train_t5.main, *argv, *more, f"--output_dir={out[0]}")
         script = [pre_train_t5.__file__, *argv, *more, f"--output_dir={out[1]}", "--per_device_train_batch_size=1"]
         script = [word for word in script if word != "--per_device_train_batch_size=2"]
-        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python()}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        on_two_ranks(*script)
         one, two = (load_file(folder / "model.safetensors") for folder in out)
         before = load_model(str(animal(family)[0])).state_dict()
         for name, tensor in one.items():

@@ -4,7 +4,6 @@ holds what a model needs, and no path of this machine."""
 import json
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torture
@@ -31,10 +30,6 @@ with FakeHub() as hub:
 
 
 class UploadTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def run_uploading(self, script: str, flags: list) -> subprocess.CompletedProcess:
         environment = {n: v for n, v in os.environ.items() if not n.startswith(("WANDB_", "TRACKIO_", "TENSORB"))}
         environment |= {"TRACKIO_DIR": str(self.folder / "trackio"), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}

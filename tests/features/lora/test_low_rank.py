@@ -350,8 +350,10 @@ class FlagsTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(), None),
         (dict(lora_rank=4, load_in_4bit=True), None),
-        (dict(dtype="float32"), "--dtype float32: is for weights that are not trained"),
+        (dict(dtype="float32"), "--dtype float32: is for weights that are not trained: add --lora_rank 16"),
+        (dict(load_in_8bit=True), "--load_in_8bit True: is for weights that are not trained"),
         (dict(lora_rank=4, load_in_8bit=True, load_in_4bit=True), "--load_in_4bit True: --load_in_8bit holds the same"),
+        (dict(lora_rank=4, load_in_8bit=True, dtype="bfloat16"), "--dtype bfloat16: --load_in_8bit holds the same"),
     )
     def test_a_form_that_is_given_as_false_asks_for_none(self, flags, message):
         """A sweep gives --load_in_8bit false beside --load_in_4bit true."""

@@ -52,7 +52,7 @@ LARGE = {
 
 class LowRankMemoryTest(parameterized.TestCase):
     @parameterized.product(
-        case=((512, 1024, 2, 24, 16), (512, 1024, 1, 8, 8), (256, 2048, 1, 8, 8), (256, 256, 1, 8, 8)),
+        case=((512, 1024, 2, 24, 16), (256, 2048, 1, 8, 8)),
         bf16=(False, True),
     )
     def test_peak_of_low_rank_matrices(self, case, bf16):
@@ -71,7 +71,7 @@ class LowRankMemoryTest(parameterized.TestCase):
         formula = activation_bytes(config, *lengths, "eager", bf16, True, on_cpu=True, frozen=frozen)
         self.assertBetween(formula.total / peak_of_micro_batch(model, inputs, labels, bf16), 1.0, 2.0)
 
-    @parameterized.product(family=("t5_v1_0", "t5_v1_1", "mt5", *zoo.GEMMA), form=FORMS, checkpointing=(False, True))
+    @parameterized.product(family=("t5_v1_0", "t5_v1_1", *zoo.GEMMA), form=FORMS, checkpointing=(False, True))
     def test_what_autograd_saves_beside_frozen_weights(self, family, form, checkpointing):
         """No copy of a frozen weight but in float32, and nothing of a quantised product: the plan is never below what
         is kept, and not far above it."""

@@ -1,33 +1,27 @@
 """LoRA from end to end: trained, resumed to the same bits, evaluated, answered, exported, and in pre-training."""
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 from absl.testing import parameterized
-from helpers import run_main
+from helpers import on_two_ranks, run_main
 from peft import PeftModel
 from rows_and_base import ROWS, RowsAndBaseTest, reported
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
-from warm_python import warm_python
 
 import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
 import predict_t5
-from constants import OPTIMIZERS
 from foundry.common.reports import human_count
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import count_parameters, load_model
 
-ROOT, BIN = Path(__file__).resolve().parents[3], Path(sys.executable).parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class LowRankScriptsTest(RowsAndBaseTest):
@@ -159,50 +153,34 @@ class LowRankScriptsTest(RowsAndBaseTest):
 
     def test_compiled_and_recomputed(self):
         """It was refused at the first step: the embedded tokens were made to ask for a gradient within the graph."""
-        more, reentrant = (
-            "--activation_checkpointing true",
-            """--activation_checkpointing_kwargs {"use_reentrant":true}""",
-        )
-        runs = {"compiled": f"{more} --torch_compile true --torch_compile_backend eager", "recomputed": more}
-        runs |= {"reentrant": f"{more} {reentrant}", "plain": ""}
+        recomputed = "--activation_checkpointing true"
+        reentrant = """--activation_checkpointing_kwargs {"use_reentrant":true}"""
+        runs = {
+            "compiled": f"{recomputed} --torch_compile true --torch_compile_backend eager",
+            "reentrant": f"{recomputed} {reentrant}",
+            "plain": "",
+        }
         for name, flags in runs.items():
             self.fine_tune(name, *flags.split(), "--packing", "false", "--dropout_rate", "0", steps=2, every=2)
         wanted = load_file(self.folder / "plain/adapter_model.safetensors")
-        for run in ("compiled", "recomputed", "reentrant"):
+        for run in ("compiled", "reentrant"):
             found = load_file(self.folder / f"{run}/adapter_model.safetensors")
             for name, tensor in wanted.items():
                 torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6, msg=f"{run}: {name}")
-
-    @parameterized.parameters(*OPTIMIZERS)
-    def test_every_optimizer(self, optim):
-        more = ["--activation_checkpointing", "true"] if optim == "muon" else []
-        results, _ = self.fine_tune(optim, "--optim", optim, *more, steps=4)
-        self.assertGreater(results["eval_loss"], 0)
 
     @parameterized.parameters("fsdp2", "zero2")
     def test_two_ranks_go_on_where_one_process_stopped(self, way):
         """They end with its matrices."""
         run_main(fine_tune_t5.main, *self.argv(f"alone_{way}", steps=4, every=2), "--dropout_rate", "0")
         wanted = load_file(self.folder / f"alone_{way}/adapter_model.safetensors")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        launch = [warm_python(), BIN / "torchrun", "--nproc_per_node", "2", "--master_port", port]
-        launch += {
+        started = {
             "fsdp2": [ROOT / "tests/support/fsdp2_on_cpu.py", "fine_tune_t5.py", "--fsdp"],
             "zero2": [ROOT / "fine_tune_t5.py", "--deepspeed", ROOT / "zero_stage2_config.json"],
         }[way]
         argv = [*self.argv(way, steps=4, batch=2, every=2), "--dropout_rate", "0"]
         argv += ["--resume_from_checkpoint", self.folder / f"alone_{way}/checkpoint-2"]
-        done = subprocess.run(
-            [*map(str, launch), *map(str, argv)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
-        self.assertRegex(done.stdout, f"sharding +{'FSDP2' if way == 'fsdp2' else 'ZeRO-2'} over 2 processes")
+        printed = on_two_ranks(*started, *argv)
+        self.assertRegex(printed, f"sharding +{'FSDP2' if way == 'fsdp2' else 'ZeRO-2'} over 2 processes")
         found = load_file(self.folder / way / "adapter_model.safetensors")
         self.assertEqual(found.keys(), wanted.keys())
         for name, tensor in wanted.items():
@@ -226,6 +204,3 @@ class LowRankScriptsTest(RowsAndBaseTest):
         again, _, _ = run_main(pre_train_t5.main, *argv, "--resume_from_checkpoint")
         self.assertEqual(weights.read_bytes(), wanted)
         self.assertEqual(reported(again), reported(results))
-        refused = {"--objective": "ul2"}
-        _, _, errors = run_main(pre_train_t5.main, *argv, "--overwrite_output_dir", *sum(refused.items(), ()), code=2)
-        self.assertRegex(errors, "--objective ul2: the tokenizer .* cannot write .NLU.: use")

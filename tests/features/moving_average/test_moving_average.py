@@ -1,19 +1,16 @@
 """--ema_decay: torch's own average of the weights of each step, evaluated, saved, resumed to the same bits."""
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from absl.testing import absltest, parameterized
-from helpers import run_main, sentences, write_tiny_model
+from absl.testing import parameterized
+from helpers import on_two_ranks, run_main, sentences, write_tiny_model
 from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel
 from transformers import AutoModelForSeq2SeqLM
-from warm_python import warm_python
 
 import constants
 import evaluate_t5
@@ -204,16 +201,9 @@ class ScheduleTest(parameterized.TestCase):
 class ProcessesTest(TestCase):
     def test_two_processes_keep_one_average(self):
         def run(out: str, *more) -> None:
-            command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-            command += [ROOT / "fine_tune_t5.py", *self.argv(out, "--max_steps", 3, "--save_steps", 1, *more)]
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=300)
-            self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+            argv = self.argv(out, "--max_steps", 3, "--save_steps", 1, *more)
+            on_two_ranks(ROOT / "fine_tune_t5.py", *argv)
 
         run("plain")
         run("average", "--ema_decay", "0.9")
         self.assert_is_average(self.weights("average"), self.averaged("plain", range(1, 4), 0.9))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -162,10 +162,6 @@ class FormulasTest(parameterized.TestCase):
 
 
 class LogProbabilitiesTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     @parameterized.product(kind=("dpo", "ipo", "simpo"), chunk=(0, 3))
     def test_loss_and_gradient_are_those_of_answers_read_alone(self, kind, chunk):
         preference, model = Preference(kind, BETAS[kind]), tiny(dropout_rate=0.0)
@@ -293,10 +289,6 @@ TALK = "\n\nHuman: Hi?\n\nAssistant: Hm.\n\nHuman: So?\n\nAssistant:"
 
 
 class RecordsTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     @parameterized.named_parameters(
         ("texts", dict(prompt="Hi?", chosen="Yes.", rejected="No."), "Hi?"),
         ("ultrafeedback", dict(prompt="Hi?", chosen=MESSAGES, rejected=OTHER, score_chosen=8.0), "Hi?"),
@@ -547,7 +539,3 @@ class RecordsTest(parameterized.TestCase):
         self.assertEqual(learning.job(tasks.job(True)), "learning preferences")
         with self.assertRaisesRegex(UserError, "--preference dpo: begins with a model that does the task already"):
             learning.job(tasks.job(False))
-
-
-if __name__ == "__main__":
-    absltest.main()

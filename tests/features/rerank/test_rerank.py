@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from helpers import run_main
 from sacrebleu import sentence_bleu, sentence_chrf, sentence_ter
 from test_predict_t5 import LINES, TestCase, workspace
@@ -191,7 +191,3 @@ class RerankTest(TestCase):
         self.write("answers.jsonl", '{"body": "a", "n_best": []}\n')
         error = self.again("--rerank", "score", "--rerank_model", self.second_model(), code=2)[2]
         self.assertRegex(error, "--source_column source: .*, line 1 has no text there; the columns are body, n_best")
-
-
-if __name__ == "__main__":
-    absltest.main()

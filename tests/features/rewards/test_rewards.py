@@ -4,9 +4,7 @@ import contextlib
 import io
 import itertools
 import json
-import tempfile
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -243,10 +241,6 @@ def padded_groups(groups: list, fill: float = IGNORE_INDEX) -> torch.Tensor:
 
 
 class AnswersTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     @parameterized.parameters("t5_v1_0", "longt5_tglobal", "t5gemma", "t5gemma2", "umt5")
     def test_each_token_is_the_first_whose_cumulated_probability_is_larger(self, name):
         """By a plain loop without a cache, of sources of several lengths; the greedy answer too. In another batch, and
@@ -488,10 +482,6 @@ class ScoresTest(parameterized.TestCase):
 
 
 class FlagsTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def parsed(self, flags: str, rows: list[dict] | None = None):
         file, rows = self.folder / "rows.jsonl", rows or [dict(prompt=f"a {n}", answer=f"b {n}") for n in range(6)]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -592,7 +582,3 @@ class FlagsTest(parameterized.TestCase):
             self.assertRaisesRegex(UserError, "reward 'short': must be a function"),
         ):
             Tasks.of_flags(TaskArguments(benchmark="glue", dataset_name="rte"))
-
-
-if __name__ == "__main__":
-    absltest.main()

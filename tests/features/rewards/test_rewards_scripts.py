@@ -2,18 +2,15 @@
 
 import itertools
 import json
-import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 import torch
 import torture
 from absl.testing import parameterized
-from helpers import argv_of, run_main, sentences, write_tiny_model
+from helpers import argv_of, on_two_ranks, run_main, sentences, write_tiny_model
 from safetensors.torch import load_file, save_file
-from warm_python import warm_python
 
 import constants
 import fine_tune_t5
@@ -80,12 +77,7 @@ class RunTest(parameterized.TestCase):
         out = [self.whole(**how)[0], self.folder / f"out_{next(self.numbers)}"]
         how |= {} if deepspeed is None else {"deepspeed": deepspeed}
         flags = argv_of(self.flags(output_dir=out[1], per_device_train_batch_size=4, use_cpu="true", **how))
-        command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python()}
-        done = subprocess.run(
-            [*command, fine_tune_t5.__file__, *flags], capture_output=True, text=True, env=environment, timeout=300
-        )
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        on_two_ranks(fine_tune_t5.__file__, *flags)
         one, two = (load_file(folder / "model.safetensors") for folder in out)
         for name, tensor in one.items():
             torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5, msg=name)

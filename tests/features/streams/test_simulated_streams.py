@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from benchmarks.stream import BATCH, CHARACTERS, WINDOW, simulated
 from foundry.common.errors import UserError
@@ -25,7 +25,3 @@ class SimulatedStreamsTest(parameterized.TestCase):
         found = self.simulated(2, 4.5)
         self.assertTrue(np.isfinite([found["rows_read"], found["characters_tokenised"]]).all())
         self.assertEqual(found["ranks_that_read_each_row"], 1)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,8 +1,6 @@
 """Win rates: ties count half, log-probabilities count if both sides have them, rows must be the same."""
 
 import json
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,10 +14,6 @@ from foundry.features import Features
 
 
 class WinRatesTest(absltest.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-
     def test_win_rates(self):
         entry = dict(target_type="text", metrics=["exact_match"])
         rows = [dict(task="pairs", split="validation", index=n, source="a", target="b") for n in range(4)]
@@ -49,7 +43,3 @@ class WinRatesTest(absltest.TestCase):
         for against, more in ((str(path), rates), (None, {})):
             trainer = SimpleNamespace(args=SimpleNamespace(features=Features([WinRates(against=against)])))
             self.assertEqual(evaluate_t5.answer(job, trainer), {"eval_loss": 0.5} | more)
-
-
-if __name__ == "__main__":
-    absltest.main()
