@@ -123,14 +123,10 @@ class TestCase(parameterized.TestCase):
 class NumbersTest(parameterized.TestCase):
     @parameterized.parameters(
         (0, "0"),
-        (999, "999"),
         (1000, "1K"),
-        (4_100_000, "4.1M"),
         (60_511_616, "60.5M"),
         (247_577_856, "248M"),
         (999_999, "1M"),
-        (32_128, "32.1K"),
-        (2e12, "2T"),
         (5e15, "5000T"),
         (2.5, "2.5"),
     )
@@ -144,11 +140,9 @@ class NumbersTest(parameterized.TestCase):
     @parameterized.parameters(
         (0.25, "0.2 s"),
         (9.96, "10 s"),
-        (45, "45 s"),
         (59.7, "1 min 00 s"),
         (425, "7 min 05 s"),
         (3599.6, "1 h 00 min"),
-        (3725, "1 h 02 min"),
         (86_399, "1 d 00 h"),
         (183_600, "2 d 03 h"),
     )
@@ -328,11 +322,6 @@ class ThroughputTest(TestCase):
             callback.on_log(None, state, None, logs=logs)
         self.assertAlmostEqual(logs["seconds_left"], 6 * 5.0)
 
-    def test_evaluation_without_training_is_harmless(self):
-        callback = ThroughputCallback(8, 100)
-        callback.on_evaluate(None, make_state(), TrainerControl())
-        callback.on_predict(None, make_state(), TrainerControl())
-
 
 class TrainerTest(TestCase):
     def callbacks(self) -> list[TrainerCallback]:
@@ -433,12 +422,6 @@ LINES = [
 
 
 class CurvesTest(TestCase):
-    def test_curve(self):
-        self.assertEqual(curve(LINES, "step", "loss"), ([10, 20, 30], [4.0, 3.0, 2.0]))
-        self.assertEqual(curve(LINES, "step", "eval_loss"), ([20, 30], [3.5, 3.0]))
-        self.assertEqual(curve(LINES, "seconds", "eval_accuracy"), ([3.0, 5.0], [0.5, 0.6]))
-        self.assertEqual(curve(LINES, "tokens", "loss"), ([], []))
-
     def test_eval_metrics(self):
         self.assertEqual(eval_metrics(LINES), ["eval_accuracy"])
         self.assertEqual(eval_metrics([{"eval_a_loss": 1, "eval_f1": 1, "eval_samples_per_second": 2}]), ["eval_f1"])
@@ -693,7 +676,3 @@ class PlotRunsTest(TestCase):
         self.assertRegex(error, "^plot_runs.py: error: .*" + message)
         self.assertLen(error.splitlines(), 1)
         self.assertFalse((self.folder / "runs.png").exists())
-
-    def test_argparse_codes(self):
-        self.assertEqual(self.call("a", "--x", "days")[0], 2)
-        self.assertEqual(self.call("--help")[0], 0)

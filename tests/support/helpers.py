@@ -105,20 +105,9 @@ def write_programs(folder: Path, *names: str) -> dict[str, str]:
     return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
-def token_mean_loss(
-    outputs, labels: torch.Tensor, num_items_in_batch=None, label_smoothing: float = 0.0
-) -> torch.Tensor:
-    """Cross-entropy summed over the target tokens of this micro-batch, divided by those of the global batch.
-
-    outputs.logits [B, T, V], labels [B, T] with -100 where nothing counts; num_items_in_batch: target tokens of all
-    micro-batches and ranks of the optimizer step (Trainer's count), None for this batch alone. One batch of 32, four
-    of 8 and two ranks with 2 x 8 therefore have the same loss and gradient. Matches Trainer's `compute_loss_func`;
-    T5Trainer computes the same within the model's forward pass (foundry/modeling/loss.py).
-    """
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
-    labels = labels.to(logits.device)
-    total = loss_sum(logits, labels, label_smoothing)
-    return total / (num_items_in_batch if num_items_in_batch is not None else labels.ne(IGNORE_INDEX).sum())
+def token_mean_loss(outputs, labels: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy of the target tokens, as T5Trainer takes it: outputs.logits [B, T, V], labels [B, T]."""
+    return loss_sum(outputs["logits"], labels) / labels.ne(IGNORE_INDEX).sum()
 
 
 @contextlib.contextmanager

@@ -927,11 +927,11 @@ class TokenisedTest(TestCase):
     @parameterized.product(
         copies=(1, 2, 100),
         how=("shuffled", "neighbours"),
-        flags=(dict(validation_split_percentage=10.0), dict(validation_split_count=200)),
-        scanned=(3, 2**24),
+        way=((dict(validation_split_percentage=10.0), 3), (dict(validation_split_count=200), 2**24)),
     )
-    def test_held_out_copies_of_training_documents_are_counted(self, copies, how, flags, scanned):
+    def test_held_out_copies_of_training_documents_are_counted(self, copies, how, way):
         """Each document is held out where it stands, and none is lost."""
+        flags, scanned = way
         encode = plain_encoder(self.tokenizer)
         unique = list({tuple(encode([line])[0]): line for line in LINES}.values())[: max(20, 2_000 // copies)]
         lines = [line for line in unique for _ in range(copies)]

@@ -77,12 +77,12 @@ class SameAnswersTest(parameterized.TestCase):
     @parameterized.parameters(*WRITTEN_OUT)
     def test_those_of_generate(self, family):
         """Searches without rules and with all of them, in batches of any size."""
-        model, sources, lengths = made_model(family), made_sources(17), set()
+        model, sources, lengths = made_model(family), made_sources(9), set()
         for name, changes in RULES:
             settings = dict(max_new_tokens=12) | changes
             wanted = generated(model, sources, **settings)
             lengths.update(map(len, wanted))
-            for slots in (1, 5, 17):
+            for slots in (1, 4):
                 with self.subTest(name, slots=slots):
                     got = [answer.tokens for answer in found(model, sources, slots, **settings)]
                     self.assertEqual(got, wanted)

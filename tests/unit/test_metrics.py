@@ -231,13 +231,6 @@ class TextMetricsTest(parameterized.TestCase):
         expected = 100 * (3 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25
         self.assertAlmostEqual(METRICS["bleu"](["a b c x y"], [["a b c d e"]]), expected, places=6)
 
-    @parameterized.parameters("exact_match", "rougeL", "bleu", "squad_f1", "squad_exact_match")
-    def test_several_references_through_score_predictions(self, name):
-        text = "five words are enough here"
-        scores = score_predictions(text_task(name), [text], [["another one", text]])
-        self.assertEqual(set(scores), {name})  # free text is never invalid
-        self.assertAlmostEqual(scores[name], 100.0 if name == "bleu" else 1.0, places=6)
-
 
 class BenchmarkMetricsTest(parameterized.TestCase):
     """answers.py by hand: what the official scripts of SQuAD, MultiRC and WSC and T5's give."""
@@ -350,41 +343,17 @@ class ParsingTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("3.8", 3.8),
-        (" 4 ", 4.0),
         ("-2.5", -2.5),
-        ("1e0", 1.0),
         ("", None),
         ("nan", None),
-        ("NaN", None),
         ("inf", None),
-        ("-infinity", None),
         ("1e999", None),
         ("3.8 4", None),
         ("3,8", None),
-        ("three", None),
         ("3.8.", None),
     )
     def test_numbers(self, text, expected):
         self.assertEqual(value_of_text(number_task(), text), expected)
-
-    @parameterized.parameters(
-        (3.8, "3.8"),
-        (5, "5.0"),
-        (0.0, "0.0"),
-        ("2.75", "2.8"),
-        (1.72, "1.8"),
-        (3.267, "3.2"),
-        (0.1, "0.0"),
-        (0.3, "0.4"),
-        (0.5, "0.4"),
-        (0.7, "0.8"),
-        (2.5, "2.4"),
-        (2.7, "2.8"),
-        (2.9, "2.8"),
-        (4.9, "4.8"),
-    )
-    def test_number_text_by_hand(self, value, expected):
-        self.assertEqual(number_text(float(value), 0.2), expected)
 
     def test_every_score_to_three_decimals_as_numpy_rounds_it_from_a_tsv_and_from_the_hub(self):
         differs_in_float64 = 0

@@ -175,12 +175,6 @@ class RepositoryTest(parameterized.TestCase):
             differ = min(max(len(own - other), len(other - own)) for other in trained)
             self.assertGreater(differ, 2, message)
 
-    def test_issues_ask_for_run_json(self):
-        forms = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")]
-        self.assertLen(forms, 2)
-        for form in forms:
-            self.assertTrue(any("run.json" in part["attributes"]["label"] for part in form["body"]), form["name"])
-
     def test_the_container_has_the_tested_environment(self):
         lines = text("Dockerfile").splitlines()
         self.assertLessEqual(len(lines), 10)

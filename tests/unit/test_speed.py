@@ -1,7 +1,5 @@
 """Tests of foundry/runs/speed.py: what is chosen for which machine as a table, and that flags and a resumed run win."""
 
-import contextlib
-import io
 import math
 import multiprocessing
 import os
@@ -12,7 +10,6 @@ from absl.testing import parameterized
 from helpers import OVERRIDES, SHAPE, argv_of, run_main, sentences
 from transformers import LongT5Config
 
-import fine_tune_t5
 import pre_train_t5
 from benchmarks.measure import parameter_shapes
 from foundry.arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
@@ -187,12 +184,6 @@ class ChoiceTest(parameterized.TestCase):
         found = {choice.name: choice for choice in choose(find_gpu(args), job, args, Launcher())}["micro-batch"]
         self.assertEqual(found.value, micro_batch)
         self.assertEqual("cannot accumulate gradients" in found.reason, mode is not None)
-
-    def test_a_model_too_large_keeps_the_batch(self):
-        config = build_config("t5-v1_1-xl", None)
-        found = chosen("t4", config=config, weights=parameter_shapes(config))["micro-batch"]
-        self.assertEqual(found.value, (32, 4))
-        self.assertIn("one sequence is too much for 16 GB", found.reason)
 
     @parameterized.parameters("adamw_torch", "muon")
     def test_frozen_weights_have_neither_gradient_nor_state(self, optim):
@@ -403,15 +394,6 @@ class AppliedTest(parameterized.TestCase):
         precision.assert_called_once_with("high")
         allocator.assert_called_once_with("expandable_segments:True")
         self.assertIn("micro-batch 128 x 1", decided.described)
-
-    def test_the_recipe_of_the_demo_is_not_eager_float32_on_a_gpu(self):
-        """Its recipe said attn_implementation: eager, for CPUs."""
-        for script, flags in ((pre_train_t5, []), (fine_tune_t5, ["--config_name", "tiny"])):
-            recipe = str(script.DEFAULT_RECIPE)
-            with contextlib.redirect_stdout(io.StringIO()):
-                model_args, *_, args = script.parse_flags([recipe, *flags, "--report_to", "none"])[:3]
-            self.assertIsNone(model_args.attn_implementation)
-            self.assertNotIn("bf16", args.given)
 
     def test_data_workers_live_as_long_as_the_run(self):
         """They ignore SIGTERM: kept for the next epoch, they would keep the process from ending."""

@@ -193,15 +193,6 @@ class StructureTest(parameterized.TestCase):
     def test_constants_need_the_standard_library_only(self):
         self.assertEmpty(imported(sources()["constants"]) - sys.stdlib_module_names)
 
-    def test_folders_of_scripts_import_no_scripts(self):
-        scripts = {name for name, tree in sources().items() if is_script(tree)}
-        for path in ROOT.glob("foundry/corpora/*.py"):
-            self.assertEmpty(imported(ast.parse(path.read_text())) & scripts, path.name)
-
-    def test_the_root_lists_the_scripts_and_what_they_share(self):
-        root = [name for name in FILES if "." not in name]
-        self.assertLessEqual(len(root), 8, ", ".join(root))
-
     @parameterized.parameters(*FILES)
     def test_every_module_says_what_it_is(self, name):
         docstring = ast.get_docstring(sources()[name]) or ""

@@ -19,7 +19,6 @@ import experiments.fused_attention.attention
 import experiments.fused_attention.kernel_choice
 from data_collator_t5 import shift_right
 from experiments.fused_attention import bias_gradient, library
-from experiments.fused_attention.attention import t5_fused_attention, t5_fused_mask
 from experiments.fused_attention.kernel_choice import attention, use_attention_kernel
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.attentions import attention_names
@@ -162,15 +161,6 @@ class OperatorTest(parameterized.TestCase):
             for ours in (first, second):
                 self.assertLess((ours - truth).abs().max() / truth.abs().max(), 0.02)
 
-    def test_the_gradient_of_a_float32_bias_of_bfloat16_queries_is_float32(self):
-        (q, k, v, bias), grad = inputs(20, 20, dtype=torch.bfloat16)
-        wide = bias.detach().float().requires_grad_()
-        (found,) = torch.autograd.grad(attention(q, k, v, wide, None, False, 1.0)[0], wide, grad)
-        self.assertEqual(found.dtype, torch.float32)
-        exact = [t.detach().double().requires_grad_() for t in (q, k, v, bias)]
-        (truth,) = torch.autograd.grad(eager(*exact, None, False, 1.0), exact[3:], grad.double())
-        self.assertLess((found - truth).abs().max() / truth.abs().max(), 0.01)
-
 
 class ChoiceTest(parameterized.TestCase):
     def setUp(self):
@@ -189,16 +179,6 @@ class ChoiceTest(parameterized.TestCase):
     def test_says_once_what_it_took(self):
         self.assertRegex(self.run_once(), "attention: flash_cpu on cpu float64, .*; gradient of the bias by torch\n")
         self.assertEqual(self.run_once(), "")
-
-    def test_a_logsumexp_off_by_little_is_passed_over(self):
-        """It is a factor of exp(error) in d(bias), however large the logsumexp itself."""
-
-        def forward(*args):
-            out, lse = library.KERNELS["torch"].forward(*args)
-            return out, lse + 1e-6
-
-        with mock.patch.dict(library.KERNELS, flash_cpu=library.KERNELS["flash_cpu"]._replace(forward=forward)):
-            self.assertIn("passed over: flash_cpu: its logsumexp at 6 x 6 is off by 1e-06", self.run_once())
 
     @parameterized.named_parameters(
         ("not_a_number", lambda x: x * float("nan")), ("off", lambda x: x * 1.01), ("none", None)
@@ -229,12 +209,6 @@ class ChoiceTest(parameterized.TestCase):
             use_attention_kernel("flash").__enter__()
         self.assertIn("flash_cpu", self.run_once())
 
-    def test_a_missing_triton_is_named(self):
-        refusal = self.assertRaisesRegex(ValueError, "the package triton is not installed")
-        kernels = experiments.fused_attention.kernel_choice
-        with mock.patch.object(kernels, "triton_is_installed", lambda: False), refusal:
-            use_attention_kernel(bias_gradient="triton").__enter__()
-
     @parameterized.parameters((64, 64), (192, 128), (128, 704))
     def test_cudnn_is_not_trusted_where_it_gives_nan(self, queries, keys):
         q, k = (mock.Mock(is_cuda=True, shape=(2, n, 2, 64)) for n in (queries, keys))
@@ -245,13 +219,6 @@ class ChoiceTest(parameterized.TestCase):
         torch.use_deterministic_algorithms(True)
         self.addCleanup(torch.use_deterministic_algorithms, False)
         self.assertIn("not deterministic", library.KERNELS["cudnn"].refuses(bias_gradient.Inputs(q, q, q)))
-
-    def test_rows_of_an_aligned_bias(self):
-        for keys in (1, 16, 114, 512):
-            bias = torch.randn(1, 2, 3, keys)
-            rows = library.aligned_rows(bias)
-            self.assertTrue(torch.equal(rows, bias))
-            self.assertEqual((rows.stride(-1), rows.stride(-2) % library.ALIGNMENT), (1, 0))
 
 
 def tiny(implementation: str, config: type = T5Config, **changes):
@@ -351,24 +318,6 @@ class ModelTest(parameterized.TestCase):
             self.assertAlmostEqual(loss, results[0][0], delta=1e-12)
             self.assert_same(found, results[0][1])
 
-    def test_the_bias_is_shared_by_all_layers(self):
-        """Cut out of every layer but the first, its gradient is another: the sum over layers is what is compared."""
-        examples = batch(12, 5, padded=False)
-        name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        model = tiny("t5_fused")
-        whole = gradients(model, model(**examples, use_cache=False).loss)[name]
-        true_attention = t5_fused_attention
-
-        def first_layer_only(module, *args, position_bias=None, **kwargs):
-            if module.layer_idx > 0 and position_bias is not None:
-                position_bias = position_bias.detach()
-            return true_attention(module, *args, position_bias=position_bias, **kwargs)
-
-        experiments.fused_attention.attention.AttentionInterface.register("t5_fused", first_layer_only)
-        self.addCleanup(experiments.fused_attention.attention.AttentionInterface.register, "t5_fused", true_attention)
-        first = gradients(model, model(**examples, use_cache=False).loss)[name]
-        self.assertGreater((whole - first).abs().max(), 1e-3 * whole.abs().max())
-
     @parameterized.parameters(True, False)
     def test_gradient_checkpointing(self, use_reentrant):
         examples = batch(14, 6, padded=True)
@@ -394,22 +343,6 @@ class ModelTest(parameterized.TestCase):
             found = gradients(model, compiled(**examples, use_cache=False).loss)
         self.assertLen(graphs, 1)
         self.assert_same(found, gradients(plain, plain(**examples, use_cache=False).loss))
-
-    def test_compiled_without_padding_no_mask_is_made(self):
-        """A mask, even of nothing but True, would cost a bias for every example in every layer."""
-        torch._dynamo.reset()
-        seen = []
-        true_attention = t5_fused_attention
-
-        def watch(module, query, key, value, attention_mask, **kwargs):
-            seen.append(attention_mask)
-            return true_attention(module, query, key, value, attention_mask, **kwargs)
-
-        experiments.fused_attention.attention.AttentionInterface.register("t5_fused", watch)
-        self.addCleanup(experiments.fused_attention.attention.AttentionInterface.register, "t5_fused", true_attention)
-        model = tiny("t5_fused", num_layers=1, num_decoder_layers=1)
-        torch.compile(model, backend="eager")(**batch(9, 4, padded=False), use_cache=False)
-        self.assertEqual(seen, [None] * 3)
 
     def test_dropout_goes_to_sdpa_and_says_so_once(self):
         experiments.fused_attention.attention._handed_over.clear()
@@ -449,19 +382,6 @@ class ModelTest(parameterized.TestCase):
                 again = load_model(folder, name).eval()
                 self.assertEqual(again.config._attn_implementation, name)
                 torch.testing.assert_close(again(input_ids=ids, decoder_input_ids=ids).logits, expected)
-
-    def test_padding_masks_stay_small(self):
-        padding = torch.tensor([[True, True, False], [True, True, True]])
-        both_ways = experiments.fused_attention.attention.bidirectional_mask_function
-        mask = t5_fused_mask(2, 5, 3, mask_function=both_ways, attention_mask=padding, allow_is_causal_skip=False)
-        self.assertEqual(mask.shape, (2, 1, 1, 3))
-        self.assertTrue(torch.equal(mask[:, 0, 0], padding))
-        for nothing in (None, torch.ones(2, 3, dtype=torch.bool)):
-            options = dict(attention_mask=nothing, allow_is_bidirectional_skip=True)
-            self.assertIsNone(t5_fused_mask(2, 5, 3, mask_function=both_ways, **options))
-        self.assertIsNone(t5_fused_mask(2, 5, 5))
-        later = t5_fused_mask(2, 2, 4, q_offset=2)  # a step of generation sees what came before it
-        self.assertEqual(later[0, 0].tolist(), [[True, True, True, False], [True] * 4])
 
 
 @absltest.skipUnless(torch.cuda.is_available(), "no GPU")

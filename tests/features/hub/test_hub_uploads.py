@@ -33,10 +33,16 @@ import pre_train_t5
 from constants import DATASET_VALS
 from features import FORMATS
 from features.hub import uploads
-from features.hub.model_cards import _example, hub_task, model_card
+from features.hub.model_cards import hub_task, model_card
 from foundry.common.whole_folders import checkpoints_of
 from foundry.publishing.exports import Format
-from foundry.publishing.records import first_entry
+
+
+def card_of(arguments: dict, results: dict | None = None, name: str = "me/mine", more: tuple = (), **record) -> str:
+    """The card of the workspace's model, whose run had these arguments."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
+    record = dict(run=dict(arguments=arguments), results=results or {}, metrics=[]) | record
+    return model_card(name, record, model, *more)
 
 
 class CardTest(test_export_checkpoint.TestCase):
@@ -105,13 +111,12 @@ class CardTest(test_export_checkpoint.TestCase):
 
     def test_texts_of_the_run_stay_texts(self):
         """A run.json may come with a checkpoint from anywhere."""
-        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
         hostile = "`[free](https://example.com) | <img src=x onerror=alert(1)>\n\n# Title\n```"
         arguments = dict(benchmark="own", dataset_name=f"a{hostile}", source_prefix=hostile, optim=hostile)
         run = dict(arguments=arguments, versions=dict(torch=hostile), git=dict(commit=hostile))
         run |= dict(hardware=dict(gpus=1, gpu_name=hostile))
         metrics = [{"step": 1, "seconds": 1.0, f"eval_{hostile}": 0.5}]
-        card = model_card("me/mine", dict(run=run, results={}, metrics=metrics), model)
+        card = card_of({}, run=run, metrics=metrics)
         body = card.split("---\n", 2)[2]
         code = body.split("```python\n")[1].split("\n```\n")[0]
         compile(code, "README.md", "exec")
@@ -122,12 +127,10 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertEqual(len(re.findall(r"(?<!\\)\|", table[0])), 3, "one cell")
 
     def test_of_a_fine_tuned_model(self):
-        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
         arguments = dict(benchmark="glue", dataset_name="cola", model_name_or_path="google/t5-v1_1-base", seed=7)
-        record = dict(
-            run=dict(arguments=arguments), results=dict(eval_matthews_correlation=0.5, eval_loss=1.0), metrics=[]
-        )
-        card = model_card("me/cola", record, model, {"sentence_transformers": {"max_seq_length": 77}})
+        results = dict(eval_matthews_correlation=0.5, eval_loss=1.0)
+        more = ({"sentence_transformers": {"max_seq_length": 77}},)
+        card = card_of(arguments, results, "me/cola", more)
         self.assertIn("Texts are cut at 77 tokens (`max_seq_length` of `sentence_bert_config.json`).", card)
         self.assertIn("parameters, fine-tuned on `glue/cola`. Made with", card)
         self.assertIn('tokenizer("cola sentence: ...", return_tensors="pt")', card)
@@ -138,10 +141,8 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertEqual(result["metrics"][0]["value"], 0.5)
 
     def test_a_prefix_with_quotes_is_valid_python(self):
-        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
         arguments = dict(benchmark="own", dataset_name="pairs", source_column=["a"], target_column=["b"])
-        run = dict(arguments=arguments | dict(train_file=["x.csv"], source_prefix='As in "Emma"\n: '))
-        card = model_card("me/mine", dict(run=run, results={}, metrics=[]), model)
+        card = card_of(arguments | dict(train_file=["x.csv"], source_prefix='As in "Emma"\n: '))
         self.assertIn(r'inputs = tokenizer("As in \"Emma\"\n: ...", return_tensors="pt")', card)
 
     @parameterized.parameters(
@@ -164,14 +165,8 @@ class CardTest(test_export_checkpoint.TestCase):
         ),
     )
     def test_data_sets_are_those_of_the_hub(self, arguments, named, text):
-        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
-        card = model_card(
-            "me/mine",
-            dict(
-                run=dict(arguments=arguments, local=arguments.pop("local", [])), results=dict(eval_bleu=1.0), metrics=[]
-            ),
-            model,
-        )
+        run = dict(local=arguments.pop("local", []), arguments=arguments)
+        card = card_of(arguments, dict(eval_bleu=1.0), run=run)
         self.assertEqual(yaml.safe_load(card.split("---")[1]).get("datasets"), named)
         self.assertIn(text or "## Training", card)
         self.assertNotIn("mine/", card.replace("me/mine", ""))
@@ -183,12 +178,13 @@ class CardTest(test_export_checkpoint.TestCase):
         ("glue", "all", "cola sentence: ..."),
         ("glue", "super_glue/rte", "rte hypothesis: ... premise: ..."),
         ("own", "pairs", "tell: ..."),  # columns that only the rows tell
+        ("summarization", "cnn_dailymail", "summarize: ..."),
+        ("question_answering", "squad", "question: ... context: ..."),
         ("gone", "task", "..."),
     )
     def test_the_example_is_what_the_first_task_reads(self, benchmark, name, text):
-        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
         arguments = dict(benchmark=benchmark, dataset_name=name, train_file=["x.csv"], source_prefix="tell: ")
-        card = model_card("me/mine", dict(run=dict(arguments=arguments), results={}, metrics=[]), model)
+        card = card_of(arguments)
         self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
 
     @parameterized.parameters(
@@ -198,9 +194,7 @@ class CardTest(test_export_checkpoint.TestCase):
         ("gone", "gone", "The cat <extra_id_0> on the <extra_id_1>.", "marks a gap"),
     )
     def test_of_each_objective(self, objective, name, text, explained):
-        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
-        arguments = dict(max_steps=4) | ({"objective": objective} if objective else {})
-        card = model_card("me/mine", dict(run=dict(arguments=arguments), results={}, metrics=[]), model)
+        card = card_of(dict(max_steps=4) | ({"objective": objective} if objective else {}))
         self.assertIn(f"parameters, pre-trained with `{name}`. Made with", card)
         self.assertIn(f"- {name.replace('_', '-')}\n", card)
         self.assertIn(f'inputs = tokenizer("{text}", return_tensors="pt")', card)
@@ -233,17 +227,8 @@ class CardTest(test_export_checkpoint.TestCase):
 
     def test_runs_upload_whole_checkpoints_and_end_with_the_card(self):
         with FakeHub() as hub:
-            _, printed, _ = self.train(
-                "--push_to_hub",
-                "--hub_model_id",
-                "me/run",
-                "--hub_strategy",
-                "all_checkpoints",
-                "--save_steps",
-                1,
-                "--save_total_limit",
-                1,
-            )
+            flags = "--push_to_hub --hub_model_id me/run --hub_strategy all_checkpoints --save_steps 1"
+            _, printed, _ = self.train(*flags.split(), "--save_total_limit", 1)
         self.assertIn("uploaded to", printed)
         *steps, last = hub.commits
         whole = {name.split("/")[0] for commit in steps for name in commit["files"] if "/" in name}
@@ -431,11 +416,10 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertRegex(error, "--push_to_hub a/b/c: ")
 
     def test_the_search_of_an_engine_is_shown(self):
-        model = AutoModelForSeq2SeqLM.from_pretrained(workspace() / "whole")
         compared = dict(texts=3, same_tokens=3, near_ties=0, largest_difference=1e-6, tolerance=1e-3)
         search = {"beam_size": 3, "length_penalty": 0.5, "patience": 8}
         found = {"huggingface": compared, "ctranslate2": compared | dict(search=search, same_beams=2)}
-        card = model_card("me/mine", dict(run={}, results={}, metrics=[]), model, found)
+        card = card_of({}, more=(found,), run={})
         self.assertIn("translate_batch([pieces], beam_size=3, length_penalty=0.5, patience=8)", card)
         self.assertIn("With this search, 2 of 3 texts are the same as with transformers' beam search", card)
 
@@ -450,13 +434,3 @@ class TaskOfCardTest(parameterized.TestCase):
     )
     def test_tasks_that_the_hub_has(self, task, entry, expected):
         self.assertEqual(hub_task(task, entry), expected)
-
-    @parameterized.parameters(
-        ("glue", "rte", "rte sentence1: ... sentence2: ..."),
-        ("summarization", "cnn_dailymail", "summarize: ..."),
-        ("question_answering", "squad", "question: ... context: ..."),
-        ("glue", "cola,rte", "cola sentence: ..."),
-    )
-    def test_a_card_shows_what_the_model_reads(self, benchmark, name, expected):
-        entry = first_entry((benchmark, name), {})
-        self.assertEqual(_example((benchmark, name), entry, "<extra_id_{}>", {}), expected)
