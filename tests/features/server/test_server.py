@@ -281,7 +281,6 @@ class ServerTest(TestCase):
                 ({"prompt": []}, 400, "prompt: is an empty list"),
                 ({"prompt": [[1, 2]]}, 400, "prompt: must be"),
                 ({"prompt": {"text": ["a"]}}, 400, "prompt: text must be a text or a number"),
-                ({"prompt": "a", "n": "2"}, 400, "n: Input should be a valid integer"),
                 ({"prompt": "a", "n": 2}, 400, "n 2: the server finds 1 answers to a text"),
                 ({"prompt": "a", "temperature": 3}, 400, "temperature: Input should be less than or equal to 2"),
                 ({"prompt": "a", "temperature": 1e-30}, 400, "temperature 1e-30: must be 0, or 0.01 to 2"),
@@ -289,11 +288,8 @@ class ServerTest(TestCase):
                 ({"prompt": "a", "top_p": 0.5}, 400, "top_p 0.5: is for drawn answers"),
                 ({"prompt": "a", "stop": [""]}, 400, "stop: String should have at least 1 character"),
                 ({"prompt": "a", "stop": list("abcde")}, 400, "stop: List should have at most 4 items"),
-                ({"prompt": "a", "stop": 3}, 400, "stop: Input should be a valid list"),
-                ({"prompt": "a", "logprobs": 5}, 400, "logprobs: Input should be less than or equal to 1"),
                 ({"prompt": "a", "logprobs": 1, "stream": True}, 400, "stream: goes with neither"),
                 ({"prompt": "a", "probabilities": True}, 400, "probabilities: the model's task has no classes"),
-                ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
                 ({"prompt": "a", "file": "/etc/passwd"}, 400, "file: Extra inputs are not permitted"),
                 ({"prompt": "yes no " * 40}, 400, r"prompt: has \d+ tokens, and the model reads at most 8"),
                 ({"prompt": ["a"] * 5}, 400, "prompt: makes 5 texts, and at most 4 can wait"),
@@ -450,16 +446,6 @@ class ServerTest(TestCase):
                 self.assertEqual(first.result() + second.result(), plain_answers(TEXTS[:2]))
         self.assertEqual(it.service.counters.requests, {200: 2, 429: 1, 499: 1, 503: 1})
         self.assertEqual(sum(it.service.counters.seconds.counts), 2)
-
-    def test_a_model_that_fails_is_told_and_the_next_request_answered(self):
-        with served("--model_name_or_path", self.model) as it:
-            batches, engine = it.service.batches, it.service.batches.engine
-            batches.engine = engine._replace(find=mock.Mock(side_effect=RuntimeError("no memory")))
-            with mock.patch("traceback.print_exc") as printed:
-                self.assertEqual(it.ask("/v1/completions", {"prompt": "a"})[0], 500)
-            printed.assert_called_once()
-            batches.engine = engine
-            self.assertEqual(it.texts(prompt=TEXTS[0]), plain_answers(TEXTS[:1]))
 
     @parameterized.parameters(dict(stream=True), dict(stop=["no such text"]), dict(logprobs=1))
     def test_what_is_decoded_grows_with_the_answer(self, **body):

@@ -29,7 +29,7 @@ from constants import DATASET_VALS
 from features.streams import TaskStreams, blocks
 from features.streams import lanes as streams
 from features.streams.blocks import FileCorpus, Piece, hub_corpora
-from features.streams.lanes import Lane, StreamDataset, StreamLoader, one_by_one, packed
+from features.streams.lanes import StreamDataset, StreamLoader, one_by_one, packed
 from features.streams.streamed_tasks import StreamedTask, stream_of_rows
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
@@ -165,9 +165,9 @@ class OnceTest(TestCase):
         of_ranks = [self.stream(rank=r, ranks=ranks) for r in range(ranks)]
         self.assertEqual(self.examples(of_ranks, workers, batches=84 // ranks), alone)
 
-    @parameterized.product(kind=(*WRITERS, "hub"), ranks=(1, 2))
-    def test_every_kind_of_source(self, kind, ranks):
-        found = self.one_pass([self.stream(kind, r, ranks, buffer=1) for r in range(ranks)], ranks - 1)
+    @parameterized.parameters(*WRITERS, "hub")
+    def test_every_kind_of_source(self, kind):
+        found = self.one_pass([self.stream(kind, rank, ranks=2, buffer=1) for rank in range(2)], workers=1)
         self.assertCountEqual(found.values(), range(EXAMPLES))
 
     def test_each_pass_has_every_example_once_in_another_order(self):
@@ -188,7 +188,7 @@ class OnceTest(TestCase):
         self.assertNotEqual(shuffled, unshuffled)
         self.assertCountEqual(shuffled[23::24][:40], unshuffled[23::24][:40])  # four buffers of the last lane
 
-    @parameterized.parameters(1, 2, 3, 4, 6, 8, 12, 24)
+    @parameterized.parameters(1, 3, 8, 24)
     def test_ranks_have_lanes_of_their_own(self, ranks):
         lanes = [set(self.stream(rank=r, ranks=ranks).own_lanes) for r in range(ranks)]
         self.assertEqual(set().union(*lanes), set(range(24)))
@@ -203,7 +203,7 @@ class OnceTest(TestCase):
 
 
 class ResumeTest(TestCase):
-    @parameterized.product(kind=(*WRITERS, "hub"), workers=(0, 2))
+    @parameterized.parameters(*((kind, 0) for kind in (*WRITERS, "hub")), ("text", 2), ("hub", 2))
     def test_goes_on_at_the_exact_example_without_replaying(self, kind, workers):
         whole = self.stream(kind)
         rows_before = count_rows(whole)
@@ -222,23 +222,7 @@ class ResumeTest(TestCase):
             self.assertLessEqual(rows_after[0], most)
             self.assertGreater(rows_before[0], 840)
 
-    @parameterized.parameters((1, 2), (2, 1), (2, 3), (4, 2), (3, 4))
-    def test_another_number_of_ranks_goes_on_with_the_same_examples(self, before, after):
-        size = 48
-        streams = [self.stream(rank=r, ranks=before, batch=size // before) for r in range(before)]
-        states = []
-        for stream in streams:
-            loader = StreamLoader(stream, list, 0)
-            list(itertools.islice(loader, 11))
-            states.append(json.loads(json.dumps(loader.state)))
-        resumed = [self.stream(rank=r, ranks=after, batch=size // after) for r in range(after)]
-        for stream in resumed:
-            stream.resume(save(self.folder / "checkpoint", *states))
-        found = self.examples(resumed, batches=5)
-        whole = self.examples([self.stream(batch=size)], batches=16)
-        self.assertEqual(found, {n: text for n, text in whole.items() if n >= 11 * size})
-
-    @parameterized.product(ranks=(1, 2, 3, 4, 5, 6, 7, 8, 64), workers=tuple(range(9)))
+    @parameterized.product(ranks=(1, 2, 3, 5, 8, 64), workers=(0, 1, 3, 8))
     def test_any_place_goes_on_under_any_number_of_ranks_and_workers(self, ranks, workers):
         """Of lanes that only give numbers: all processes together take the next examples, each once."""
 
@@ -545,16 +529,6 @@ class UnitsTest(TestCase):
         with self.assertRaisesRegex(ValueError, "a.jsonl, .*: its weight, 0.0001 of all, gives none of 4,096 examples"):
             StreamDataset.of_run(corpora, list, args, 1, weights=[0.9999, 0.0001])
 
-    def test_lanes_fill_their_buffers_at_different_times(self):
-        stream = self.stream(buffer=480)
-        lanes = [Lane(stream.sources[0], lane) for lane in range(stream.lanes)]
-        for lane in lanes:
-            lane.take(0)
-        self.assertEqual([len(lane.buffer) for lane in (lanes[0], lanes[11], lanes[23])], [1, 10, 20])
-        for lane in lanes:
-            lane.take(25)
-        self.assertEqual({len(lane.buffer) for lane in lanes}, {20})
-
 
 class SimulationTest(TestCase):
     def simulated(self, ranks: int, workers: int, megabytes: float) -> dict:
@@ -575,9 +549,9 @@ class SimulationTest(TestCase):
         self.assertEqual(found["ranks_that_read_each_row"], 5)
         self.assertGreater(found["characters_tokenised"], 2)
 
-    @parameterized.parameters(*itertools.product((1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 27, 32, 36, 48, 54, 64)))
-    def test_of_a_large_text_each_rank_has_its_own_lanes(self, ranks):
-        self.assertEqual(readers_of(ranks), 1)
+    def test_of_a_large_text_each_rank_has_its_own_lanes(self):
+        usual = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 27, 32, 36, 48, 54, 64)
+        self.assertEqual({readers_of(ranks) for ranks in usual}, {1})
 
 
 class LanesTest(parameterized.TestCase):
@@ -745,13 +719,9 @@ class ScriptTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("steps", "fine_tune", "--max_steps -1", "--streaming needs --max_steps"),
-        ("steps_2", "pre_train", "--max_steps -1", "--streaming needs --max_steps"),
-        ("buffer", "fine_tune", "--shuffle_buffer_size 0", "--shuffle_buffer_size 0: must be at least 1"),
         ("limit", "fine_tune", "--max_train_samples 5", "--max_train_samples 5: which rows of a stream come first"),
         ("order", "fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
         ("not", "fine_tune", "--streaming false", "--shuffle_buffer_size 64: needs --streaming"),
-        ("files", "fine_tune", "--train_file no/such", "--train_file no/such: no such file"),
-        ("piece", "fine_tune", "--max_piece_length 0", "--max_piece_length 0: must be at least 1 character"),
         (
             "share",
             "pre_train",
