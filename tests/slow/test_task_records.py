@@ -23,11 +23,9 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import predict_t5
-from foundry.arguments.task import TaskArguments
 from foundry.common.whole_folders import MANIFEST
 from foundry.corpora.tokenizers import load_tokenizer
 from tasks.task_records import recorded_flags, task_record
-from tasks.tasks import Tasks
 
 SHAPE = dict(d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=1, num_decoder_layers=1)
 FILES = {"train": "train.jsonl", "validation": "dev.jsonl"}
@@ -386,23 +384,6 @@ class RecordTest(parameterized.TestCase):
         (Path(folder) / "task.json").write_text(json.dumps(record))
         values = dict(benchmark="builtin", dataset_name="package_topic", split=None, do_predict=False) | given
         self.assertEqual(recorded_flags(folder, values, set(given)), expected)
-
-    @parameterized.parameters(
-        # what is recorded, what is given, which recorded flags stay
-        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="alpaca"), ""),
-        (dict(record_shape="alpaca"), dict(source_column=["q"], target_column=["a"]), ""),
-    )
-    def test_a_given_shape_replaces_recorded_columns(self, recorded, given, stay):
-        """The flags together are accepted: three refusals led in a circle."""
-        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        rows = [dict(prompt="p", chosen="c", rejected="r", instruction="i", output="o", q="q", a="x", b="b")]
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        record = dict(benchmark="own", dataset_name="pairs", validation_file=[str(folder / "rows.jsonl")])
-        (folder / "task.json").write_text(json.dumps(record | recorded))
-        values = dict(benchmark=None, dataset_name=None, split=None, do_predict=False) | given
-        flags = recorded_flags(str(folder), values, set(given))
-        self.assertSameElements(flags.keys() - record.keys(), stay.split())
-        Tasks.of_flags(TaskArguments(**flags, **given))
 
     def test_labels_that_are_scored_need_no_flags_of_generation(self):
         args = (

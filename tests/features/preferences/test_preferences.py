@@ -7,7 +7,6 @@ import json
 import tempfile
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock, skipUnless
 
@@ -495,6 +494,8 @@ class RecordsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         # what is recorded, what is given, which recorded flags stay
+        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="alpaca"), ""),
+        (dict(record_shape="alpaca"), dict(source_column=["q"], target_column=["a"]), ""),
         (dict(source_column=["q"], target_column=["a"]), dict(preference="dpo"), ""),
         (dict(source_column=["q"], target_column=["a"]), dict(record_shape="preference", preference="dpo"), ""),
         (
@@ -523,7 +524,7 @@ class RecordsTest(parameterized.TestCase):
     )
     def test_a_given_shape_or_preference_replaces_recorded_flags(self, recorded, given, stay):
         """The flags together are accepted: three refusals led in a circle."""
-        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        folder = self.folder
         rows = [dict(prompt="p", chosen="c", rejected="r", instruction="i", output="o", q="q", a="x", b="b")]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         record = dict(benchmark="own", dataset_name="pairs", validation_file=[str(folder / "rows.jsonl")])

@@ -535,9 +535,8 @@ class SimulationTest(TestCase):
         with mock.patch.multiple(streams, LANES=48, LANE_BYTES=2**16), mock.patch.object(blocks, "BLOCK_BYTES", 2**13):
             return simulated(self.folder, ranks, workers, files=5, megabytes=megabytes)
 
-    @parameterized.parameters((1, 8), (6, 4))
-    def test_nothing_is_read_or_tokenised_twice(self, ranks, workers):
-        found = self.simulated(ranks, workers, 16)
+    def test_nothing_is_read_or_tokenised_twice(self):
+        found = self.simulated(6, 4, 16)
         self.assertEqual(found["lanes"], 48)
         self.assertLess(found["rows_read"], 1.1)
         self.assertLess(found["characters_tokenised"], 1.1)
@@ -690,8 +689,8 @@ class ScriptTest(parameterized.TestCase):
 
     @parameterized.parameters(0, 1)
     def test_a_broken_row_far_inside_ends_in_one_line(self, workers):
-        text = (self.workspace / "text.txt").read_bytes()
-        (self.folder / "broken.txt").write_bytes(text + b"caf\xe9 fermecat.\n")
+        lines = (self.workspace / "text.txt").read_bytes().splitlines(keepends=True)[:500]
+        (self.folder / "broken.txt").write_bytes(b"".join(lines) + b"caf\xe9 fermecat.\n")
         flags = f"--train_file {self.folder}/broken.txt --max_steps 500 --save_strategy no --eval_strategy no "
         flags += f"--shuffle_buffer_size 100000 --dataloader_num_workers {workers}"
         text = self.run_script("fine_tune", flags, code=2)
@@ -701,7 +700,7 @@ class ScriptTest(parameterized.TestCase):
         )
         self.assertNotIn("Traceback", text)
 
-    @parameterized.product(script=("pre_train", "fine_tune"), workers=(0, 1))
+    @parameterized.parameters(("pre_train", 0), ("fine_tune", 1))
     def test_a_stream_that_breaks_off_loses_nothing(self, script, workers):
         items = StreamDataset.items
 
